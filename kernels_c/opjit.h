@@ -1,0 +1,598 @@
+/*
+ * opjit.h - write a torch operator in plain C.
+ *
+ * An op is a schema in op.py and one C function. opjit generates the function's prototype from the
+ * schema, compiles your file behind it, and registers the result with torch:
+ *
+ *     schema     scale(Tensor x, float a) -> Tensor
+ *
+ *     scale.c    #include "opjit.h"
+ *
+ *                opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+ *                {
+ *                    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "scale takes float32, not %s", opjit_dtype_name(x->dtype));
+ *                    OPJIT_CHECK(x->contiguous, "scale takes a contiguous tensor; call .contiguous() on it");
+ *                    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+ *                    const float *from = x->data;
+ *                    float *to = out->data;
+ *                    for (int64_t i = 0; i < x->numel; i++)
+ *                        to[i] = (float)a * from[i];
+ *                    return OPJIT_OK;
+ *                }
+ *
+ * The function is named <op>_<backend>; scale_cuda in scale.cu takes a cudaStream_t as its last argument
+ * (see opjit_cuda.h). Arguments come in the schema's order, then one pointer for each result:
+ *
+ *     in the schema                      in C
+ *     Tensor, Tensor?                    const opjit_tensor *               NULL for None
+ *     Tensor(a!), Tensor(a!)?            opjit_tensor *                     NULL for None
+ *     int, SymInt  float  bool           int64_t  double  bool
+ *     str  ScalarType                    const char *  opjit_dtype
+ *     int? float? bool? ScalarType?      pointer to const                   NULL for None (str?: NULL too)
+ *     int[] float[] bool[] Tensor[]      const opjit_ints *, opjit_floats *, opjit_bools *, opjit_tensors *
+ *     -> Tensor  int  float  bool        opjit_tensor *  int64_t *  double *  bool *
+ *
+ * Memory: inputs are borrowed, outputs are handed over, scratch is freed after the call. You never free.
+ * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it
+ * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.
+ * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
+ * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
+ *
+ * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
+ *           8 half precision
+ *
+ * Valid as C11 and as C++17. The only state kept is the table of torch's dtype numbers (opjit_codes),
+ * written once before the op is registered.
+ */
+#ifndef OPJIT_H
+#define OPJIT_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "opjit_shim.h"
+
+#define OPJIT_UNUSED __attribute__((unused))
+#define OPJIT_MUST_USE __attribute__((warn_unused_result))
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 1. Dtypes                                                                                      */
+
+typedef enum opjit_dtype {
+    OPJIT_BOOL,
+    OPJIT_UINT8,
+    OPJIT_INT8,
+    OPJIT_INT16,
+    OPJIT_INT32,
+    OPJIT_INT64,
+    OPJIT_UINT16,
+    OPJIT_UINT32,
+    OPJIT_UINT64,
+    OPJIT_FLOAT16,
+    OPJIT_BFLOAT16,
+    OPJIT_FLOAT32,
+    OPJIT_FLOAT64,
+    OPJIT_COMPLEX64,
+    OPJIT_COMPLEX128,
+    OPJIT_OTHER_DTYPE, /* float8, quantized and whatever torch adds: refuse it, or look at nothing but its sizes */
+    OPJIT_DTYPE_COUNT = OPJIT_OTHER_DTYPE
+} opjit_dtype;
+
+/* torch's numbers for the dtypes above and for this binary's device; filled by opjit_register(). */
+typedef struct opjit_code_table {
+    int32_t dtype[OPJIT_DTYPE_COUNT];
+    unsigned char from_torch[128]; /* torch's dtype number -> opjit_dtype */
+} opjit_code_table;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern __attribute__((visibility("hidden"))) opjit_code_table opjit_codes;
+#ifdef __cplusplus
+}
+#endif
+
+/* The name as in Python, without "torch.": "float32". */
+OPJIT_UNUSED static const char *opjit_dtype_name(opjit_dtype dtype)
+{
+    static const char *const names[] = {"bool",   "uint8",  "int8",    "int16",    "int32",   "int64",
+                                        "uint16", "uint32", "uint64",  "float16",  "bfloat16", "float32",
+                                        "float64", "complex64", "complex128"};
+    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? names[dtype] : "an unsupported dtype";
+}
+
+/* Bytes of one element; 0 for OPJIT_OTHER_DTYPE. */
+OPJIT_UNUSED static size_t opjit_dtype_size(opjit_dtype dtype)
+{
+    static const unsigned char sizes[] = {1, 1, 1, 2, 4, 8, 2, 4, 8, 2, 2, 4, 8, 8, 16};
+    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? sizes[dtype] : 0;
+}
+
+OPJIT_UNUSED static bool opjit_is_floating(opjit_dtype dtype)
+{
+    return dtype >= OPJIT_FLOAT16 && dtype <= OPJIT_FLOAT64;
+}
+
+/* Integers and bool. */
+OPJIT_UNUSED static bool opjit_is_integral(opjit_dtype dtype)
+{
+    return dtype <= OPJIT_UINT64;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 2. Tensors                                                                                     */
+
+#define OPJIT_MAX_DIM 64 /* torch's own limit */
+
+/* A view of a torch tensor, valid for the length of the call. */
+typedef struct opjit_tensor {
+    void *data;              /* first element; may be NULL when numel is 0 */
+    int64_t numel;           /* number of elements */
+    int64_t dim;             /* number of dimensions, 0 for a scalar */
+    const int64_t *sizes;    /* dim entries */
+    const int64_t *strides;  /* dim entries, in elements */
+    opjit_dtype dtype;
+    int32_t device_type;     /* torch's number */
+    int32_t device_index;    /* -1 for the CPU */
+    bool contiguous;         /* in row-major order without gaps */
+    torch_tensor handle;     /* torch's tensor; NULL for an output that was not made yet */
+    struct opjit_call *call; /* the glue's own */
+} opjit_tensor;
+
+typedef struct opjit_ints {
+    const int64_t *data;
+    int64_t len;
+} opjit_ints;
+
+typedef struct opjit_floats {
+    const double *data;
+    int64_t len;
+} opjit_floats;
+
+typedef struct opjit_bools {
+    const bool *data;
+    int64_t len;
+} opjit_bools;
+
+typedef struct opjit_tensors {
+    const opjit_tensor *data;
+    int64_t len;
+} opjit_tensors;
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 3. Errors                                                                                      */
+
+/* An error carries its own text, so it can travel between threads; whoever stops passing it on frees it. */
+typedef struct opjit_error {
+    const char *file;
+    int line;
+    char text[2000];
+} opjit_error;
+
+typedef opjit_error *opjit_status;
+
+#define OPJIT_OK ((opjit_status)0)
+
+/* Stands in for an error when there is no memory to make one; never freed. */
+OPJIT_UNUSED static opjit_error opjit_no_memory = {__FILE__, __LINE__, "out of memory"};
+
+__attribute__((format(printf, 3, 4), cold, noinline)) OPJIT_UNUSED static opjit_status
+opjit_error_new(const char *file, int line, const char *format, ...)
+{
+    opjit_error *error = (opjit_error *)malloc(sizeof *error);
+    if (!error)
+        return &opjit_no_memory;
+    error->file = file;
+    error->line = line;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+OPJIT_UNUSED static void opjit_error_free(opjit_status status)
+{
+    if (status != &opjit_no_memory)
+        free(status);
+}
+
+/* Return an error from the function at hand: OPJIT_FAIL("x is %s", why). */
+#define OPJIT_FAIL(...) return opjit_error_new(__FILE__, __LINE__, __VA_ARGS__)
+
+/* ... unless the condition holds: OPJIT_CHECK(a > 0, "a must be positive, not %f", a). */
+#define OPJIT_CHECK(condition, ...) \
+    do { \
+        if (__builtin_expect(!(condition), 0)) \
+            OPJIT_FAIL(__VA_ARGS__); \
+    } while (0)
+
+/* Pass on the error of a function that returns opjit_status. */
+#define OPJIT_TRY(call_) \
+    do { \
+        opjit_status opjit_try_ = (call_); \
+        if (__builtin_expect(opjit_try_ != OPJIT_OK, 0)) \
+            return opjit_try_; \
+    } while (0)
+
+/* Pass on the error of a function of torch's C interface (opjit_shim.h). */
+#define OPJIT_TORCH(call_) \
+    do { \
+        if (__builtin_expect((call_) != 0, 0)) \
+            return opjit_torch_error(__FILE__, __LINE__, #call_); \
+    } while (0)
+
+/* torch keeps the text of its errors from 2.13 on; before, it prints them to stderr. */
+__attribute__((cold, noinline)) OPJIT_UNUSED static opjit_status opjit_torch_error(const char *file, int line,
+                                                                                  const char *what)
+{
+    const char *text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : NULL;
+    return opjit_error_new(file, line, "%s", text && *text ? text : what);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 4. Memory                                                                                      */
+
+/* What the glue frees when the call ends: a torch tensor, or host memory that starts after this header. */
+typedef struct opjit_block {
+    struct opjit_block *next;
+    torch_tensor tensor;
+} opjit_block;
+
+/* One call of an op. */
+typedef struct opjit_call {
+    opjit_block *blocks;
+    torch_guard guard;   /* of the device that was current before, where that is another one */
+    int32_t device_type; /* of every tensor argument; -1 until the first was seen */
+    int32_t device_index;
+} opjit_call;
+
+/* Host memory until the call ends, 16-byte aligned. */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory)
+{
+    opjit_block *block = (opjit_block *)malloc(sizeof *block + bytes);
+    if (!block)
+        return &opjit_no_memory;
+    block->next = call->blocks;
+    block->tensor = NULL;
+    call->blocks = block;
+    *memory = block + 1;
+    return OPJIT_OK;
+}
+
+/* Read a torch tensor's fields. The data pointer is asked for apart: writing may first need a copy (copy-on-write). */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_describe(opjit_tensor *view)
+{
+    torch_tensor tensor = view->handle;
+    int64_t *sizes, *strides;
+    int32_t dtype;
+    OPJIT_TORCH(aoti_torch_get_numel(tensor, &view->numel));
+    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
+    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
+    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
+    OPJIT_TORCH(aoti_torch_get_device_type(tensor, &view->device_type));
+    OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
+    OPJIT_TORCH(aoti_torch_is_contiguous(tensor, &view->contiguous));
+    view->sizes = sizes;
+    view->strides = strides;
+    view->dtype = (uint32_t)dtype < sizeof opjit_codes.from_torch ? (opjit_dtype)opjit_codes.from_torch[dtype]
+                                                                  : OPJIT_OTHER_DTYPE;
+    return OPJIT_OK;
+}
+
+/*
+ * Make an output with uninitialised elements, on the device of `like` (any tensor argument), with the given
+ * strides in elements; strides NULL means contiguous. Calling it twice for one output is an error.
+ */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim,
+                                                                    const int64_t *sizes, const int64_t *strides,
+                                                                    opjit_dtype dtype, const opjit_tensor *like)
+{
+    int64_t packed[OPJIT_MAX_DIM];
+    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
+    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
+    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
+                (long long)dim);
+    if (!strides) {
+        int64_t step = 1;
+        for (int64_t d = dim - 1; d >= 0; d--) {
+            packed[d] = step;
+            step *= sizes[d] > 1 ? sizes[d] : 1;
+        }
+        strides = packed;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides, opjit_codes.dtype[dtype], like->device_type,
+                                         like->device_index, &out->handle));
+    OPJIT_TRY(opjit_describe(out));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
+    return OPJIT_OK;
+}
+
+/* A contiguous output: opjit_empty(out, 2, (int64_t[]){n, m}, x->dtype, x). */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes,
+                                                            opjit_dtype dtype, const opjit_tensor *like)
+{
+    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
+}
+
+/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
+OPJIT_UNUSED static int opjit_stride_order(const opjit_tensor *t, int64_t a, int64_t b)
+{
+    if (t->strides[a] == 0 || t->strides[b] == 0)
+        return 0;
+    if (t->strides[a] != t->strides[b])
+        return t->strides[a] < t->strides[b] ? -1 : 1;
+    return t->sizes[a] > t->sizes[b] ? 1 : 0;
+}
+
+/*
+ * An output of the sizes of `like` and the strides that torch.empty_like would give it: dense, with the
+ * dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
+ */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like,
+                                                                 opjit_dtype dtype)
+{
+    if (like->contiguous)
+        return opjit_empty_strided(out, like->dim, like->sizes, NULL, dtype, like);
+    int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_DIM]; /* innermost first */
+    OPJIT_CHECK(like->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
+    for (int64_t d = 0; d < like->dim; d++)
+        order[d] = like->dim - 1 - d;
+    for (int64_t i = 1; i < like->dim; i++) {
+        for (int64_t j = i, k = i - 1; k >= 0; k--) {
+            int comparison = opjit_stride_order(like, order[k], order[j]);
+            if (comparison > 0) {
+                int64_t swapped = order[j];
+                order[j] = order[k];
+                order[k] = swapped;
+                j = k;
+            } else if (comparison < 0) {
+                break;
+            }
+        }
+    }
+    int64_t step = 1;
+    for (int64_t i = 0; i < like->dim; i++) {
+        strides[order[i]] = step;
+        step *= like->sizes[order[i]] > 1 ? like->sizes[order[i]] : 1;
+    }
+    return opjit_empty_strided(out, like->dim, like->sizes, strides, dtype, like);
+}
+
+/*
+ * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends (on CUDA in
+ * stream order, so a kernel that was launched may still use it). 0 bytes give a pointer that must not be read.
+ */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)
+{
+    const int64_t stride = 1;
+    void *header;
+    OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
+    OPJIT_TRY(opjit_host_block(like->call, 0, &header));
+    OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, opjit_codes.dtype[OPJIT_UINT8], like->device_type,
+                                         like->device_index, &like->call->blocks->tensor));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 5. Threads                                                                                     */
+
+typedef opjit_status opjit_range_body(int64_t begin, int64_t end, void *context);
+
+typedef struct opjit_range {
+    opjit_range_body *body;
+    void *context;
+    opjit_status error; /* the first one; set once, by compare-and-swap */
+} opjit_range;
+
+OPJIT_UNUSED static void opjit_range_run(int64_t begin, int64_t end, void *range_)
+{
+    opjit_range *range = (opjit_range *)range_;
+    opjit_status none = OPJIT_OK, error = range->body(begin, end, range->context);
+    if (error && !__atomic_compare_exchange_n(&range->error, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        opjit_error_free(error);
+}
+
+/*
+ * Call body(begin, end, context) on parts of the range that cover it, on torch's thread pool: in the caller's
+ * thread when the range is not longer than `grain` or when already inside a parallel region. The body runs in
+ * other threads: share through context, allocate nothing, return an error as anywhere. The first error is returned.
+ */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain,
+                                                                   opjit_range_body *body, void *context)
+{
+    opjit_range range = {body, context, OPJIT_OK};
+    if (begin >= end)
+        return OPJIT_OK;
+    if (end - begin <= grain)
+        return body(begin, end, context);
+    OPJIT_TORCH(torch_parallel_for(begin, end, grain, opjit_range_run, &range));
+    return range.error;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 6. Dtype dispatch                                                                              */
+
+/*
+ * C has no templates: the block is compiled once for each dtype, with `scalar_t` as its C type.
+ *
+ *     OPJIT_DISPATCH_FLOATING(x->dtype, "scale", {
+ *         const scalar_t *from = (const scalar_t *)x->data;
+ *         ...
+ *     });
+ *
+ * A dtype outside the set returns an error that names the op and the dtype. float16 and bfloat16 are storage
+ * types without arithmetic (section 8); give them a case of their own: OPJIT_CASE(OPJIT_FLOAT16, opjit_half, {...}).
+ */
+#define OPJIT_CASE(dtype_, type_, ...) \
+    case dtype_: { \
+        typedef type_ scalar_t; \
+        __VA_ARGS__ \
+    } break;
+
+#define OPJIT_CASES_FLOATING(...) \
+    OPJIT_CASE(OPJIT_FLOAT32, float, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_FLOAT64, double, __VA_ARGS__)
+
+#define OPJIT_CASES_INTEGRAL(...) \
+    OPJIT_CASE(OPJIT_UINT8, uint8_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_INT8, int8_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_INT16, int16_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_INT32, int32_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_INT64, int64_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_UINT16, uint16_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_UINT32, uint32_t, __VA_ARGS__) \
+    OPJIT_CASE(OPJIT_UINT64, uint64_t, __VA_ARGS__)
+
+#define OPJIT_SWITCH(dtype_, op_, cases_) \
+    switch (dtype_) { \
+        cases_ \
+    default: OPJIT_FAIL("%s does not take %s", op_, opjit_dtype_name(dtype_)); \
+    }
+
+#define OPJIT_DISPATCH_FLOATING(dtype_, op_, ...) OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_FLOATING(__VA_ARGS__))
+#define OPJIT_DISPATCH_INTEGRAL(dtype_, op_, ...) OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_INTEGRAL(__VA_ARGS__))
+#define OPJIT_DISPATCH_REAL(dtype_, op_, ...) \
+    OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_INTEGRAL(__VA_ARGS__) OPJIT_CASES_FLOATING(__VA_ARGS__))
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 7. Strided access                                                                              */
+
+/* Where element `index`, counted in row-major order, lies: its offset from data, in elements. */
+OPJIT_UNUSED static int64_t opjit_offset(const opjit_tensor *t, int64_t index)
+{
+    int64_t offset = 0;
+    if (t->contiguous)
+        return index;
+    for (int64_t d = t->dim - 1; d >= 0; d--) {
+        offset += index % t->sizes[d] * t->strides[d];
+        index /= t->sizes[d];
+    }
+    return offset;
+}
+
+/* A shape without a tensor: `dim` sizes and strides, outermost first. */
+typedef struct opjit_layout {
+    int64_t dim;
+    int64_t sizes[OPJIT_MAX_DIM];
+    int64_t strides[OPJIT_MAX_DIM];
+} opjit_layout;
+
+/*
+ * The elements of `t` in the order that reads memory best, in as few dimensions as possible: dimensions of size
+ * 1 dropped, the others sorted by stride, neighbours merged where one continues the other. For work that does
+ * not care about the order, such as a sum: a transposed or permuted tensor becomes one contiguous dimension.
+ * An empty tensor gives one dimension of size 0, a scalar one of size 1.
+ */
+OPJIT_UNUSED static opjit_layout opjit_coalesce(const opjit_tensor *t)
+{
+    opjit_layout layout;
+    layout.dim = 1;
+    layout.sizes[0] = t->numel;
+    layout.strides[0] = 1;
+    if (t->contiguous || t->numel <= 1)
+        return layout;
+    int64_t dim = 0;
+    for (int64_t d = 0; d < t->dim; d++) { /* insertion sort, largest stride first */
+        int64_t at = dim;
+        if (t->sizes[d] == 1)
+            continue;
+        for (; at > 0 && layout.strides[at - 1] < t->strides[d]; at--) {
+            layout.sizes[at] = layout.sizes[at - 1];
+            layout.strides[at] = layout.strides[at - 1];
+        }
+        layout.sizes[at] = t->sizes[d];
+        layout.strides[at] = t->strides[d];
+        dim++;
+    }
+    layout.dim = 1;
+    for (int64_t d = 1; d < dim; d++) {
+        int64_t last = layout.dim - 1;
+        if (layout.strides[last] == layout.strides[d] * layout.sizes[d]) {
+            layout.sizes[last] *= layout.sizes[d];
+            layout.strides[last] = layout.strides[d];
+        } else {
+            layout.sizes[layout.dim] = layout.sizes[d];
+            layout.strides[layout.dim] = layout.strides[d];
+            layout.dim++;
+        }
+    }
+    return layout;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 8. Half precision                                                                              */
+
+/* Storage of float16 and bfloat16; compute in float. Conversions round to nearest even and keep NaN. */
+typedef struct opjit_half {
+    uint16_t bits;
+} opjit_half;
+
+typedef struct opjit_bfloat16 {
+    uint16_t bits;
+} opjit_bfloat16;
+
+OPJIT_UNUSED static inline float opjit_float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+OPJIT_UNUSED static inline uint32_t opjit_bits_of_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+OPJIT_UNUSED static inline float opjit_bfloat16_to_float(opjit_bfloat16 value)
+{
+    return opjit_float_of_bits((uint32_t)value.bits << 16);
+}
+
+OPJIT_UNUSED static inline opjit_bfloat16 opjit_float_to_bfloat16(float value)
+{
+    uint32_t bits = opjit_bits_of_float(value);
+    opjit_bfloat16 result;
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        result.bits = 0x7fc0;
+    else
+        result.bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return result;
+}
+
+OPJIT_UNUSED static inline float opjit_half_to_float(opjit_half value)
+{
+    uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+    uint32_t bits;
+    if (rest >= 0x7c00u)
+        bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13; /* infinity, NaN */
+    else if (rest >= 0x400u)
+        bits = sign | ((rest << 13) + 0x38000000u); /* normal: the exponent's bias grows by 112 */
+    else /* subnormal: rest times 2^-24, exactly */
+        bits = sign | opjit_bits_of_float((float)rest * 5.9604644775390625e-8f);
+    return opjit_float_of_bits(bits);
+}
+
+OPJIT_UNUSED static inline opjit_half opjit_float_to_half(float value)
+{
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
+    opjit_half result;
+    if (rest > 0x7f800000u)
+        rest = 0x7e00u;
+    else if (rest >= 0x477ff000u) /* 65520 and more round to infinity */
+        rest = 0x7c00u;
+    else if (rest >= 0x38800000u) /* normal */
+        rest = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
+    else /* subnormal: adding 0.5 puts the wanted bits last, rounded */
+        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u;
+    result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
+    return result;
+}
+
+#endif

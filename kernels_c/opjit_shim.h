@@ -1,0 +1,128 @@
+/*
+ * opjit_shim.h - the part of torch's stable C interface that opjit calls.
+ *
+ * torch's own headers are C++ and cost seconds to compile, so the prototypes are stated here, in C.
+ * This is the complete list: no op and no glue calls anything else in libtorch, which is why one
+ * binary serves every torch from 2.10 on. An op's author has no need to read on; opjit.h wraps it all.
+ *
+ *   first in   function                                           found in
+ *   --------   ------------------------------------------------   ---------------------------------
+ *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _numel,      libtorch_cpu
+ *              _dtype, _device_type, _device_index, _is_contiguous,
+ *              _is_defined, _delete_tensor_object,
+ *              _empty_strided, _copy_, _grad_mode_is_enabled,
+ *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_*,
+ *              _library_init_impl, _delete_library_object
+ *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
+ *              _create_device_guard, _delete_device_guard,
+ *              _get_current_cuda_stream                           libtorch_cuda (CUDA builds only)
+ *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
+ *              torch_get_num_threads,
+ *              torch_get_const_data_ptr, _mutable_data_ptr,
+ *              torch_list_size, _get_item, torch_delete_list,
+ *              torch_string_c_str, torch_delete_string
+ *   2.13       torch_exception_get_what_without_backtrace,        libtorch_cpu; weak, so that a binary
+ *              torch_delete_stable_ivalue                         also loads where they are missing
+ *
+ * Sources: torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h and
+ * torch/csrc/stable/c/shim_function_versions.txt of pytorch/pytorch.
+ */
+#ifndef OPJIT_SHIM_H
+#define OPJIT_SHIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t torch_error; /* 0 is success */
+typedef uint64_t torch_ivalue; /* one boxed argument or result: a number, or a handle that owns */
+typedef struct torch_tensor_opaque *torch_tensor;
+typedef struct torch_list_opaque *torch_list;
+typedef struct torch_string_opaque *torch_string;
+typedef struct torch_library_opaque *torch_library;
+typedef struct torch_guard_opaque *torch_guard;
+typedef void torch_boxed_kernel(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs);
+
+/* The interface version that torch_library_impl is told: 2.10, the floor. */
+#define OPJIT_TORCH_FLOOR UINT64_C(0x020a000000000000)
+
+/* Tensors. Sizes and strides are borrowed from the tensor and counted in elements. */
+torch_error torch_get_const_data_ptr(torch_tensor tensor, const void **data);
+torch_error torch_get_mutable_data_ptr(torch_tensor tensor, void **data);
+torch_error aoti_torch_get_sizes(torch_tensor tensor, int64_t **sizes);
+torch_error aoti_torch_get_strides(torch_tensor tensor, int64_t **strides);
+torch_error aoti_torch_get_dim(torch_tensor tensor, int64_t *dim);
+torch_error aoti_torch_get_numel(torch_tensor tensor, int64_t *numel);
+torch_error aoti_torch_get_dtype(torch_tensor tensor, int32_t *dtype);
+torch_error aoti_torch_get_device_type(torch_tensor tensor, int32_t *device_type);
+torch_error aoti_torch_get_device_index(torch_tensor tensor, int32_t *device_index);
+torch_error aoti_torch_is_contiguous(torch_tensor tensor, bool *contiguous);
+torch_error aoti_torch_is_defined(torch_tensor tensor, bool *defined);
+torch_error aoti_torch_delete_tensor_object(torch_tensor tensor);
+torch_error aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype,
+                                     int32_t device_type, int32_t device_index, torch_tensor *result);
+torch_error aoti_torch_copy_(torch_tensor self, torch_tensor source, int32_t non_blocking);
+
+/* Modes. */
+bool aoti_torch_grad_mode_is_enabled(void);
+void aoti_torch_grad_mode_set_enabled(bool enabled);
+
+/* torch's numbers for dtypes and devices: not part of the interface, so they are asked for at run time. */
+int32_t aoti_torch_device_type_cpu(void);
+int32_t aoti_torch_device_type_cuda(void);
+int32_t aoti_torch_device_type_privateuse1(void);
+int32_t aoti_torch_dtype_bool(void);
+int32_t aoti_torch_dtype_uint8(void);
+int32_t aoti_torch_dtype_int8(void);
+int32_t aoti_torch_dtype_int16(void);
+int32_t aoti_torch_dtype_int32(void);
+int32_t aoti_torch_dtype_int64(void);
+int32_t aoti_torch_dtype_uint16(void);
+int32_t aoti_torch_dtype_uint32(void);
+int32_t aoti_torch_dtype_uint64(void);
+int32_t aoti_torch_dtype_float16(void);
+int32_t aoti_torch_dtype_bfloat16(void);
+int32_t aoti_torch_dtype_float32(void);
+int32_t aoti_torch_dtype_float64(void);
+int32_t aoti_torch_dtype_complex64(void);
+int32_t aoti_torch_dtype_complex128(void);
+
+/* Lists, strings and optionals of a boxed call. */
+torch_error torch_list_size(torch_list list, size_t *size);
+torch_error torch_list_get_item(torch_list list, size_t index, torch_ivalue *item);
+torch_error torch_delete_list(torch_list list);
+torch_error torch_string_c_str(torch_string string, const char **text);
+torch_error torch_delete_string(torch_string string);
+__attribute__((weak)) torch_error torch_delete_stable_ivalue(torch_ivalue *cell); /* 2.13 */
+__attribute__((weak)) void _ZdlPv(void *cell); /* C++ operator delete: frees such a cell up to 2.12 */
+
+/* torch's thread pool. */
+torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
+                               void (*body)(int64_t begin, int64_t end, void *context), void *context);
+torch_error torch_get_num_threads(uint32_t *num_threads);
+
+/* Devices. The stream is in libtorch_cuda: only CUDA binaries refer to it. */
+torch_error aoti_torch_get_current_device_index(int32_t *device_index);
+torch_error aoti_torch_create_device_guard(int32_t device_index, torch_guard *guard);
+torch_error aoti_torch_delete_device_guard(torch_guard guard);
+torch_error aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+
+/* Errors. aoti_torch_check throws a C++ exception when `condition` is false. */
+void aoti_torch_check(bool condition, const char *function, const char *file, uint32_t line, const char *message);
+__attribute__((weak)) const char *torch_exception_get_what_without_backtrace(void); /* 2.13 */
+
+/* Registration. */
+torch_error aoti_torch_library_init_impl(const char *ns, const char *dispatch_key, const char *file, uint32_t line,
+                                         torch_library *library);
+torch_error torch_library_impl(torch_library library, const char *name, torch_boxed_kernel *kernel,
+                               uint64_t interface_version);
+torch_error aoti_torch_delete_library_object(torch_library library);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

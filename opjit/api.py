@@ -1,0 +1,82 @@
+"""The main path: from an op's name to a kernel that torch calls."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from opjit import backends, catalog, loader, targets, toolchain
+from opjit.backends import Backend
+from opjit.errors import DeviceUnavailable
+from opjit.op import Op
+from opjit.recipe import Recipe, read_inputs
+from opjit.store import Entry, Store, default_root
+from opjit.targets import Target
+
+_got: dict[tuple[str, object], torch._ops.OpOverload] = {}
+
+
+def get(name: str, device: object = None) -> torch._ops.OpOverload:
+    """Ready an op for a device, building it if no cache has it, and return it.
+
+    Args:
+        name: ``"allreduce"`` or ``"namespace::name"``.
+        device: ``"cpu"``, ``"cuda"``, a torch.device; None is the current accelerator, else the CPU.
+
+    Returns:
+        The torch operator, ``torch.ops.opjit.allreduce.default``.
+
+    Raises:
+        UnknownOp, UnknownDevice, DeviceUnavailable, NoKernel, ToolMissing, CompileError: see `opjit.errors`.
+
+    Example:
+        >>> allreduce = opjit.get("allreduce", "cpu")
+        >>> allreduce(torch.ones(3))
+        tensor(3.)
+    """
+    try:
+        return _got[name, device]
+    except (KeyError, TypeError):  # TypeError: a device that cannot be hashed is looked at, and refused, below
+        op = catalog.find(name)
+        ready(op, backends.for_device(targets.device_type(device)))
+        return _got.setdefault((name, device), op.overload)
+
+
+def ready(op: Op, backend: Backend) -> None:
+    """Make torch call the op's C kernel on the backend's device."""
+    if backend.name in op.loaded:
+        return
+    with op.lock:
+        if backend.name not in op.loaded:
+            op.loaded[backend.name] = loader.load(entry(op, targets.here(backend)), op.qualified)
+
+
+def entry(op: Op, target: Target) -> Entry:
+    """The verified binary of an op for a target: from the store, or built into it."""
+    store = Store(default_root())
+    recipe = describe(op, target, store)
+    return store.find(recipe) or _build_once(op, target, store)
+
+
+def describe(op: Op, target: Target, store: Store) -> Recipe:
+    """What the op is built from for a target, now."""
+    source, backend = op.source(target.backend), target.backend
+    compiler = toolchain.find_compiler(store.notes)
+    nvcc = toolchain.find_nvcc(store.notes) if backend.uses_nvcc else None
+    known = compiler is not None and (nvcc is not None or not backend.uses_nvcc)
+    return Recipe(op.schema, target, source, read_inputs(source, target), backend.flags(target.arch, target.runtime),
+                  toolchain.identity(compiler, nvcc) if compiler is not None and known else None)
+
+
+def _build_once(op: Op, target: Target, store: Store) -> Entry:
+    """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+    from opjit import build, lock, progress
+
+    if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
+        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
+    with progress.shown(f"building {op.qualified} for {target}") as say:
+        name = describe(op, target, store).key or op.qualified.replace("::", ".")
+        with lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")):
+            recipe = describe(op, target, store)
+            return store.find(recipe) or build.build(recipe, store)

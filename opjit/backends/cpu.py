@@ -1,0 +1,81 @@
+"""The CPU: plain C, compiled for one of the x86-64 levels, so that one cache serves different machines safely."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+
+from opjit.backends import Flags
+
+# The x86-64 psABI levels, best first, with the /proc/cpuinfo flags that each adds. A level, not -march=native: compilers
+# name a CPU by its family, and the name does not say which instructions the machine at hand really allows.
+_LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+    "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+}
+_AARCH64 = "aarch64"
+
+NEEDED = frozenset({"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"})
+
+# Mistakes that C forgives and that would only show when the library is loaded, or as a crash.
+STRICT = ("-Werror=implicit-function-declaration", "-Werror=implicit-int", "-Werror=int-conversion",
+          "-Werror=incompatible-pointer-types", "-Werror=return-type")
+# No folder of the machine may reach the binary: __FILE__ becomes the plain file name.
+# The last map that fits is taken: an op's folder may lie inside the include folder.
+PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=", "-ffile-prefix-map={folder}/=")
+# Every file that the compiler reads, system headers too, for the check after the build (torch's own rule keeps no such list).
+DEPENDENCIES = "-Wp,-MD,opjit_glue.deps"
+
+
+class Cpu:
+    name = "cpu"
+    device_type = "cpu"
+    dispatch_key = "CPU"
+    suffix = ".c"
+    stream = None
+    uses_nvcc = False
+
+    def available(self) -> str | None:
+        return None if platform.machine() in ("x86_64", "aarch64") else (
+            f"opjit builds for x86-64 and aarch64, and this machine is {platform.machine()}")
+
+    def host_arch(self) -> str:
+        return _host_arch()
+
+    def archs(self) -> list[str]:
+        return [*_LEVELS, _AARCH64]
+
+    def takes(self, arch: str) -> bool:
+        return arch in self.archs()
+
+    def runtime(self, cuda_version: str | None) -> str:
+        return ""
+
+    def flags(self, arch: str, runtime: str) -> Flags:
+        march = "armv8-a" if arch == _AARCH64 else arch
+        # -fexceptions: torch's exceptions pass through the glue. -std is explicit: torch's default changes.
+        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", "-fexceptions", "-fvisibility=hidden", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+        return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
+
+
+@cache
+def _host_arch() -> str:
+    if platform.machine() == _AARCH64:
+        return _AARCH64
+    flags = _cpu_flags()
+    best = "x86-64-v2"
+    for level in reversed(_LEVELS):  # each level includes the ones below
+        if not _LEVELS[level] <= flags:
+            break
+        best = level
+    return best
+
+
+def _cpu_flags() -> set[str]:
+    """The first CPU's flags. Only the first lines are read: the whole file takes milliseconds on a large host."""
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
+        for line in cpuinfo:
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split())
+    return set()

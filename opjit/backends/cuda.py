@@ -1,0 +1,55 @@
+"""CUDA: a `.cu` file compiled by nvcc beside the C glue. Builds need neither a GPU nor a CUDA build of torch."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from opjit.backends import Flags
+from opjit.backends.cpu import DEPENDENCIES, NEEDED, PREFIX_MAPS, STRICT
+
+_ARCH = re.compile(r"sm_(\d{2,3}[af]?)")
+
+
+class Cuda:
+    name = "cuda"
+    device_type = "cuda"
+    dispatch_key = "CUDA"
+    suffix = ".cu"
+    stream = "cudaStream_t"
+    uses_nvcc = True
+
+    def available(self) -> str | None:
+        if torch.version.cuda is None:
+            return (f"torch {torch.__version__} is a build without CUDA; install a CUDA build of torch to run the op, or build it "
+                    "without running it: opjit get OP --arch sm_90")
+        if not torch.cuda.is_available():
+            return "no CUDA GPU is visible to torch; build the op without running it: opjit get OP --arch sm_90"
+        return None
+
+    def host_arch(self) -> str:
+        """All visible GPUs' archs, joined: one binary serves each of them."""
+        found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+        return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
+
+    def archs(self) -> list[str]:
+        return ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+
+    def takes(self, arch: str) -> bool:
+        return all(_ARCH.fullmatch(part) for part in arch.split("+"))
+
+    def runtime(self, cuda_version: str | None) -> str:
+        """The binary asks for libcudart.so.<major>, so the major is part of what it is."""
+        version = cuda_version or torch.version.cuda
+        return f"cuda{version.partition('.')[0]}" if version else ""
+
+    def flags(self, arch: str, runtime: str) -> Flags:
+        numbers = [part.removeprefix("sm_") for part in arch.split("+")]
+        c = ("-x", "c", "-std=gnu11", "-O2", "-fexceptions", "-fvisibility=hidden", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+        # The seed takes the place of a random one in the names that nvcc makes up.
+        cuda = ("-std=c++17", "-O3", *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers), "--frandom-seed=opjit",
+                "-Xcompiler", "-fvisibility=hidden", *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
+                "-MD", "-MF", "opjit_kernel.deps")
+        needed = NEEDED | {"libtorch_cuda.so", "libstdc++.so.6", f"libcudart.so.{runtime.removeprefix('cuda')}"}
+        return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)

@@ -1,0 +1,106 @@
+"""What a shared library asks for, read from its bytes: the check that stands before every publish and every dlopen."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from opjit.errors import EntryError
+
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
+_FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
+_FATBIN_CUBIN = 2
+
+# The only run path a binary may have: torch's libraries are in the process already, found by their names.
+RUN_PATH = "$ORIGIN"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A shared library's demands.
+
+    Attributes:
+        machine: ``"x86_64"`` or ``"aarch64"``.
+        needed: libraries it asks for (DT_NEEDED).
+        run_path: where it would have them looked for (DT_RUNPATH or DT_RPATH), or None.
+        cuda_archs: archs of the machine code in its CUDA fat binaries, such as ``{"sm_90"}``.
+    """
+
+    machine: str
+    needed: frozenset[str]
+    run_path: str | None
+    cuda_archs: frozenset[str]
+
+
+def inspect(content: bytes) -> Binary:
+    """Read a 64-bit little-endian ELF shared library.
+
+    Raises:
+        EntryError: the bytes are not one, or are damaged.
+    """
+    try:
+        return _inspect(content)
+    except (struct.error, IndexError, ValueError) as error:
+        raise EntryError(f"the library is not a shared library that can be read: {error}") from None
+
+
+def _inspect(content: bytes) -> Binary:
+    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", content, 16)[0] != 3:
+        raise ValueError("no 64-bit little-endian ELF shared object")
+    machine = _MACHINES.get(struct.unpack_from("<H", content, 18)[0], "another machine")
+    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
+    segments = [struct.unpack_from("<IIQQQQ", content, offset + i * size) for i in range(count)]
+    loads = [(s[3], s[2], s[5]) for s in segments if s[0] == _PT_LOAD]  # address, offset, size in the file
+    dynamic = next((s for s in segments if s[0] == _PT_DYNAMIC), None)
+    if dynamic is None:
+        raise ValueError("no dynamic section")
+    tags = [struct.unpack_from("<QQ", content, at) for at in range(dynamic[2], dynamic[2] + dynamic[5], 16)]
+    strings = next(value for tag, value in tags if tag == _STRTAB)
+    base = next(offset + strings - address for address, offset, size in loads if address <= strings < address + size)
+
+    def text(at: int) -> str:
+        return content[base + at:content.index(b"\0", base + at)].decode("utf-8")
+
+    needed = frozenset(text(value) for tag, value in tags if tag == _NEEDED)
+    run_path = next((text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)), None)
+    return Binary(machine, needed, run_path, frozenset(_cuda_archs(content)))
+
+
+def _cuda_archs(content: bytes) -> list[str]:
+    """Walk the fat binaries: a header, then entries that each start with kind, header size, payload size, and arch."""
+    archs = []
+    start = content.find(_FATBIN_MAGIC)
+    while start >= 0:
+        header_size, payload = struct.unpack_from("<HQ", content, start + 6)
+        at, end = start + header_size, min(start + header_size + payload, len(content) - 32)
+        while at < end:
+            kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", content, at)
+            if entry_header < 32:
+                break  # not an entry: the magic number was part of something else
+            if kind == _FATBIN_CUBIN:
+                archs.append(f"sm_{struct.unpack_from('<I', content, at + 28)[0]}")
+            at += entry_header + entry_size
+        start = content.find(_FATBIN_MAGIC, start + 4)
+    return archs
+
+
+def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str]) -> Binary:
+    """Refuse a library that is for another machine or asks for anything it should not.
+
+    Raises:
+        EntryError: names what is wrong.
+    """
+    found = inspect(content)
+    if found.machine != machine:
+        raise EntryError(f"the library is for {found.machine}, not {machine}")
+    if found.run_path != RUN_PATH:
+        raise EntryError(f"the library's run path is {found.run_path!r}, not {RUN_PATH!r}")
+    extra = found.needed - allowed
+    if extra:
+        raise EntryError(f"the library asks for {', '.join(sorted(extra))}, which an op may not need")
+    if not cuda_archs <= found.cuda_archs:
+        raise EntryError(f"the library holds CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
+                         f"not for {', '.join(sorted(cuda_archs))}")
+    return found

@@ -1,0 +1,242 @@
+"""From a recipe to a published entry, through torch.utils.cpp_extension.load in a private folder.
+
+torch's loader writes the build file, runs ninja and reports; opjit tells it what to compile and keeps it from four things:
+searching torch's libraries at link time (empty ones with the same names do), leaving the machine's paths in the binary,
+loading the result, and sharing a folder with any other build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import sysconfig
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from opjit import files, glue, headers, resources, toolchain
+from opjit.diagnosis import diagnose
+from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
+from opjit.manifest import NAME, Manifest
+from opjit.recipe import Recipe
+from opjit.store import Entry, Store, check_library, verify
+from opjit.toolchain import Compiler, Nvcc
+
+_torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
+os.register_at_fork(after_in_child=lambda: globals().update(_torch_builder=threading.Lock()))
+_private: list[tempfile.TemporaryDirectory[str]] = []  # entries that no store would take; removed when the process ends
+
+
+def build(recipe: Recipe, store: Store) -> Entry:
+    """Build what the recipe describes and publish it; where the store cannot be written, keep it for this process only.
+
+    Raises:
+        ToolMissing: a compiler or ninja is not there.
+        CompileError: the op's source does not compile or link.
+        BuildError: the tools ran and left no good binary.
+    """
+    compiler = toolchain.require_compiler(store.notes)
+    nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
+    recipe = recipe.with_toolchain(toolchain.identity(compiler, nvcc))
+    ninja = toolchain.require_ninja()
+    try:
+        staged = store.stage()
+    except (OSError, EntryError) as error:
+        return _build_privately(recipe, compiler, nvcc, ninja, error)
+    try:
+        described = _stage(recipe, compiler, nvcc, ninja, staged, store.base)
+        if recipe.inputs_now() != recipe.inputs:
+            raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
+        return store.publish(staged / "entry", described, recipe.target, recipe.schema.qualified)
+    except (OSError, EntryError) as error:
+        return _build_privately(recipe, compiler, nvcc, ninja, error)
+    finally:
+        files.remove_tree(staged)
+
+
+def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, reason: Exception) -> Entry:
+    """The op works even where nothing can be kept: from a folder that goes with the process."""
+    warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: {reason}. "
+                               "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="opjit-")
+        _private.append(folder)
+        described = _stage(recipe, compiler, nvcc, ninja, Path(folder.name), Path(folder.name))
+        place = Path(folder.name) / described.key
+        os.rename(Path(folder.name) / "entry", place)
+        return verify(place, recipe.target)[0]
+    except (OSError, EntryError) as error:
+        raise _fault(recipe, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
+
+
+def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, staged: Path, base: Path) -> Manifest:
+    """Compile in staged/build and leave a complete entry in staged/entry."""
+    work, entry = staged / "build", staged / "entry"
+    work.mkdir(mode=0o700)
+    entry.mkdir(mode=0o700)
+    sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
+                          recipe.target.backend.stream)
+    for name, text in sources.items():
+        (work / name).write_text(text, encoding="utf-8")
+    stubs = _stubs(recipe.flags.stubs, compiler, base)
+    name = f"opjit_{secrets.token_hex(8)}"
+    started = time.perf_counter()
+    _run_torch_builder(recipe, name, [str(work / source) for source in sources], work, stubs, compiler, nvcc, ninja, base)
+    seconds = time.perf_counter() - started
+    _check_dependencies(recipe, work, compiler, nvcc)
+    try:
+        content = (work / name).read_bytes()
+        check_library(content, recipe.target)
+    except (FileNotFoundError, EntryError) as error:
+        raise _fault(recipe, f"{compiler.path} reported success but left no good library: {error}", compiler.path) from None
+    library = f"{recipe.schema.namespace}.{recipe.schema.name}.so"
+    for source, text in sources.items():
+        files.write_synced(entry / source, text.encode())
+    files.write_synced(entry / "build.ninja", (work / "build.ninja").read_bytes())
+    files.write_synced(entry / library, content)
+    key = recipe.key
+    assert key is not None  # the toolchain was filled in by build()
+    described = Manifest(key, recipe.document(), library, len(content), hashlib.sha256(content).hexdigest(),
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
+    files.write_synced(entry / NAME, described.dump())
+    return described
+
+
+def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path, stubs: Path, compiler: Compiler,
+                       nvcc: Nvcc | None, ninja: str, base: Path) -> None:
+    """Call torch.utils.cpp_extension.load: build, do not load."""
+    places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work)}
+    flags = recipe.flags
+    libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
+    with _torch_builder, _settings(compiler, nvcc, ninja) as cpp_extension:
+        try:
+            cpp_extension.load(
+                name=name,
+                sources=sources,
+                extra_cflags=[_quote(flag.format(**places)) for flag in flags.c],
+                extra_cuda_cflags=[_quote(flag.format(**places)) for flag in flags.cuda],
+                extra_ldflags=["-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
+                               *flags.link, "-Wl,-z,defs", "-Wl,-s"],
+                extra_include_paths=[places["folder"], places["include"]],
+                build_directory=str(work),
+                with_cuda=nvcc is not None,
+                is_python_module=False,
+                is_standalone=True,  # an executable in torch's eyes: not loaded, and -shared above makes it a library
+            )
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            if isinstance(error, OpjitError):
+                raise
+            raise diagnose(str(error), recipe.schema.qualified, str(recipe.target), base / "logs") from None
+
+
+@contextmanager
+def _settings(compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[object]:
+    """torch's builder, set up for an opjit build; everything is put back afterwards."""
+    quiet = logging.getLogger("torch.utils.cpp_extension")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it warns that there is no GPU, which an opjit build does not need
+    environment = {
+        "CXX": compiler.path,  # the glue is C; a machine without a C++ compiler can build it
+        "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags ask for the complete list
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C ABI is what it is
+        "LC_ALL": "C",
+        "PYTORCH_NVCC": None,
+    }
+    before = {name: os.environ.get(name) for name in environment}
+    _set_environment(environment)
+    try:
+        cpp_extension = importlib.import_module("torch.utils.cpp_extension")
+        variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
+        kept = {name: getattr(cpp_extension, name) for name in variables}
+        try:
+            for name, value in variables.items():
+                setattr(cpp_extension, name, value)
+            yield cpp_extension
+        finally:
+            for name, value in kept.items():
+                setattr(cpp_extension, name, value)
+    finally:
+        _set_environment(before)
+        quiet.setLevel(level)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _quote(flag: str) -> str:
+    """For the shell, and then for ninja."""
+    return shlex.quote(flag).replace("$", "$$")
+
+
+def _stubs(names: tuple[str, ...], compiler: Compiler, base: Path) -> Path:
+    """A folder with stand-ins for torch's libraries, made once.
+
+    Linking against the real ones takes ld 0.2 s and ties a build to the torch at hand. A stand-in has the name and the
+    functions that opjit_shim.h declares, so -z defs finds a misspelled or unsupported function when the op is linked.
+    """
+    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text()
+    folder = base / "stubs" / f"{compiler.machine}-{hashlib.sha256(header.encode()).hexdigest()[:16]}"
+    missing = [name for name in names if not (folder / f"{name}.so").exists()]
+    if not missing:
+        return folder
+    files.make_private(folder)
+    for unused in ("c10", "torch", "c10_cuda", "torch_cuda"):  # named by torch's own link flags, needed by nobody
+        _appear(folder / f"lib{unused}.a", b"!<arch>\n")
+    declared = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header))
+    for name in missing:
+        functions = sorted(f for f in declared if ("cuda_stream" in f) == (name == "libtorch_cuda"))
+        source = "".join(f".globl {function}\n{function}:\n" for function in functions)
+        made = folder / f".{secrets.token_hex(8)}"
+        subprocess.run([compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"],
+                       input=source.encode(), check=True, capture_output=True)
+        os.replace(made, folder / f"{name}.so")
+    return folder
+
+
+def _appear(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nvcc | None) -> None:
+    """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
+    include = resources.folder("kernels_c")
+    trusted = [Path(folder) for folder in compiler.includes.split(":")] + ([Path(nvcc.root)] if nvcc else [])
+    forbidden = [Path(torch.__file__).parent, *{Path(sysconfig.get_path(name)) for name in ("include", "platinclude")}]
+    for listing in work.glob("*.deps"):
+        for path in headers.read_dependencies(listing.read_text(errors="replace")):
+            real = Path(os.path.realpath(work / path))
+            if any(real.is_relative_to(folder) for folder in forbidden):
+                raise _fault(recipe, f"it includes {path}: an op is plain C over opjit.h, and torch's and Python's headers would "
+                                     "tie its binary to one version of them")
+            if real.is_relative_to(work.resolve()) or any(real.is_relative_to(folder) for folder in trusted):
+                continue
+            names = {headers.portable_name(Path(os.path.normpath(work / path)), recipe.folder, include),
+                     headers.portable_name(real, recipe.folder.resolve(), include.resolve())}
+            if not names & recipe.inputs.keys():
+                raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of "
+                                     "that file would go unseen; name the file in an #include line")
+
+
+def _fault(recipe: Recipe, what: str, command: str | None = None) -> BuildError:
+    return BuildError(f"{recipe.schema.qualified} for {recipe.target} was not built: {what}", op=recipe.schema.qualified,
+                      target=str(recipe.target), command=command)

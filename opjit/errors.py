@@ -1,0 +1,96 @@
+"""Everything opjit raises: one tree, each error with its facts as attributes and a first line a person can act on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class OpjitError(RuntimeError):
+    """Base of every error that opjit raises itself."""
+
+
+class UnknownOp(OpjitError, KeyError):
+    """No op of that name is declared.
+
+    Attributes:
+        name: the name asked for, with its namespace.
+        closest: declared names that look like it, best first.
+    """
+
+    def __init__(self, name: str, closest: list[str]) -> None:
+        hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows the ops there are."
+        super().__init__(f"no op named {name!r} is declared; {hint}")
+        self.name = name
+        self.closest = closest
+
+    __str__ = RuntimeError.__str__  # KeyError would show the quoted repr
+
+
+class SchemaError(OpjitError, ValueError):
+    """A schema cannot be parsed, or uses a type that opjit ops do not take."""
+
+
+class DeclarationError(OpjitError):
+    """An op's declaration is incomplete or contradicts itself."""
+
+
+class UnknownDevice(OpjitError, ValueError):
+    """No backend serves that kind of device."""
+
+
+class UnknownArch(OpjitError, ValueError):
+    """No backend builds for that arch."""
+
+
+class DeviceUnavailable(OpjitError):
+    """The backend is known, but this process has no such device."""
+
+
+class NoKernel(OpjitError, NotImplementedError):
+    """The op has no source for that backend, or cannot run on tensors of that kind."""
+
+
+class ToolMissing(OpjitError):
+    """A compiler or build tool is not there; the message says what to install.
+
+    Attributes:
+        tool: its name, such as ``"nvcc"``.
+    """
+
+    def __init__(self, tool: str, message: str) -> None:
+        super().__init__(message)
+        self.tool = tool
+
+
+class BuildError(OpjitError):
+    """A build ended without a good binary.
+
+    Attributes:
+        op: the op's qualified name.
+        target: what it was built for.
+        command: the compiler's command line, where one failed.
+        log: the file with the complete output.
+    """
+
+    def __init__(self, message: str, *, op: str, target: str, command: str | None = None, log: Path | None = None):
+        super().__init__(message)
+        self.op = op
+        self.target = target
+        self.command = command
+        self.log = log
+
+
+class CompileError(BuildError):
+    """The compiler or the linker refused the op's source; the first line is its first real complaint."""
+
+
+class LoadError(OpjitError):
+    """A verified binary could not be loaded or registered."""
+
+
+class EntryError(OpjitError):
+    """A cache entry is not what its manifest says, or may not be trusted. Met inside opjit; a user sees CacheWarning."""
+
+
+class CacheWarning(UserWarning):
+    """The cache could not be used as usual; the op works all the same."""

@@ -1,0 +1,64 @@
+"""Small file operations that a cache must get right: writes that appear whole, and folders that only their owner changes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and its parents; what is made is the user's alone (0700)."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+
+
+def distrusted(path: Path) -> str | None:
+    """None if only this user or root can have written `path` itself (its status, no symlink followed); else why not."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a symbolic link"
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user {status.st_uid}, not to you or root"
+    if status.st_mode & 0o022:
+        return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
+    return None
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:  # whatever the umask adds
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_note(path: Path, text: str) -> None:
+    """Write a file that is only a convenience: it appears whole or not at all, and no trouble is an error."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        make_private(path.parent)
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that nobody needs; what cannot be removed now stays for the next sweep."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,209 @@
+"""The C glue of an op, written from its schema over templates/glue.c.in and templates/glue.cu.in.
+
+The templates are the text; this module spells out what depends on the schema: the kernel's prototype, how each
+boxed argument is read, passed and freed, and how each result is boxed. Nothing here runs on a cache hit.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from opjit import resources
+from opjit.schema import Argument, Result, Schema
+
+# Counted up when this module's output changes for one and the same template.
+GENERATOR = 1
+
+_C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype"}
+_UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
+_BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})",
+        "bool": "(torch_ivalue){}"}
+_RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
+_RESERVED = frozenset(
+    "alignas alignof and asm auto bitand bitor bool break case catch char class compl const continue default delete do "
+    "double else enum explicit export extern false float for friend goto if inline int long mutable namespace new not "
+    "operator or private protected public register restrict return short signed sizeof static struct switch template "
+    "this throw true try typedef typename union unsigned using virtual void volatile while xor".split())
+
+
+def c_name(name: str) -> str:
+    """The parameter's name in C: the schema's, with ``_`` behind a word that C or C++ keeps for itself."""
+    return f"{name}_" if name in _RESERVED else name
+
+
+def function_name(schema: Schema, backend: str) -> str:
+    """The C function an author writes: ``allreduce_cpu``."""
+    return f"{schema.name}_{backend}"
+
+
+def parameters(schema: Schema) -> list[str]:
+    """The kernel's parameters as C declares them, without a backend's stream."""
+    return [f"{_c_type(argument)}{c_name(argument.name)}" for argument in schema.arguments] + [
+        f"{_RESULT_TYPES[result.kind]} *{_result_name(schema, index)}" for index, result in enumerate(schema.results)]
+
+
+def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream: str | None) -> dict[str, str]:
+    """The glue files of one op for one backend, by file name.
+
+    Args:
+        source: file name of the author's kernel, found on the include path.
+        stream: C type of the stream that the kernel takes last (``"cudaStream_t"``); None for a plain C kernel, which
+            the glue includes so that both are one translation unit.
+    """
+    function = function_name(schema, backend)
+    declared = parameters(schema)
+    text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend, "namespace": schema.namespace,
+            "name": schema.name, "dispatch_key": dispatch_key, "function": function, "source": source}
+    if stream is None:
+        c_glue = _c_glue(schema, text, f"opjit_status {function}({', '.join(declared)});", f'#include "{source}"', function, False)
+        return {"opjit_glue.c": c_glue}
+    prototype = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
+    c_glue = _c_glue(schema, text, prototype, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
+    names = [c_name(argument.name) for argument in schema.arguments] + [
+        _result_name(schema, index) for index in range(len(schema.results))]
+    wrapper = Template(resources.template("glue.cu.in")).substitute(
+        text, types=", ".join([*declared, f"{stream} stream"]), parameters=", ".join([*declared, "void *stream"]),
+        arguments=", ".join([*names, f"({stream})stream"]))
+    return {"opjit_glue.c": c_glue, "opjit_kernel.cu": wrapper}
+
+
+def _c_glue(schema: Schema, text: dict[str, str], prototype: str, kernel: str, function: str, stream: bool) -> str:
+    count = range(len(schema.arguments))
+    results = range(len(schema.results))
+    run_parameters = [*(f"torch_ivalue boxed{i}" for i in count),
+                      *(f"{_RESULT_TYPES[schema.results[i].kind]} *out{i}" for i in results)]
+    locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
+    return Template(resources.template("glue.c.in")).substitute(
+        text,
+        prototype=prototype,
+        kernel=kernel,
+        run_parameters=", ".join(["opjit_call *call", *run_parameters]),
+        body=_lines(_body(schema, function, stream)),
+        locals=_lines(locals_),
+        run_arguments=", ".join(["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]),
+        fresh_checks=_lines(_fresh_checks(schema)),
+        free_arguments=_lines([line for i, argument in enumerate(schema.arguments) for line in _free(argument, f"boxed{i}")]),
+        free_results=_lines([f"opjit_free_tensor(opjit_handle_value(out{i}.handle));" for i in _tensor_results(schema)], 2),
+        results=_lines([f"stack[{i}] = {_BOX[r.kind].format(f'out{i}')};" for i, r in enumerate(schema.results)]),
+    )
+
+
+def _lines(lines: list[str], depth: int = 1) -> str:
+    return "\n".join("    " * depth + line for line in lines)
+
+
+def _c_type(argument: Argument) -> str:
+    if argument.list:
+        return f"const opjit_{argument.kind.lower()}s *"
+    if argument.kind == "Tensor":
+        return "opjit_tensor *" if argument.writes else "const opjit_tensor *"
+    c_type = _C_TYPES[argument.kind]
+    if c_type.endswith("*"):
+        return c_type
+    return f"const {c_type} *" if argument.optional else f"{c_type} "
+
+
+def _result_name(schema: Schema, index: int) -> str:
+    """The schema's name for a result, or `out`, kept apart from the arguments' names."""
+    name = c_name(schema.results[index].name) or ("out" if len(schema.results) == 1 else f"out{index}")
+    taken = {c_name(argument.name) for argument in schema.arguments} | {"stream"}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _tensor_results(schema: Schema) -> list[int]:
+    return [i for i, result in enumerate(schema.results) if result.kind == "Tensor"]
+
+
+def _declare(result: Result, index: int) -> str:
+    if result.kind == "Tensor":
+        return f"opjit_tensor out{index} = {{.call = &call}};"
+    return f"{_RESULT_TYPES[result.kind]} out{index} = 0;"
+
+
+def _body(schema: Schema, function: str, stream: bool) -> list[str]:
+    """Inside run(): read each argument, call the kernel, look at what it did."""
+    lines: list[str] = []
+    passed: list[str] = []
+    for index, argument in enumerate(schema.arguments):
+        declared, expression = _read(argument, f"boxed{index}", f"arg{index}")
+        lines += declared
+        passed.append(expression)
+    passed += [f"out{i}" for i in range(len(schema.results))]
+    if stream:
+        lines += ["void *stream;", "OPJIT_TRY(opjit_enter_device(call));",
+                  "OPJIT_TORCH(aoti_torch_get_current_cuda_stream(call->device_index, &stream));"]
+        passed.append("stream")
+    else:
+        lines.append("(void)call;")
+    lines.append(f"OPJIT_TRY({function}({', '.join(passed)}));")
+    for index, argument in enumerate(schema.arguments):
+        if argument.writes:
+            lines += _wrote(argument, f"arg{index}")
+    lines += [f'OPJIT_TRY(opjit_check_output(out{i}, "{_result_name(schema, i)}"));' for i in _tensor_results(schema)]
+    return lines
+
+
+def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
+    """Statements that make `name` from the boxed value, and the expression to pass to the kernel."""
+    if argument.optional:
+        inner, expression = _read(Argument(argument.name, argument.kind, False, argument.list, argument.writes), "cell", f"{name}_value")
+        pointer = _c_type(argument)
+        address = expression if pointer == "const char *" or expression.startswith("&") else f"&{name}_value"
+        declared = [line for line in inner if not line.startswith("OPJIT_")]
+        assigned = [line for line in inner if line.startswith("OPJIT_")]
+        if not inner:  # a plain number: it needs a variable to point to
+            declared = [f"{_C_TYPES[argument.kind]} {name}_value;"]
+            assigned = [f"{name}_value = {expression};"]
+        return ([*declared, f"{pointer}{name} = NULL;", f"if ({boxed}) {{", f"    torch_ivalue cell = opjit_cell({boxed});",
+                 *(f"    {line}" for line in assigned), f"    {name} = {address};", "}"], name)
+    writes = "true" if argument.writes else "false"
+    if argument.list:
+        read = f"opjit_read_{argument.kind.lower()}s(call, {boxed}, "
+        read += f'{writes}, "{argument.name}", ' if argument.kind == "Tensor" else ""
+        return [f"opjit_{argument.kind.lower()}s {name};", f"OPJIT_TRY({read}&{name}));"], f"&{name}"
+    if argument.kind == "Tensor":
+        return [f"opjit_tensor {name};",
+                f'OPJIT_TRY(opjit_read_tensor(call, {boxed}, {writes}, "{argument.name}", &{name}));'], f"&{name}"
+    if argument.kind == "str":
+        return [f"const char *{name};", f"OPJIT_TRY(opjit_read_string({boxed}, &{name}));"], name
+    return [], _UNBOX[argument.kind].format(boxed)
+
+
+def _wrote(argument: Argument, name: str) -> list[str]:
+    if argument.list:
+        view = f"{name}{'->' if argument.optional else '.'}"
+        lines = [f"for (int64_t i = 0; i < {view}len; i++)", f"    OPJIT_TRY(opjit_wrote({view}data + i));"]
+        return [f"if ({name}) {{", *(f"    {line}" for line in lines), "}"] if argument.optional else lines
+    if argument.optional:
+        return [f"if ({name})", f"    OPJIT_TRY(opjit_wrote({name}));"]
+    return [f"OPJIT_TRY(opjit_wrote(&{name}));"]
+
+
+def _fresh_checks(schema: Schema) -> list[str]:
+    """An output may be none of the inputs and none of the outputs before it."""
+    lines = []
+    for out in _tensor_results(schema):
+        name = _result_name(schema, out)
+        for index, argument in enumerate(schema.arguments):
+            if argument.kind != "Tensor":
+                continue
+            check = "opjit_check_fresh_list" if argument.list else "opjit_check_fresh"
+            boxed = f"opjit_cell(boxed{index})" if argument.optional else f"boxed{index}"
+            guard = f"if (boxed{index}) " if argument.optional else ""
+            lines.append(f'{guard}status = {check}(status, {boxed}, &out{out}, "{name}");')
+        lines += [f'status = opjit_check_fresh(status, opjit_handle_value(out{earlier}.handle), &out{out}, "{name}");'
+                  for earlier in _tensor_results(schema) if earlier < out]
+    return lines
+
+
+def _free(argument: Argument, boxed: str) -> list[str]:
+    if argument.optional:
+        inner = _free(Argument(argument.name, argument.kind, False, argument.list), f"opjit_cell({boxed})")
+        return [f"if ({boxed}) {{", *(f"    {line}" for line in [*inner, f"opjit_free_cell({boxed});"]), "}"]
+    if argument.list:
+        return [f"opjit_free_{'tensors' if argument.kind == 'Tensor' else 'list'}({boxed});"]
+    if argument.kind in ("Tensor", "str"):
+        return [f"opjit_free_{'tensor' if argument.kind == 'Tensor' else 'string'}({boxed});"]
+    return []

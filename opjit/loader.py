@@ -1,0 +1,66 @@
+"""Verified libraries in this process: dlopen, registration with torch, reload, and taking it back.
+
+A library does nothing when it is opened. torch keeps the first library's entry for good; a newer build of the same op is
+opened beside it and the entry is told to jump there, so that no thread in flight meets a kernel that went away. Nothing is
+ever closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from opjit.errors import LoadError
+from opjit.store import Entry
+
+
+@dataclass
+class Loaded:
+    """An op's registration for one backend.
+
+    Attributes:
+        key: of the binary whose kernel is called now.
+        registered: the library that torch calls into.
+    """
+
+    key: str
+    registered: ctypes.CDLL
+
+
+def load(entry: Entry, qualified: str) -> Loaded:
+    """Open an entry's library and make its kernel torch's.
+
+    Raises:
+        LoadError: the dynamic loader or torch refused it.
+    """
+    library = _open(entry, qualified)
+    if library.opjit_register() != 0:
+        raise LoadError(f"torch refused the kernel of {qualified} in {entry.library}; torch's own message is on stderr")
+    return Loaded(entry.key, library)
+
+
+def replace(loaded: Loaded, entry: Entry, qualified: str) -> None:
+    """From now on, call the kernel of a newer build."""
+    if loaded.key == entry.key:
+        return
+    library = _open(entry, qualified)
+    library.opjit_prepare()
+    loaded.registered.opjit_redirect(ctypes.cast(library.opjit_kernel, ctypes.c_void_p))
+    loaded.key = entry.key
+
+
+def unload(loaded: Loaded) -> None:
+    """Take the registration back; the library stays mapped."""
+    loaded.registered.opjit_unregister()
+
+
+def _open(entry: Entry, qualified: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(entry.library))  # RTLD_NOW and RTLD_LOCAL
+        for name in ("opjit_register", "opjit_unregister"):
+            getattr(library, name).restype = ctypes.c_int
+        for name in ("opjit_prepare", "opjit_redirect"):
+            getattr(library, name).restype = None
+    except (OSError, AttributeError) as error:
+        raise LoadError(f"the library of {qualified} cannot be loaded: {error}") from None
+    return library

@@ -1,0 +1,64 @@
+"""manifest.json: what an entry is. Written last, read strictly; an entry without a good one does not exist."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from opjit.errors import EntryError
+from opjit.recipe import FORMAT, document_key
+
+NAME = "manifest.json"
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An entry's description.
+
+    Attributes:
+        key: SHA-256 of `document`; also the entry's folder name.
+        document: what the entry was built from (see Recipe.document).
+        library: file name of the shared library.
+        size, sha256: of the library.
+        built_with: versions for people to read; nothing depends on them.
+    """
+
+    key: str
+    document: dict[str, Any]
+    library: str
+    size: int
+    sha256: str
+    built_with: dict[str, str]
+
+    def dump(self) -> bytes:
+        fields = {"format": FORMAT, **self.__dict__}
+        return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def parse(text: bytes) -> Manifest:
+    """Read a manifest of this format.
+
+    Raises:
+        EntryError: it is damaged, of another format, or does not agree with itself.
+    """
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EntryError(f"the manifest is not JSON: {error}") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise EntryError("the manifest is of another format")
+    expected = {"format": int, "key": str, "document": dict, "library": str, "size": int, "sha256": str, "built_with": dict}
+    if fields.keys() != expected.keys() or any(type(fields[name]) is not kind for name, kind in expected.items()):
+        raise EntryError("the manifest does not have the fields of its format")
+    del fields["format"]
+    manifest = Manifest(**fields)
+    if "/" in manifest.library or manifest.library in ("", ".", ".."):
+        raise EntryError("the manifest names a library outside its folder")
+    try:
+        if document_key(manifest.document) != manifest.key:
+            raise EntryError("the manifest's key is not the key of its document")
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise EntryError(f"the manifest's document has no key: {error}") from None
+    return manifest

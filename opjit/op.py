@@ -1,0 +1,237 @@
+"""An op: its schema, what torch must know of it before any binary exists, and its kernels for each backend.
+
+Declaring defines the op with torch, with its fake kernel, its backward and one Python kernel that stands in for every device.
+The first call on a device reaches that stand-in; it readies the device's C kernel and calls the op again. From then on torch
+finds the C kernel by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opjit import backends, schema
+from opjit.backends import Backend
+from opjit.errors import DeclarationError, NoKernel
+from opjit.loader import Loaded
+
+Function = Callable[..., Any]
+_library_lock = threading.RLock()
+_libraries: dict[str, torch.library.Library] = {}  # torch's handle for each op; dropping one would take the op back
+
+
+class Op:
+    """A declared op; made by `opjit.op`.
+
+    Attributes:
+        schema: what torch parsed.
+        folder: where its C and CUDA sources are.
+        fake: computes the shape, dtype and device of the results, without data.
+        loaded: the kernels in this process, by backend name.
+    """
+
+    def __init__(self, text: str, fake: Function, folder: Path) -> None:
+        self.schema = schema.parse(text)
+        self.folder = folder
+        self.fake = fake
+        self.loaded: dict[str, Loaded] = {}
+        self.lock = threading.RLock()  # one build of this op at a time in this process
+        self._reference: Function | None = None
+        self._samples: Function | None = None
+        self._backward: Function | None = None
+        self._setup_context: Function | None = None
+        _define(self)
+
+    def __repr__(self) -> str:
+        return f"<opjit op {self.schema.text}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.overload(*args, **kwargs)
+
+    @property
+    def qualified(self) -> str:
+        return self.schema.qualified
+
+    @property
+    def overload(self) -> torch._ops.OpOverload:
+        """``torch.ops.<namespace>.<name>.default``: what torch calls and traces."""
+        packet = getattr(getattr(torch.ops, self.schema.namespace), self.schema.name)
+        overload: torch._ops.OpOverload = packet.default
+        return overload
+
+    def reference(self, function: Function) -> Function:
+        """Decorator: the same op in plain torch; what tests and benchmarks compare with."""
+        self._reference = function
+        return function
+
+    def samples(self, function: Function) -> Function:
+        """Decorator: ``samples(device)`` yields ``(args, kwargs)`` pairs that cover dtypes, strides, odd and empty sizes."""
+        self._samples = function
+        return function
+
+    def backward(self, function: Function) -> Function:
+        """Decorator: ``backward(ctx, *grads)`` as torch.library.register_autograd takes it.
+
+        Raises:
+            DeclarationError: the op writes an argument or has keyword-only Tensors, which torch cannot differentiate.
+        """
+        if self.schema.mutates:
+            raise DeclarationError(f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor")
+        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
+            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no backward; make it positional")
+        self._backward = function
+        self._register_backward()
+        return function
+
+    def setup_context(self, function: Function) -> Function:
+        """Decorator: ``setup_context(ctx, inputs, output)``, or with ``keyword_only_inputs`` behind inputs, as torch takes it."""
+        self._setup_context = function
+        self._register_backward()
+        return function
+
+    def _register_backward(self) -> None:
+        if self._backward is not None:
+            torch.library.register_autograd(self.qualified, self._backward, setup_context=self._setup_context,
+                                            lib=_libraries[self.qualified])
+
+    @property
+    def has_backward(self) -> bool:
+        return self._backward is not None
+
+    def refer(self, *args: Any, **kwargs: Any) -> Any:
+        """The reference's result.
+
+        Raises:
+            DeclarationError: the op declares none.
+        """
+        if self._reference is None:
+            raise DeclarationError(f"{self.qualified} declares no reference; add one with @{self.schema.name}.reference in its op.py")
+        return self._reference(*args, **kwargs)
+
+    def sample(self, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The declared samples on a device.
+
+        Raises:
+            DeclarationError: the op declares none.
+        """
+        if self._samples is None:
+            raise DeclarationError(f"{self.qualified} declares no samples; add them with @{self.schema.name}.samples in its op.py")
+        yield from self._samples(device)
+
+    def source(self, backend: Backend) -> Path:
+        """The kernel's source for a backend: named after the op or, where a folder has several ops, after the folder.
+
+        Raises:
+            NoKernel: there is none.
+        """
+        candidates = [self.folder / f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name)]
+        for path in candidates:
+            if path.is_file():
+                return path
+        wanted = " or ".join(path.name for path in dict.fromkeys(candidates))
+        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {wanted} in {self.folder}")
+
+    def backends(self) -> list[str]:
+        """Names of the backends that the op has a source for."""
+        found = []
+        for backend in backends.all_backends():
+            try:
+                self.source(backend)
+            except NoKernel:
+                continue
+            found.append(backend.name)
+        return found
+
+
+def op(text: str) -> Callable[[Function], Op]:
+    """Declare an op; the decorated function is its fake kernel.
+
+    The op's C and CUDA sources lie beside the file that declares it: ``<name>.c`` with ``<name>_cpu``, ``<name>.cu`` with
+    ``<name>_cuda``. Nothing is compiled until the op is first asked for or called.
+
+    Args:
+        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; without a namespace it is ``opjit``'s.
+
+    Raises:
+        SchemaError: torch cannot parse the schema, or C has no form for it.
+        DeclarationError: an op of that name is declared already, with other files or another schema.
+
+    Example:
+        >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor")
+        ... def scale(x, a):
+        ...     return torch.empty_like(x)
+    """
+
+    def declare(fake: Function) -> Op:
+        from opjit import catalog
+
+        folder = Path(inspect.getfile(fake)).resolve().parent
+        return catalog.add(Op(text, fake, folder))
+
+    return declare
+
+
+def _define(declared: Op) -> None:
+    """Make the op known to torch: schema, fake kernel and stand-in."""
+    from opjit import catalog
+
+    qualified = declared.qualified
+    with _library_lock:
+        known = catalog.declared(qualified)
+        if known is None and _exists(declared):
+            raise DeclarationError(f"torch has an op {qualified} already, and opjit did not declare it; choose another name or namespace")
+        if known is not None:
+            if known.folder != declared.folder:
+                raise DeclarationError(f"two ops are named {qualified}: one is declared in {known.folder}, the other in {declared.folder}; "
+                                       "rename one or give it a namespace of its own")
+            forget(known)
+        library = torch.library.Library(declared.schema.namespace, "FRAGMENT")
+        signature = declared.schema.text.partition("::")[2]
+        library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(declared.schema.name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
+        torch.library.register_fake(qualified, declared.fake, lib=library)
+        _libraries[qualified] = library
+
+
+def _exists(declared: Op) -> bool:
+    return torch._C._dispatch_has_kernel(declared.qualified) or declared.qualified in torch._C._dispatch_get_all_op_names()
+
+
+def forget(declared: Op) -> None:
+    """Take an op back from torch, with its kernels: the next declaration of its name starts anew."""
+    from opjit import loader
+
+    for loaded in declared.loaded.values():
+        loader.unload(loaded)
+    declared.loaded.clear()
+    library = _libraries.pop(declared.qualified, None)
+    if library is not None:
+        library._destroy()
+    namespace = getattr(torch.ops, declared.schema.namespace)
+    if declared.schema.name in namespace.__dict__:
+        delattr(namespace, declared.schema.name)
+
+
+def _stand_in(declared: Op) -> Function:
+    """The Python kernel that torch calls where no C kernel is registered yet."""
+    qualified = declared.qualified
+
+    def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        from opjit import api
+
+        key = str(keys.highestPriorityTypeId()).removeprefix("DispatchKey.")
+        backend = backends.for_dispatch_key(key)
+        if backend is None:
+            raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
+                           f"{' or '.join(declared.backends()) or 'no device'}, and at least one of them")
+        api.ready(declared, backend)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+            raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})")
+        return declared.overload.redispatch(keys, *args, **kwargs)
+
+    return first_call

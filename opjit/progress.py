@@ -1,0 +1,32 @@
+"""What a person at a terminal sees while a build runs; a pipe or a log file sees nothing unless it asks for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger("opjit")
+
+
+@contextmanager
+def shown(message: str) -> Iterator[Callable[[str], None]]:
+    """Show a line while the block runs; yields a function that changes it. With OPJIT_VERBOSE=1 lines go to stderr plainly."""
+    logger.info(message)
+    if os.environ.get("OPJIT_VERBOSE", "0") not in ("", "0"):
+        print(f"opjit: {message}", file=sys.stderr)
+
+        def say(text: str) -> None:
+            logger.info(text)
+            print(f"opjit: {text}", file=sys.stderr)
+
+        yield say
+    elif sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(message) as status:
+            yield status.update
+    else:
+        yield logger.info

@@ -1,0 +1,20 @@
+"""The C headers, bundled ops and templates that come with opjit: inside a wheel, or beside the package in a checkout."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@cache
+def folder(name: str) -> Path:
+    """``kernels_c`` or ``templates``."""
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+@cache
+def template(name: str) -> str:
+    return (folder("templates") / name).read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+"""An op's schema as opjit sees it: torch parses the text, this module keeps what the glue needs and refuses the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opjit.errors import SchemaError
+
+SCALARS = ("int", "float", "bool", "str", "ScalarType")
+LISTED = ("int", "float", "bool", "Tensor")
+RETURNED = ("Tensor", "int", "float", "bool")
+
+# torch's name of a type's kind -> ours.
+_KINDS = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "SymIntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "ScalarTypeType": "ScalarType",
+}
+
+# What to use instead of a type that has no form in C.
+_ALTERNATIVES = {
+    "DeviceObjType": "take the device from a Tensor argument",
+    "NumberType": "use float or int",
+    "ComplexType": "use two floats",
+    "GeneratorType": "pass a seed as an int",
+    "StreamObjType": "the kernel gets torch's current stream by itself",
+    "DictType": "use one list for the keys and one for the values",
+    "ClassType": "pass its parts as Tensors and numbers",
+    "LayoutType": "use an int",
+    "MemoryFormatType": "use an int",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: ``kind`` is one of SCALARS or "Tensor", alone, optional, or as a list."""
+
+    name: str
+    kind: str
+    optional: bool = False
+    list: bool = False
+    writes: bool = False
+    keyword_only: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A parsed schema.
+
+    Attributes:
+        text: canonical text with the namespace, as torch prints it.
+        namespace, name: the two halves of the qualified name.
+    """
+
+    text: str
+    namespace: str
+    name: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.namespace}::{self.name}"
+
+    @property
+    def mutates(self) -> bool:
+        return any(argument.writes for argument in self.arguments)
+
+
+def parse(text: str) -> Schema:
+    """Read ``"ns::name(Tensor x, float a) -> Tensor"``; without ``ns::`` the namespace is ``opjit``.
+
+    Raises:
+        SchemaError: torch cannot parse it, or an opjit op cannot have it; the message names the way out.
+    """
+    qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"
+    try:
+        parsed = torch._C.parse_schema(qualified)
+    except RuntimeError as error:
+        raise SchemaError(f"torch cannot parse the schema {text!r}: {str(error).strip()}") from None
+    namespace, _, name = parsed.name.partition("::")
+    if parsed.overload_name:
+        raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
+    arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
+    results = tuple(_result(text, result) for result in parsed.returns)
+    if not any(argument.kind == "Tensor" for argument in arguments):
+        raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot tell which device's kernel to call; "
+                          "add one, for example the tensor whose device the result should have")
+    return Schema(str(parsed), namespace, name, arguments, results)
+
+
+def _argument(text: str, argument: Any) -> Argument:
+    torch_type = argument.real_type
+    optional = torch_type.kind() == "OptionalType"
+    if optional:
+        torch_type = torch_type.getElementType()
+    listed = torch_type.kind() == "ListType"
+    if listed:
+        torch_type = torch_type.getElementType()
+    kind = _KINDS.get(torch_type.kind())
+    where = f"schema {text!r}: argument `{argument.name}` is a {argument.type}"
+    if kind is None:
+        hint = _ALTERNATIVES.get(torch_type.kind(), f"use Tensor, {', '.join(SCALARS)} or a list of them")
+        if torch_type.kind() == "OptionalType":
+            hint = f"leave the missing ones out: {torch_type.getElementType()}[]"
+        raise SchemaError(f"{where}, which has no form in C; {hint}")
+    if listed and kind not in LISTED:
+        raise SchemaError(f"{where}, which has no form in C; lists are of {', '.join(LISTED)}")
+    alias = argument.alias_info
+    if alias is not None and not alias.is_write:
+        raise SchemaError(f"{where} with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it")
+    return Argument(argument.name, kind, optional, listed, alias is not None, argument.kwarg_only)
+
+
+def _result(text: str, result: Any) -> Result:
+    kind = _KINDS.get(result.real_type.kind())
+    if result.alias_info is not None:
+        raise SchemaError(f"schema {text!r} returns an alias of an argument, which torch can neither compile nor export; "
+                          "return () and let the caller keep using the argument")
+    if kind not in RETURNED:
+        raise SchemaError(f"schema {text!r} returns a {result.type}; an op returns {', '.join(RETURNED)}, or several of them")
+    return Result(result.name, kind)

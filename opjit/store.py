@@ -1,0 +1,207 @@
+"""The store: one folder per binary, named by its key, which appears complete by a single rename and never changes.
+
+    <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
+    <root>/v1/staging/<random>/                 builds under way; swept when a day old
+    <root>/v1/toolchain/, stubs/, logs/         notes on compilers, what links are made against, failed builds
+
+Readers take no lock and write nothing. Whatever cannot be read or trusted is a miss.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import platform
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from opjit import binary, files, manifest
+from opjit.errors import CacheWarning, EntryError
+from opjit.manifest import Manifest
+from opjit.recipe import Recipe
+from opjit.targets import Target
+
+_STAGING_AGE = 24 * 3600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A binary that was verified when this object was made.
+
+    Attributes:
+        folder: where it lies.
+        key: identity of what it was built from.
+        library: path of the shared library.
+    """
+
+    folder: Path
+    key: str
+    library: Path
+
+
+def default_root() -> Path:
+    """$OPJIT_CACHE, else opjit/ in the user's cache folder."""
+    configured = os.environ.get("OPJIT_CACHE")
+    if configured:
+        return Path(os.path.abspath(os.path.expanduser(configured)))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.path.abspath(home)) / "opjit"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A local store. Making the object touches nothing."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "v1"
+
+    @property
+    def notes(self) -> Path:
+        """Folder of what is remembered about compilers."""
+        return self.base / "toolchain"
+
+    def folder(self, qualified: str, target: Target) -> Path:
+        """The folder of all entries of an op for a target."""
+        return self.base / qualified.replace("::", ".") / target.folder
+
+    def find(self, recipe: Recipe) -> Entry | None:
+        """The verified entry of a recipe; None is a miss, with one warning where there was an entry that is no good.
+
+        Where no compiler is known the key cannot be known either: then any entry that was built from the same sources,
+        with the same flags, for the same target, will do, whoever compiled it.
+        """
+        folder = self.folder(recipe.schema.qualified, recipe.target)
+        try:
+            names = [recipe.key] if recipe.key is not None else sorted(os.listdir(folder))
+        except OSError:
+            return None
+        for name in names:
+            entry = self._read(folder / name, recipe)
+            if entry is not None:
+                return entry
+        return None
+
+    def _read(self, folder: Path, recipe: Recipe) -> Entry | None:
+        try:
+            entry, found = verify(folder, recipe.target)
+        except FileNotFoundError:
+            return None
+        except (EntryError, OSError) as error:
+            warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
+            return None
+        wanted = recipe.document()
+        if recipe.key is None:
+            wanted["toolchain"] = found.document.get("toolchain")
+        return entry if found.document == wanted else None
+
+    def stage(self) -> Path:
+        """A new private folder on the store's filesystem.
+
+        Raises:
+            OSError: the store cannot be written.
+            EntryError: somebody else could write there.
+        """
+        staging = self.base / "staging"
+        files.make_private(staging)
+        for folder in (self.root, self.base, staging):
+            problem = files.distrusted(folder)
+            if problem:
+                raise EntryError(problem)
+        self._sweep(staging)
+        folder = staging / secrets.token_hex(16)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def publish(self, staged: Path, described: Manifest, target: Target, qualified: str) -> Entry:
+        """Put a complete folder in its place. Where another process was first, its entry is the one that counts.
+
+        Raises:
+            OSError: the store cannot be written.
+            EntryError: what was staged does not verify.
+        """
+        place = self.folder(qualified, target) / described.key
+        files.make_private(place.parent)
+        files.sync(staged)
+        for _ in range(2):
+            try:
+                os.rename(staged, place)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                files.sync(place.parent)
+                break
+            with suppress(EntryError, OSError):
+                return verify(place, target)[0]  # the winner's; ours goes with its staging folder
+            with suppress(OSError):  # a bad one: out of the way, so that it does not live for ever
+                os.rename(place, self.base / "staging" / secrets.token_hex(16))
+        return verify(place, target)[0]
+
+    def entries(self) -> Iterator[Path]:
+        """Folders of all entries, unverified, in order."""
+        special = {"staging", "toolchain", "stubs", "logs"}
+        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in special)
+
+    def clear(self) -> int:
+        """Remove everything of this format; returns how many entries there were. Loaded binaries keep working."""
+        count = sum(1 for _ in self.entries())
+        files.remove_tree(self.base)
+        return count
+
+    def _sweep(self, staging: Path) -> None:
+        """Remove what killed builders left behind, once it is old enough to be nobody's."""
+        with suppress(OSError):
+            for leftover in os.scandir(staging):
+                with suppress(OSError):
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _STAGING_AGE:
+                        files.remove_tree(Path(leftover.path))
+
+
+def verify(folder: Path, target: Target) -> tuple[Entry, Manifest]:
+    """Check all that must hold before a library is loaded: owners, modes, size, hash, machine, arch, what it asks for.
+
+    Raises:
+        FileNotFoundError: there is no such entry.
+        EntryError, OSError: there is one, and it must not be used.
+    """
+    problem = files.distrusted(folder)
+    described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
+    if described.key != folder.name:
+        raise EntryError("its manifest is of another key")
+    library = folder / described.library
+    for path in (folder / manifest.NAME, library):
+        problem = problem or files.distrusted(path)
+    if problem:
+        raise EntryError(problem)
+    content = library.read_bytes()
+    if len(content) != described.size or hashlib.sha256(content).hexdigest() != described.sha256:
+        raise EntryError("its library is not the one that its manifest names")
+    check_library(content, target)
+    return Entry(folder, described.key, library), described
+
+
+def check_library(content: bytes, target: Target) -> None:
+    """Refuse a library that does not fit the target or asks for anything an op may not need."""
+    allowed = target.backend.flags(target.arch, target.runtime).needed
+    machine = "aarch64" if target.arch == "aarch64" else "x86_64"
+    if target.backend.uses_nvcc:
+        machine = platform.machine()  # the host half of a CUDA op is built for the machine at hand
+    archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
+    binary.check(content, machine, allowed, archs)
+
+
+def _read_bounded(path: Path, limit: int) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise EntryError(f"{path.name} is larger than {limit} bytes")
+    return content

@@ -1,0 +1,159 @@
+"""The compilers: where they are and who they are.
+
+A compiler is known by what it prints for its version and target, not by its path or date; asking costs a process, so the
+answer is kept in the cache under the executable's path, size, modification time and inode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opjit import files
+from opjit.errors import ToolMissing
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The C compiler.
+
+    Attributes:
+        path: as the build calls it.
+        version: such as ``"gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)"``.
+        machine: the triple it compiles for.
+        includes: the folders it searches by itself, joined by ``:``.
+    """
+
+    path: str
+    version: str
+    machine: str
+    includes: str
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """The CUDA toolkit.
+
+    Attributes:
+        root: the folder that holds bin/nvcc, found by asking nvcc: the one on PATH may be a wrapper script.
+        version: such as ``"13.0"``.
+        build: the full version, such as ``"V13.0.88"``.
+    """
+
+    root: str
+    version: str
+    build: str
+
+
+def find_compiler(memory: Path | None) -> Compiler | None:
+    """$CC, else gcc, cc or clang on PATH; None if there is none."""
+    for name in filter(None, (os.environ.get("CC"), "gcc", "cc", "clang")):
+        path = shutil.which(name)
+        if path:
+            return Compiler(path, **_remembered(memory, "cc", path, lambda: _ask_compiler(path)))
+    return None
+
+
+def find_nvcc(memory: Path | None) -> Nvcc | None:
+    """nvcc of $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    for name in ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]:
+        path = shutil.which(name)
+        if path:
+            return Nvcc(**_remembered(memory, "nvcc", path, lambda: _ask_nvcc(path)))
+    return None
+
+
+def find_ninja() -> str | None:
+    """The folder of ninja's executable: on PATH, or of the ninja package beside this Python."""
+    path = shutil.which("ninja")
+    if path:
+        return os.path.dirname(path)
+    try:
+        import ninja
+    except ImportError:
+        return None
+    return str(ninja.BIN_DIR)
+
+
+def require_compiler(memory: Path | None) -> Compiler:
+    compiler = find_compiler(memory)
+    if compiler is None:
+        raise ToolMissing("cc", "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH; install one (Debian and Ubuntu: "
+                                "apt install gcc) or point OPJIT_CACHE at a cache that holds the built op")
+    return compiler
+
+
+def require_nvcc(memory: Path | None) -> Nvcc:
+    nvcc = find_nvcc(memory)
+    if nvcc is None:
+        raise ToolMissing("nvcc", "no nvcc: opjit looked in $CUDA_HOME, on PATH and in /usr/local/cuda; install the CUDA Toolkit "
+                                  "(CUDA ops are compiled by it; no GPU is needed to build)")
+    return nvcc
+
+
+def require_ninja() -> str:
+    folder = find_ninja()
+    if folder is None:
+        raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
+    return folder
+
+
+def _remembered(memory: Path | None, kind: str, path: str, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What `ask` found out about the executable, from the note in the cache if it is still the same file."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    stamp = [real, status.st_size, status.st_mtime_ns, status.st_ino]
+    note = memory / f"{kind}-{hashlib.sha256(path.encode()).hexdigest()[:16]}.json" if memory else None
+    if note is not None:
+        try:
+            known = json.loads(note.read_text())
+            if known["stamp"] == stamp:
+                return {str(name): str(value) for name, value in known["found"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # no note, or not one of ours: ask
+    found = ask()
+    if note is not None:
+        files.write_note(note, json.dumps({"stamp": stamp, "found": found}))
+    return found
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                            env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, check=False)
+    return result.stdout
+
+
+def _ask_compiler(path: str) -> dict[str, str]:
+    text = _run(path, "-v", "-E", "-x", "c", os.devnull)
+    machine = re.search(r"^Target: (.+)$", text, re.MULTILINE)
+    version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
+    if machine is None or version is None:
+        raise ToolMissing("cc", f"{path} is not a gcc or clang that works: `{path} -v` printed {text.strip()[:200]!r}; set CC to one")
+    searched = re.search(r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL)
+    includes = [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
+    return {"version": version[1].strip(), "machine": machine[1].strip(), "includes": ":".join(includes)}
+
+
+def _ask_nvcc(path: str) -> dict[str, str]:
+    text = _run(path, "--version")
+    release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
+    root = re.search(r"^#\$ TOP=(.+)$", _run(path, "--dryrun", "-E", "-x", "cu", os.devnull), re.MULTILINE)
+    if release is None or root is None:
+        raise ToolMissing("nvcc", f"{path} is not an nvcc that works: `{path} --version` printed {text.strip()[:200]!r}")
+    return {"root": os.path.realpath(root[1].strip()), "version": release[1], "build": release[2]}
+
+
+def identity(compiler: Compiler, nvcc: Nvcc | None) -> dict[str, str]:
+    """What enters an op's key: who compiles, not from where."""
+    who = {"cc.version": compiler.version, "cc.machine": compiler.machine}
+    if nvcc is not None:
+        who["nvcc.build"] = nvcc.build
+    return who
