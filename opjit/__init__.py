@@ -11,9 +11,13 @@ Importing declares the bundled ops to torch (schemas, fake kernels, backwards); 
 from opjit import catalog, errors
 from opjit.api import get
 from opjit.backends import register_backend
-from opjit.op import Op, op
+from opjit.backends.cpu import Cpu
+from opjit.backends.cuda import Cuda
+from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "errors", "get", "op", "register_backend"]
+__all__ = ["Op", "Workload", "errors", "get", "op", "register_backend"]
 __version__ = "0.1.0"
 
+register_backend(Cpu())
+register_backend(Cuda())
 catalog.declare_bundled()

@@ -56,7 +56,7 @@ def entry(op: Op, target: Target) -> Entry:
     """The verified binary of an op for a target: from the store, or built into it."""
     store = Store(default_root())
     recipe = describe(op, target, store)
-    return store.find(recipe) or _build_once(op, target, store)
+    return store.find(recipe) or _build_once(op, recipe, store)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
@@ -69,14 +69,14 @@ def describe(op: Op, target: Target, store: Store) -> Recipe:
                   toolchain.identity(compiler, nvcc) if compiler is not None and known else None)
 
 
-def _build_once(op: Op, target: Target, store: Store) -> Entry:
+def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
     """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+    target = recipe.target
     from opjit import build, lock, progress
 
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
         raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
     with progress.shown(f"building {op.qualified} for {target}") as say:
-        name = describe(op, target, store).key or op.qualified.replace("::", ".")
-        with lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")):
-            recipe = describe(op, target, store)
+        with lock.held(recipe.key or op.qualified.replace("::", "."), lambda holder: say(f"waiting for {op.qualified}: {holder}")):
+            recipe = describe(op, target, store)  # as the sources are now, after the wait
             return store.find(recipe) or build.build(recipe, store)

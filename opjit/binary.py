@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from opjit.errors import EntryError
 
@@ -17,8 +17,7 @@ _FATBIN_CUBIN = 2
 RUN_PATH = "$ORIGIN"
 
 
-@dataclass(frozen=True)
-class Binary:
+class Binary(NamedTuple):
     """A shared library's demands.
 
     Attributes:

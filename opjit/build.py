@@ -21,8 +21,10 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,7 +92,10 @@ def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, st
                           recipe.target.backend.stream)
     for name, text in sources.items():
         (work / name).write_text(text, encoding="utf-8")
-    stubs = _stubs(recipe.flags.stubs, compiler, base)
+    with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins while Python imports torch's builder
+        making = beside.submit(_stubs, recipe.flags.stubs, compiler, base)
+        _import_builder()
+        stubs = making.result()
     name = f"opjit_{secrets.token_hex(8)}"
     started = time.perf_counter()
     _run_torch_builder(recipe, name, [str(work / source) for source in sources], work, stubs, compiler, nvcc, ninja, base)
@@ -120,7 +125,8 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
     places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work)}
     flags = recipe.flags
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
-    with _torch_builder, _settings(compiler, nvcc, ninja) as cpp_extension:
+    cpp_extension = _import_builder()
+    with _torch_builder, _settings(cpp_extension, compiler, nvcc, ninja):
         try:
             cpp_extension.load(
                 name=name,
@@ -141,12 +147,20 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
             raise diagnose(str(error), recipe.schema.qualified, str(recipe.target), base / "logs") from None
 
 
-@contextmanager
-def _settings(compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[object]:
-    """torch's builder, set up for an opjit build; everything is put back afterwards."""
+def _import_builder() -> Any:
+    """torch.utils.cpp_extension, without its warning that there is no GPU: a build needs none."""
     quiet = logging.getLogger("torch.utils.cpp_extension")
     level = quiet.level
-    quiet.setLevel(logging.ERROR)  # it warns that there is no GPU, which an opjit build does not need
+    quiet.setLevel(logging.ERROR)
+    try:
+        return importlib.import_module("torch.utils.cpp_extension")
+    finally:
+        quiet.setLevel(level)
+
+
+@contextmanager
+def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[None]:
+    """Set torch's builder up for an opjit build; everything is put back afterwards."""
     environment = {
         "CXX": compiler.path,  # the glue is C; a machine without a C++ compiler can build it
         "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -155,22 +169,19 @@ def _settings(compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[obj
         "LC_ALL": "C",
         "PYTORCH_NVCC": None,
     }
-    before = {name: os.environ.get(name) for name in environment}
-    _set_environment(environment)
+    # The run path that torch adds becomes a constant: the process has torch's libraries already.
+    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
+    environment_before = {name: os.environ.get(name) for name in environment}
+    variables_before = {name: getattr(cpp_extension, name) for name in variables}
     try:
-        cpp_extension = importlib.import_module("torch.utils.cpp_extension")
-        variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
-        kept = {name: getattr(cpp_extension, name) for name in variables}
-        try:
-            for name, value in variables.items():
-                setattr(cpp_extension, name, value)
-            yield cpp_extension
-        finally:
-            for name, value in kept.items():
-                setattr(cpp_extension, name, value)
+        _set_environment(environment)
+        for name, value in variables.items():
+            setattr(cpp_extension, name, value)
+        yield
     finally:
-        _set_environment(before)
-        quiet.setLevel(level)
+        _set_environment(environment_before)
+        for name, value in variables_before.items():
+            setattr(cpp_extension, name, value)
 
 
 def _set_environment(values: dict[str, str | None]) -> None:
@@ -230,8 +241,8 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
                                      "tie its binary to one version of them")
             if real.is_relative_to(work.resolve()) or any(real.is_relative_to(folder) for folder in trusted):
                 continue
-            names = {headers.portable_name(Path(os.path.normpath(work / path)), recipe.folder, include),
-                     headers.portable_name(real, recipe.folder.resolve(), include.resolve())}
+            names = {headers.portable_name(os.path.normpath(work / path), str(recipe.folder), str(include)),
+                     headers.portable_name(str(real), str(recipe.folder.resolve()), str(include.resolve()))}
             if not names & recipe.inputs.keys():
                 raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of "
                                      "that file would go unseen; name the file in an #include line")

@@ -1,7 +1,8 @@
 """The C glue of an op, written from its schema over templates/glue.c.in and templates/glue.cu.in.
 
 The templates are the text; this module spells out what depends on the schema: the kernel's prototype, how each
-boxed argument is read, passed and freed, and how each result is boxed. Nothing here runs on a cache hit.
+boxed argument is read, passed and freed, and how each result is boxed. Nothing here runs on a cache hit. When this
+module's output changes, recipe.GLUE_GENERATOR is counted up.
 """
 
 from __future__ import annotations
@@ -11,24 +12,31 @@ from string import Template
 from opjit import resources
 from opjit.schema import Argument, Result, Schema
 
-# Counted up when this module's output changes for one and the same template.
-GENERATOR = 1
-
 _C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype"}
 _UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
 _BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})",
         "bool": "(torch_ivalue){}"}
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
+# Words that C11, GNU C, C++17 or a system header keep for themselves, and the name of a CUDA kernel's last parameter.
 _RESERVED = frozenset(
-    "alignas alignof and asm auto bitand bitor bool break case catch char class compl const continue default delete do "
-    "double else enum explicit export extern false float for friend goto if inline int long mutable namespace new not "
-    "operator or private protected public register restrict return short signed sizeof static struct switch template "
-    "this throw true try typedef typename union unsigned using virtual void volatile while xor".split())
+    "NULL EOF alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const "
+    "const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float "
+    "for friend goto if inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private "
+    "protected public register reinterpret_cast restrict return short signed sizeof static static_assert static_cast stream "
+    "struct switch template this thread_local throw true try typedef typeid typename typeof union unix unsigned using virtual "
+    "void volatile wchar_t while xor xor_eq".split())
 
 
-def c_name(name: str) -> str:
-    """The parameter's name in C: the schema's, with ``_`` behind a word that C or C++ keeps for itself."""
-    return f"{name}_" if name in _RESERVED else name
+def c_names(schema: Schema) -> list[str]:
+    """What C calls the arguments, then the results (``out`` by default): each with ``_`` behind it while that is taken."""
+    results = schema.results
+    names: list[str] = []
+    for name in [*(argument.name for argument in schema.arguments),
+                 *(result.name or ("out" if len(results) == 1 else f"out{index}") for index, result in enumerate(results))]:
+        while name in _RESERVED or name in names:
+            name += "_"
+        names.append(name)
+    return names
 
 
 def function_name(schema: Schema, backend: str) -> str:
@@ -38,8 +46,8 @@ def function_name(schema: Schema, backend: str) -> str:
 
 def parameters(schema: Schema) -> list[str]:
     """The kernel's parameters as C declares them, without a backend's stream."""
-    return [f"{_c_type(argument)}{c_name(argument.name)}" for argument in schema.arguments] + [
-        f"{_RESULT_TYPES[result.kind]} *{_result_name(schema, index)}" for index, result in enumerate(schema.results)]
+    types = [*map(_c_type, schema.arguments), *(f"{_RESULT_TYPES[result.kind]} *" for result in schema.results)]
+    return [f"{c_type}{name}" for c_type, name in zip(types, c_names(schema), strict=True)]
 
 
 def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream: str | None) -> dict[str, str]:
@@ -59,11 +67,9 @@ def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream:
         return {"opjit_glue.c": c_glue}
     prototype = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
     c_glue = _c_glue(schema, text, prototype, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
-    names = [c_name(argument.name) for argument in schema.arguments] + [
-        _result_name(schema, index) for index in range(len(schema.results))]
     wrapper = Template(resources.template("glue.cu.in")).substitute(
         text, types=", ".join([*declared, f"{stream} stream"]), parameters=", ".join([*declared, "void *stream"]),
-        arguments=", ".join([*names, f"({stream})stream"]))
+        arguments=", ".join([*c_names(schema), f"({stream})stream"]))
     return {"opjit_glue.c": c_glue, "opjit_kernel.cu": wrapper}
 
 
@@ -104,12 +110,7 @@ def _c_type(argument: Argument) -> str:
 
 
 def _result_name(schema: Schema, index: int) -> str:
-    """The schema's name for a result, or `out`, kept apart from the arguments' names."""
-    name = c_name(schema.results[index].name) or ("out" if len(schema.results) == 1 else f"out{index}")
-    taken = {c_name(argument.name) for argument in schema.arguments} | {"stream"}
-    while name in taken:
-        name += "_"
-    return name
+    return c_names(schema)[len(schema.arguments) + index]
 
 
 def _tensor_results(schema: Schema) -> list[int]:

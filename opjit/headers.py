@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)
+_INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # in a comment too: that costs nothing
 
 
-def closure(roots: Iterable[Path], include_path: tuple[Path, ...]) -> dict[Path, str]:
+def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, str]:
     """The SHA-256 of the roots and of all that they include, by path.
 
     The scan is conservative: it follows every #include line, also one that a condition turns off. Quoted names are looked
@@ -21,27 +21,30 @@ def closure(roots: Iterable[Path], include_path: tuple[Path, ...]) -> dict[Path,
     Raises:
         OSError: a file that is part of the op cannot be read.
     """
-    digests: dict[Path, str] = {}
+    digests: dict[str, str] = {}
     waiting = list(roots)
     while waiting:
         path = waiting.pop()
         if path in digests:
             continue
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content = file.read()
         digests[path] = hashlib.sha256(content).hexdigest()
         for kind, name in _INCLUDE.findall(content):
-            beside = (path.parent,) if kind == b'"' else ()
-            found = next((folder / os.fsdecode(name) for folder in (*beside, *include_path)
-                          if (folder / os.fsdecode(name)).is_file()), None)
+            beside = (os.path.dirname(path),) if kind == b'"' else ()
+            candidates = (os.path.join(folder, os.fsdecode(name)) for folder in (*beside, *include_path))
+            found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
             if found is not None:
-                waiting.append(Path(os.path.normpath(found)))
+                waiting.append(os.path.normpath(found))
     return digests
 
 
-def portable_name(path: Path, folder: Path, include: Path) -> str:
+def portable_name(path: str, folder: str, include: str) -> str:
     """A file's name in a key: the same on every machine."""
-    if path.is_relative_to(include) and not path.is_relative_to(folder):
-        return f"<opjit>/{path.relative_to(include)}"
+    if path.startswith(folder + os.sep):
+        return path[len(folder) + 1:]
+    if path.startswith(include + os.sep):
+        return f"<opjit>/{path[len(include) + 1:]}"
     return os.path.relpath(path, folder)
 
 

@@ -8,13 +8,11 @@ ever closed.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 from opjit.errors import LoadError
 from opjit.store import Entry
 
 
-@dataclass
 class Loaded:
     """An op's registration for one backend.
 
@@ -23,8 +21,9 @@ class Loaded:
         registered: the library that torch calls into.
     """
 
-    key: str
-    registered: ctypes.CDLL
+    def __init__(self, key: str, registered: ctypes.CDLL) -> None:
+        self.key = key
+        self.registered = registered
 
 
 def load(entry: Entry, qualified: str) -> Loaded:

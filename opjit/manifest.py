@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from opjit.errors import EntryError
 from opjit.recipe import FORMAT, document_key
@@ -13,8 +12,7 @@ NAME = "manifest.json"
 MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """An entry's description.
 
     Attributes:
@@ -33,7 +31,7 @@ class Manifest:
     built_with: dict[str, str]
 
     def dump(self) -> bytes:
-        fields = {"format": FORMAT, **self.__dict__}
+        fields = {"format": FORMAT, **self._asdict()}
         return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 

@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,21 @@ from opjit.loader import Loaded
 Function = Callable[..., Any]
 _library_lock = threading.RLock()
 _libraries: dict[str, torch.library.Library] = {}  # torch's handle for each op; dropping one would take the op back
+
+
+class Workload(NamedTuple):
+    """One line of a benchmark.
+
+    Attributes:
+        label: such as ``"float32 2^20"``.
+        args, kwargs: of the call.
+        bytes: the fewest that the op must move through memory.
+    """
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bytes: int
 
 
 class Op:
@@ -43,6 +58,7 @@ class Op:
         self.lock = threading.RLock()  # one build of this op at a time in this process
         self._reference: Function | None = None
         self._samples: Function | None = None
+        self._workloads: Function | None = None
         self._backward: Function | None = None
         self._setup_context: Function | None = None
         _define(self)
@@ -72,6 +88,11 @@ class Op:
     def samples(self, function: Function) -> Function:
         """Decorator: ``samples(device)`` yields ``(args, kwargs)`` pairs that cover dtypes, strides, odd and empty sizes."""
         self._samples = function
+        return function
+
+    def workloads(self, function: Function) -> Function:
+        """Decorator: ``workloads(device)`` yields a `Workload` for each line of ``opjit bench``."""
+        self._workloads = function
         return function
 
     def backward(self, function: Function) -> Function:
@@ -123,6 +144,16 @@ class Op:
             raise DeclarationError(f"{self.qualified} declares no samples; add them with @{self.schema.name}.samples in its op.py")
         yield from self._samples(device)
 
+    def work(self, device: str) -> Iterator[Workload]:
+        """The declared workloads on a device.
+
+        Raises:
+            DeclarationError: the op declares none.
+        """
+        if self._workloads is None:
+            raise DeclarationError(f"{self.qualified} declares no workloads; add them with @{self.schema.name}.workloads in its op.py")
+        yield from self._workloads(device)
+
     def source(self, backend: Backend) -> Path:
         """The kernel's source for a backend: named after the op or, where a folder has several ops, after the folder.
 
@@ -170,7 +201,7 @@ def op(text: str) -> Callable[[Function], Op]:
     def declare(fake: Function) -> Op:
         from opjit import catalog
 
-        folder = Path(inspect.getfile(fake)).resolve().parent
+        folder = Path(inspect.unwrap(fake).__code__.co_filename).resolve().parent
         return catalog.add(Op(text, fake, folder))
 
     return declare
@@ -183,8 +214,6 @@ def _define(declared: Op) -> None:
     qualified = declared.qualified
     with _library_lock:
         known = catalog.declared(qualified)
-        if known is None and _exists(declared):
-            raise DeclarationError(f"torch has an op {qualified} already, and opjit did not declare it; choose another name or namespace")
         if known is not None:
             if known.folder != declared.folder:
                 raise DeclarationError(f"two ops are named {qualified}: one is declared in {known.folder}, the other in {declared.folder}; "
@@ -192,14 +221,14 @@ def _define(declared: Op) -> None:
             forget(known)
         library = torch.library.Library(declared.schema.namespace, "FRAGMENT")
         signature = declared.schema.text.partition("::")[2]
-        library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
+        try:
+            library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
+        except RuntimeError as error:
+            raise DeclarationError(f"torch does not take the op {qualified}, so choose another name or namespace: "
+                                   f"{str(error).splitlines()[0]}") from None
         library.impl(declared.schema.name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
         torch.library.register_fake(qualified, declared.fake, lib=library)
         _libraries[qualified] = library
-
-
-def _exists(declared: Op) -> bool:
-    return torch._C._dispatch_has_kernel(declared.qualified) or declared.qualified in torch._C._dispatch_get_all_op_names()
 
 
 def forget(declared: Op) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from opjit import glue, headers, resources
+from opjit import headers, resources
 from opjit.backends import Flags
 from opjit.schema import Schema
 from opjit.targets import Target
 
 # Counted up when the meaning of a document, or of an entry's files, changes.
 FORMAT = 1
+# Counted up when glue.py writes something else over one and the same template.
+GLUE_GENERATOR = 1
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Everything that decides the bytes of a binary.
 
     Attributes:
@@ -66,7 +66,7 @@ class Recipe:
         return read_inputs(self.source, self.target)
 
     def with_toolchain(self, toolchain: Mapping[str, str]) -> Recipe:
-        return replace(self, toolchain=toolchain)
+        return self._replace(toolchain=toolchain)
 
 
 def document_key(document: Mapping[str, Any]) -> str:
@@ -76,14 +76,14 @@ def document_key(document: Mapping[str, Any]) -> str:
 
 def read_inputs(source: Path, target: Target) -> dict[str, str]:
     """Scan and hash the kernel, the glue's headers and all that they include."""
-    include = resources.folder("kernels_c")
+    include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = ["opjit_glue.h"] if target.backend.stream is None else ["opjit_glue.h", "opjit_cuda.h"]
-    found = headers.closure([source, *(include / name for name in shared)], (source.parent, include))
-    return {headers.portable_name(path, source.parent, include): digest for path, digest in found.items()}
+    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include))
+    return {headers.portable_name(path, folder, include): digest for path, digest in found.items()}
 
 
 @cache
 def _glue_digest() -> str:
     """Identifies the generated glue without rendering it."""
-    text = "\0".join([str(glue.GENERATOR), resources.template("glue.c.in"), resources.template("glue.cu.in")])
+    text = "\0".join([str(GLUE_GENERATOR), resources.template("glue.c.in"), resources.template("glue.cu.in")])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,11 +35,15 @@ _ALTERNATIVES = {
     "ClassType": "pass its parts as Tensors and numbers",
     "LayoutType": "use an int",
     "MemoryFormatType": "use an int",
+    "SymBoolType": "use a bool",
+    "ListType": "use one flat list, and its lengths as another",
 }
 
+# Where torch prints a type by another name than a schema spells it.
+_SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "SymInt"}
 
-@dataclass(frozen=True)
-class Argument:
+
+class Argument(NamedTuple):
     """One argument: ``kind`` is one of SCALARS or "Tensor", alone, optional, or as a list."""
 
     name: str
@@ -50,14 +54,12 @@ class Argument:
     keyword_only: bool = False
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     name: str
     kind: str
 
 
-@dataclass(frozen=True)
-class Schema:
+class Schema(NamedTuple):
     """A parsed schema.
 
     Attributes:
@@ -96,6 +98,12 @@ def parse(text: str) -> Schema:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
     results = tuple(_result(text, result) for result in parsed.returns)
+    if "..." in re.sub(r"""(["']).*?\1""", "", text):
+        raise SchemaError(f"schema {text!r} takes or returns any number of values; name each of them, or take a list")
+    names = [argument.name for argument in arguments]
+    for repeated in names:
+        if names.count(repeated) > 1:
+            raise SchemaError(f"schema {text!r} has two arguments named `{repeated}`; rename one")
     if not any(argument.kind == "Tensor" for argument in arguments):
         raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot tell which device's kernel to call; "
                           "add one, for example the tensor whose device the result should have")
@@ -111,11 +119,11 @@ def _argument(text: str, argument: Any) -> Argument:
     if listed:
         torch_type = torch_type.getElementType()
     kind = _KINDS.get(torch_type.kind())
-    where = f"schema {text!r}: argument `{argument.name}` is a {argument.type}"
+    where = f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}"
     if kind is None:
         hint = _ALTERNATIVES.get(torch_type.kind(), f"use Tensor, {', '.join(SCALARS)} or a list of them")
         if torch_type.kind() == "OptionalType":
-            hint = f"leave the missing ones out: {torch_type.getElementType()}[]"
+            hint = f"leave the missing ones out: {_spelled(torch_type.getElementType())}[]"
         raise SchemaError(f"{where}, which has no form in C; {hint}")
     if listed and kind not in LISTED:
         raise SchemaError(f"{where}, which has no form in C; lists are of {', '.join(LISTED)}")
@@ -131,5 +139,13 @@ def _result(text: str, result: Any) -> Result:
         raise SchemaError(f"schema {text!r} returns an alias of an argument, which torch can neither compile nor export; "
                           "return () and let the caller keep using the argument")
     if kind not in RETURNED:
-        raise SchemaError(f"schema {text!r} returns a {result.type}; an op returns {', '.join(RETURNED)}, or several of them")
+        raise SchemaError(f"schema {text!r} returns a {_spelled(result.real_type)}; an op returns {', '.join(RETURNED)}, or several of them")
     return Result(result.name, kind)
+
+
+def _spelled(torch_type: Any) -> str:
+    """A type as a schema writes it: ``Scalar[]?``."""
+    kind: str = torch_type.kind()
+    if kind in ("OptionalType", "ListType"):
+        return _spelled(torch_type.getElementType()) + ("?" if kind == "OptionalType" else "[]")
+    return _SPELLED.get(kind) or str(torch_type)

@@ -18,8 +18,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from opjit import binary, files, manifest
 from opjit.errors import CacheWarning, EntryError
@@ -30,8 +30,7 @@ from opjit.targets import Target
 _STAGING_AGE = 24 * 3600.0  # seconds
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A binary that was verified when this object was made.
 
     Attributes:
@@ -54,8 +53,7 @@ def default_root() -> Path:
     return Path(os.path.abspath(home)) / "opjit"
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(NamedTuple):
     """A local store. Making the object touches nothing."""
 
     root: Path
@@ -80,28 +78,29 @@ class Store:
         with the same flags, for the same target, will do, whoever compiled it.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
+        key = recipe.key
+        if key is not None:
+            found = self._read(folder / key, recipe.target)
+            return found[0] if found else None
         try:
-            names = [recipe.key] if recipe.key is not None else sorted(os.listdir(folder))
+            names = sorted(os.listdir(folder))
         except OSError:
             return None
+        wanted = recipe.document()
         for name in names:
-            entry = self._read(folder / name, recipe)
-            if entry is not None:
-                return entry
+            found = self._read(folder / name, recipe.target)
+            if found and found[1].document == {**wanted, "toolchain": found[1].document.get("toolchain")}:
+                return found[0]
         return None
 
-    def _read(self, folder: Path, recipe: Recipe) -> Entry | None:
+    def _read(self, folder: Path, target: Target) -> tuple[Entry, Manifest] | None:
         try:
-            entry, found = verify(folder, recipe.target)
+            return verify(folder, target)
         except FileNotFoundError:
             return None
         except (EntryError, OSError) as error:
             warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
             return None
-        wanted = recipe.document()
-        if recipe.key is None:
-            wanted["toolchain"] = found.document.get("toolchain")
-        return entry if found.document == wanted else None
 
     def stage(self) -> Path:
         """A new private folder on the store's filesystem.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +12,7 @@ from opjit.backends import Backend
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A backend, an arch of it, and the version of a runtime that its binaries need (``"cuda13"``, or nothing)."""
 
     backend: Backend

@@ -13,15 +13,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from opjit import files
 from opjit.errors import ToolMissing
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """The C compiler.
 
     Attributes:
@@ -37,8 +36,7 @@ class Compiler:
     includes: str
 
 
-@dataclass(frozen=True)
-class Nvcc:
+class Nvcc(NamedTuple):
     """The CUDA toolkit.
 
     Attributes:

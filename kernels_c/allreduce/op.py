@@ -57,3 +57,13 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         yield (x,), {"dtype": dtype}
     for source in (torch.bool, torch.int8, torch.int64):
         yield (_filled((1000,), source, device),), {"dtype": torch.float32}
+
+
+@allreduce.workloads
+def workloads(device: str) -> Iterator[opjit.Workload]:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+                  torch.uint8, torch.bool):
+        for power in range(10, 29, 2):
+            x = torch.randint(0, 2, (1 << power,), device=device, dtype=torch.int8).to(dtype)
+            x = x if not dtype.is_floating_point else torch.randn(1 << power, device=device).to(dtype)
+            yield opjit.Workload(f"{str(dtype).removeprefix('torch.')} 2^{power}", (x,), {}, x.numel() * x.element_size())

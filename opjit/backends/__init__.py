@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from opjit.errors import UnknownDevice
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """How a backend's sources are compiled and linked. Placeholders in braces become paths only when a build starts.
 
     Attributes:
@@ -80,14 +78,7 @@ def register_backend(backend: Backend) -> None:
 
 
 def all_backends() -> list[Backend]:
-    """In the order they were registered; `cpu` and `cuda` first."""
-    if "cpu" not in _backends:
-        from opjit.backends.cpu import Cpu
-        from opjit.backends.cuda import Cuda
-
-        others = dict(_backends)
-        _backends.clear()
-        _backends.update({"cpu": Cpu(), "cuda": Cuda(), **others})
+    """In the order they were registered: `cpu`, `cuda`, then others."""
     return list(_backends.values())
 
 

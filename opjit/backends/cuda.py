@@ -9,9 +9,6 @@ import torch
 from opjit.backends import Flags
 from opjit.backends.cpu import DEPENDENCIES, NEEDED, PREFIX_MAPS, STRICT
 
-_ARCH = re.compile(r"sm_(\d{2,3}[af]?)")
-
-
 class Cuda:
     name = "cuda"
     device_type = "cuda"
@@ -37,7 +34,7 @@ class Cuda:
         return ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 
     def takes(self, arch: str) -> bool:
-        return all(_ARCH.fullmatch(part) for part in arch.split("+"))
+        return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))
 
     def runtime(self, cuda_version: str | None) -> str:
         """The binary asks for libcudart.so.<major>, so the major is part of what it is."""

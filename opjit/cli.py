@@ -1,0 +1,117 @@
+"""The command ``opjit``. Each command is a few lines over the library; nothing is done here that Python code could not do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from opjit.errors import OpjitError
+
+
+class _Commands(click.Group):
+    """Shows opjit's own errors as their message: they are written for the person at the terminal."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OpjitError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="opjit")
+def main() -> None:
+    """Write a torch operator in plain C or CUDA C: built on first use, cached, verified and shared."""
+
+
+@main.command()
+def demo() -> None:
+    """Build an op cold, load it warm, call it, and compare it with torch, on every device there is."""
+    from opjit.demo import show
+
+    sys.exit(show())
+
+
+@main.command(name="list")
+def list_ops() -> None:
+    """Show the declared ops, their backends and schemas."""
+    from opjit import catalog
+
+    for op in catalog.all_ops():
+        click.echo(f"{op.qualified}  [{', '.join(op.backends())}]  {op.schema.text.partition('::')[2]}")
+
+
+@main.command()
+@click.argument("op")
+@click.option("--device", help="Device to build for; default: the current accelerator, else the CPU.")
+@click.option("--arch", help="Build for this arch (sm_90, x86-64-v3, …), whatever this machine has; nothing is loaded.")
+def get(op: str, device: str | None, arch: str | None) -> None:
+    """Build OP if no cache has it, and print where its binary is."""
+    from opjit import api, backends, catalog, targets, toolchain
+    from opjit.store import Store, default_root
+
+    found = catalog.find(op)
+    backend = backends.for_device(targets.device_type(device)) if device or not arch else None
+    if arch is None:
+        assert backend is not None
+        api.ready(found, backend)
+        target = targets.here(backend)
+    else:
+        target = targets.named(arch, backend)
+        if target.backend.uses_nvcc:
+            nvcc = toolchain.find_nvcc(Store(default_root()).notes)
+            target = targets.named(arch, target.backend, nvcc.version if nvcc else None)
+    click.echo(api.entry(found, target).library)
+
+
+@main.group()
+def cache() -> None:
+    """Look into the cache, or clear it."""
+
+
+@cache.command()
+def path() -> None:
+    """Print the cache's folder."""
+    from opjit.store import default_root
+
+    click.echo(default_root())
+
+
+@cache.command()
+def ls() -> None:
+    """List the entries: op, arch, size, key."""
+    from opjit import manifest
+    from opjit.errors import EntryError
+    from opjit.store import Store, default_root
+
+    for folder in Store(default_root()).entries():
+        try:
+            size = f"{manifest.parse((folder / manifest.NAME).read_bytes()).size / 1024:7.1f} KiB"
+        except (OSError, EntryError) as error:
+            size = f"unusable: {error}"
+        op, arch = folder.parts[-3], folder.parts[-2]
+        click.echo(f"{op.replace('.', '::', 1)}  {arch}  {size}  {folder.name}")
+
+
+@cache.command()
+def clear() -> None:
+    """Remove every entry. Processes that have one loaded keep it."""
+    from opjit.store import Store, default_root
+
+    count = Store(default_root()).clear()
+    click.echo(f"removed {count} entr{'y' if count == 1 else 'ies'} from {default_root()}")
+
+
+@main.command()
+@click.argument("op")
+@click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
+@click.option("--only", help="Measure only the workloads whose label contains this text.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers to this file.")
+def bench(op: str, device: str | None, only: str | None, json_file: Path | None) -> None:
+    """Measure OP against its reference in plain torch, after checking that both agree."""
+    from opjit.bench import run
+
+    sys.exit(run(op, device, only, json_file))

@@ -1,0 +1,90 @@
+"""``opjit demo``: the whole story in a few seconds, on every device of the machine.
+
+Each device gets two fresh processes: a cold one, which builds allreduce into an empty cache, and a warm one, which loads it from
+there. Both call it on a million normal random numbers and compare with torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+_COUNT = 1 << 20
+_CHILD = """
+import torch
+from time import perf_counter as now
+started = now()
+import opjit
+opjit.get("allreduce", {device!r})
+seconds = now() - started
+from opjit.demo import report
+report({device!r}, seconds)
+"""
+
+
+def show() -> int:
+    """Run the demo and print its table; returns the command's exit code."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, errors = Console(), Console(stderr=True)
+    table = Table(title="allreduce: the sum of 2^20 float32, opjit beside torch.sum")
+    for name in ("device", "built for", "cold get", "warm get", "call", "torch.sum", "ratio", "result", "error", "torch's"):
+        table.add_column(name, justify="left" if name in ("device", "built for") else "right", no_wrap=True)
+    for device in _devices():
+        with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
+            with errors.status(f"building allreduce for {device}"):
+                cold = _measure(device, cache)
+            with errors.status(f"loading allreduce for {device} in a fresh process"):
+                warm = _measure(device, cache)
+        table.add_row(device, warm["target"], f"{cold['get']:.3f} s", f"{1e3 * warm['get']:.1f} ms", f"{1e6 * warm['call']:.1f} us",
+                      f"{1e6 * warm['torch']:.1f} us", f"{warm['call'] / warm['torch']:.2f}x", f"{warm['result']:.4f}",
+                      f"{warm['error']:.1e}", f"{warm['torch_error']:.1e}")
+        if abs(warm["error"]) > 1e-3 or cold["result"] != warm["result"]:
+            errors.print(f"the results on {device} are wrong: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
+            return 1
+    console.print(table)
+    console.print("cold get: import opjit, compile, link, verify, load. warm get: import opjit and load, in a fresh process.\n"
+                  "call: median. error: distance from the sum in float64.", highlight=False)
+    return 0
+
+
+def _devices() -> list[str]:
+    from opjit import backends, catalog
+
+    op = catalog.find("allreduce")
+    return [backend.name for backend in backends.all_backends() if backend.name in op.backends() and backend.available() is None]
+
+
+def _measure(device: str, cache: str) -> dict[str, Any]:
+    result = subprocess.run([sys.executable, "-c", _CHILD.format(device=device)], env={**os.environ, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if result.returncode:
+        from opjit.errors import OpjitError
+
+        raise OpjitError(f"the demo's process for {device} failed:\n{result.stderr.strip()}")
+    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return measured
+
+
+def report(device: str, seconds: float) -> None:
+    """In the fresh process, after the first get took `seconds`: call the op, compare, and print the numbers as JSON."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    from opjit import api, backends, targets
+
+    allreduce = api.get("allreduce", device)
+    torch.manual_seed(0)
+    x = torch.randn(_COUNT, device=device)
+    exact = x.double().sum().item()
+    with torch.inference_mode():
+        timers = [Timer("f(x)", globals={"f": f, "x": x}) for f in (allreduce, torch.sum)]
+        call, plain = (timer.blocked_autorange(min_run_time=0.2).median for timer in timers)
+        result = allreduce(x).item()
+        print(json.dumps({"target": targets.here(backends.for_device(device)).folder, "get": seconds, "call": call, "torch": plain,
+                          "result": result, "error": abs(result - exact), "torch_error": abs(torch.sum(x).item() - exact)}))

@@ -1,0 +1,135 @@
+"""What the tests share: a private cache, ops made on the spot, fresh processes, and reasons to skip."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import catalog, toolchain
+
+ROOT = Path(opjit.__file__).resolve().parents[1]
+OPS = Path(__file__).parent / "ops"
+_namespaces = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
+        gpu = torch.cuda.is_available()
+    reasons = {"gpu": None if gpu else "torch sees no CUDA GPU",
+               "nvcc": None if toolchain.find_nvcc(None) else "no nvcc: the CUDA Toolkit is not installed"}
+    for item in items:
+        for name, reason in reasons.items():
+            if reason and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every test run builds from nothing, and leaves the user's cache and settings alone."""
+    root = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OPJIT_")]:
+            patch.delenv(name)
+        patch.setenv("OPJIT_CACHE", str(root))
+        yield root
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """``run_python(code, cache=..., env=..., command=...)``: run a snippet in a fresh process; it must exit with 0.
+
+    Returns what it printed. ``env`` is added to the environment, None takes a variable away; ``command`` comes in front.
+    """
+
+    def run(code: str, *, cache: Path | None = None, env: Mapping[str, str | None] | None = None, timeout: float = 240) -> str:
+        changes: dict[str, str | None] = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **(env or {})}
+        if cache is not None:
+            changes["OPJIT_CACHE"] = str(cache)
+        environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True,
+                              timeout=timeout, check=False)
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
+    """``make_op(schema, source, fake=None, cuda=None)``: declare an op from a folder of its own, in a namespace of its own.
+
+    The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file.
+    """
+
+    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None) -> opjit.Op:
+        namespace = f"optest{next(_namespaces)}"
+        name = schema.partition("(")[0]
+        folder = tmp_path / namespace
+        folder.mkdir()
+        if source:
+            (folder / f"{name}.c").write_text('#include "opjit.h"\n' + textwrap.dedent(source), encoding="utf-8")
+        if cuda:
+            (folder / f"{name}.cu").write_text('#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8")
+        path = folder / "op.py"
+        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r})\ndef {name}_op(*args, **kwargs):\n"
+                        "    return fake(*args, **kwargs) if fake else None\n", encoding="utf-8")
+        module: dict[str, Any] = {"opjit": opjit, "fake": fake}
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module)
+        declared = module[f"{name}_op"]
+        assert isinstance(declared, opjit.Op)
+        return declared
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def everything() -> opjit.Op:
+    """An op that takes every type of the table and reports what it got as JSON; see tests/ops/everything."""
+    catalog.declare_folder(OPS / "everything")
+    return catalog.find("optest::everything")
+
+
+@pytest.fixture(scope="session")
+def increment() -> opjit.Op:
+    """``optest::increment(Tensor(a!) x) -> ()`` adds one to every element."""
+    catalog.declare_folder(OPS / "increment")
+    return catalog.find("optest::increment")
+
+
+@pytest.fixture(scope="session")
+def double() -> opjit.Op:
+    """``optest::double(Tensor x) -> Tensor`` with a backward, strided, any floating dtype; in C and CUDA."""
+    catalog.declare_folder(OPS / "double")
+    return catalog.find("optest::double")
+
+
+def memory_growth(call: Callable[[], object], times: int) -> int:
+    """Bytes that this process's resident memory grows by over `times` calls, after a tenth of them as a warm-up."""
+    for _ in range(times // 10):
+        call()
+    before = _resident()
+    for _ in range(times):
+        call()
+    return _resident() - before
+
+
+def _resident() -> int:
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def growth() -> Callable[[Callable[[], object], int], int]:
+    return memory_growth

@@ -1,0 +1,225 @@
+"""The schema table of opjit.h: what is taken, and what is refused when the op is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from opjit import Op, api, backends, glue, targets
+from opjit.errors import DeclarationError, OpjitError, SchemaError
+from opjit.schema import Argument, Result, parse
+
+
+@pytest.mark.parametrize(("text", "c_type"), [
+    ("Tensor a", "const opjit_tensor *a"),
+    ("Tensor(z!) a", "opjit_tensor *a"),
+    ("Tensor? a", "const opjit_tensor *a"),
+    ("Tensor(z!)? a", "opjit_tensor *a"),
+    ("Tensor[] a", "const opjit_tensors *a"),
+    ("Tensor(z!)[] a", "const opjit_tensors *a"),
+    ("Tensor[]? a", "const opjit_tensors *a"),
+    ("Tensor[3] a", "const opjit_tensors *a"),
+    ("int a", "int64_t a"),
+    ("SymInt a", "int64_t a"),
+    ("float a", "double a"),
+    ("bool a", "bool a"),
+    ("str a", "const char *a"),
+    ("ScalarType a", "opjit_dtype a"),
+    ("int? a", "const int64_t *a"),
+    ("SymInt? a", "const int64_t *a"),
+    ("float? a", "const double *a"),
+    ("bool? a", "const bool *a"),
+    ("str? a", "const char *a"),
+    ("ScalarType? a", "const opjit_dtype *a"),
+    ("int[] a", "const opjit_ints *a"),
+    ("SymInt[] a", "const opjit_ints *a"),
+    ("float[] a", "const opjit_floats *a"),
+    ("bool[] a", "const opjit_bools *a"),
+    ("int[2] a", "const opjit_ints *a"),
+    ("SymInt[2] a", "const opjit_ints *a"),
+    ("float[2] a", "const opjit_floats *a"),
+    ("bool[2] a", "const opjit_bools *a"),
+    ("int[]? a", "const opjit_ints *a"),
+    ("float[]? a", "const opjit_floats *a"),
+    ("bool[]? a", "const opjit_bools *a"),
+    ("int[2]? a", "const opjit_ints *a"),
+    ("*, int a=3", "int64_t a"),
+    ("*, str a='x'", "const char *a"),
+])
+def test_every_type_of_the_table_has_its_c_type(text: str, c_type: str) -> None:
+    parsed = parse(f"optest::f(Tensor x, {text}) -> ()")
+    assert glue.parameters(parsed) == ["const opjit_tensor *x", c_type]
+
+
+@pytest.mark.parametrize(("returns", "c_types"), [
+    ("()", []),
+    ("Tensor", ["opjit_tensor *out"]),
+    ("int", ["int64_t *out"]),
+    ("SymInt", ["int64_t *out"]),
+    ("float", ["double *out"]),
+    ("bool", ["bool *out"]),
+    ("(Tensor, Tensor)", ["opjit_tensor *out0", "opjit_tensor *out1"]),
+    ("(Tensor sum, int n, float mean, bool any)", ["opjit_tensor *sum", "int64_t *n", "double *mean", "bool *any"]),
+    ("(float, Tensor, bool)", ["double *out0", "opjit_tensor *out1", "bool *out2"]),
+])
+def test_every_return_type_has_its_c_type(returns: str, c_types: list[str]) -> None:
+    assert glue.parameters(parse(f"optest::f(Tensor x) -> {returns}"))[1:] == c_types
+
+
+def test_a_schema_is_read_in_full() -> None:
+    parsed = parse("optest::f(Tensor x, Tensor(a!)? y, *, int[]? n=None) -> (Tensor first, int second)")
+    assert (parsed.namespace, parsed.name, parsed.qualified) == ("optest", "f", "optest::f")
+    assert parsed.arguments == (
+        Argument("x", "Tensor"),
+        Argument("y", "Tensor", optional=True, writes=True),
+        Argument("n", "int", optional=True, list=True, keyword_only=True))
+    assert parsed.results == (Result("first", "Tensor"), Result("second", "int"))
+    assert parsed.mutates
+
+
+def test_without_a_namespace_it_is_opjits() -> None:
+    assert parse("f(Tensor x) -> Tensor").qualified == "opjit::f"
+    assert parse(" f (Tensor x) -> Tensor").qualified == "opjit::f"
+
+
+@pytest.mark.parametrize(("schema", "says"), [
+    ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
+    ("f(Tensor x, Device? d) -> Tensor", "take the device from a Tensor argument"),
+    ("f(Tensor x, Scalar s) -> Tensor", "`s` is a Scalar, which has no form in C; use float or int"),
+    ("f(Tensor x, Scalar? s) -> Tensor", "use float or int"),
+    ("f(Tensor x, Scalar[] s) -> Tensor", "use float or int"),
+    ("f(Tensor x, Generator g) -> Tensor", "pass a seed as an int"),
+    ("f(Tensor x, Generator? g) -> Tensor", "pass a seed as an int"),
+    ("f(Tensor x, Stream s) -> Tensor", "the kernel gets torch's current stream by itself"),
+    ("f(Tensor x, Stream? s) -> Tensor", "the kernel gets torch's current stream by itself"),
+    ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
+    ("f(Tensor x, __torch__.torch.classes._nnapi.Compilation c) -> Tensor", "pass its parts as Tensors and numbers"),
+    ("f(Tensor x, complex c) -> Tensor", "use two floats"),
+    ("f(Tensor?[] xs) -> Tensor", "leave the missing ones out: Tensor[]"),
+    ("f(Tensor x, str[] s) -> Tensor", "lists are of int, float, bool, Tensor"),
+    ("f(Tensor x, ScalarType[] s) -> Tensor", "`s` is a ScalarType[]"),
+    ("f(Tensor x, int[][] n) -> Tensor", "`n` is a int[][], which has no form in C; use one flat list"),
+    ("f(Tensor x, Layout y) -> Tensor", "`y` is a Layout, which has no form in C; use an int"),
+    ("f(Tensor x, MemoryFormat y) -> Tensor", "`y` is a MemoryFormat, which has no form in C; use an int"),
+    ("f(Tensor x, SymBool y) -> Tensor", "`y` is a SymBool, which has no form in C; use a bool"),
+    ("f(Tensor x, (int, int) y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
+    ("f(Tensor x, Any y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
+    ("f(Tensor(a) x) -> Tensor(a)", "write Tensor, or Tensor(a!) if the kernel changes it"),
+    ("f(Tensor(a!) x) -> Tensor(a!)", "return () and let the caller keep using the argument"),
+    ("f(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", "return () and let the caller keep using the argument"),
+    ("f(int n) -> Tensor", "has no Tensor argument"),
+    ("f() -> Tensor", "has no Tensor argument"),
+    ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
+    ("f(Tensor x) -> Tensor[]", "an op returns Tensor, int, float, bool, or several of them"),
+    ("f(Tensor x) -> Tensor?", "an op returns Tensor, int, float, bool, or several of them"),
+    ("f(Tensor x) -> str", "an op returns Tensor, int, float, bool, or several of them"),
+    ("f(Tensor x) -> ScalarType", "an op returns Tensor, int, float, bool, or several of them"),
+    ("f(Tensor x, ...) -> Tensor", "any number of values"),
+    ("f(Tensor x) -> ...", "any number of values"),
+    ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
+])
+def test_a_refusal_names_the_way_out(schema: str, says: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        parse(f"optest::{schema}")
+    message = str(caught.value)
+    assert says in message
+    assert schema in message, "the message quotes the schema"
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("schema", "says"), [
+    ("f(Tensor x", "expected )"),
+    ("f(Tensr x) -> Tensor", "unknown type specifier"),
+    ("f(Tensor x) -> Tensr", "unknown type specifier"),
+    ("f-g(Tensor x) -> Tensor", "expected eof but found '-'"),
+    ("a::b::f(Tensor x) -> Tensor", "expected eof but found ':'"),
+    ("f(Tensor x, __torch__.torch.classes.no.Such c) -> Tensor", "Unknown custom class type"),
+])
+def test_unparsable_text_says_where(schema: str, says: str) -> None:
+    with pytest.raises(SchemaError, match="torch cannot parse the schema") as caught:
+        parse(schema)
+    assert says in str(caught.value)
+    assert repr(schema) in str(caught.value)
+    assert "HERE" in str(caught.value) or "eof" in str(caught.value)
+
+
+def test_a_refusal_comes_at_declaration_and_declares_nothing(make_op: Callable[..., Op]) -> None:
+    with pytest.raises(SchemaError, match="pass a seed as an int"):
+        make_op("seeded(Tensor x, Generator g) -> Tensor")
+
+
+def test_refusals_are_opjit_errors_and_value_errors() -> None:
+    assert issubclass(SchemaError, OpjitError)
+    assert issubclass(SchemaError, ValueError)
+
+
+def test_a_backward_on_a_mutating_op_is_refused(make_op: Callable[..., Op]) -> None:
+    op = make_op("written(Tensor(a!) x) -> ()")
+    with pytest.raises(DeclarationError, match="writes an argument.*return a new tensor"):
+        op.backward(lambda ctx: None)
+
+
+def test_a_backward_with_keyword_only_tensors_is_refused(make_op: Callable[..., Op]) -> None:
+    for schema in ("kw(Tensor x, *, Tensor y) -> Tensor", "kw(Tensor x, *, Tensor? y=None) -> Tensor",
+                   "kw(Tensor x, *, Tensor[] y) -> Tensor"):
+        with pytest.raises(DeclarationError, match="make it positional"):
+            make_op(schema).backward(lambda ctx, grad: grad)
+
+
+# What C11, GNU C and C++ keep for themselves, and what the headers define as macros.
+C_WORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl concept const
+    const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float for
+    friend goto if inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    register reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while
+    xor xor_eq NULL EOF""".split()
+GLUE_WORDS = ["out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
+              "opjit_kernel", "opjit_checked", "i", "data", "printf", "stdin", "errno", "assert"]
+
+
+def _legal(word: str) -> bool:
+    try:
+        parse(f"optest::f(Tensor x, int {word}) -> ()")
+    except SchemaError:
+        return False
+    return True
+
+
+def test_torch_takes_most_c_words_as_names() -> None:
+    assert {"default", "register", "double", "bool", "linux", "typeof"} <= {word for word in C_WORDS if _legal(word)}
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int", 3), ("Tensor", torch.ones(2)), ("str?", None)])
+def test_arguments_may_have_any_name(make_op: Callable[..., Op], kind: str, value: object) -> None:
+    words = [word for word in [*C_WORDS, *GLUE_WORDS] if _legal(word)]
+    for some in (words[:60], words[60:]):
+        op = make_op(f"names({', '.join(['Tensor x', *(f'{kind} {word}' for word in some)])}) -> (Tensor, Tensor)")
+        declared = glue.parameters(op.schema)
+        names = glue.c_names(op.schema)
+        (op.folder / "names.c").write_text(
+            f'#include "opjit.h"\nopjit_status names_cpu({", ".join(declared)})\n{{\n'
+            + "".join(f"    (void){name};\n" for name in names)
+            + f"    OPJIT_TRY(opjit_empty({names[-2]}, 0, NULL, OPJIT_INT64, x));\n    *(int64_t *){names[-2]}->data = 1;\n"
+            + f"    return opjit_empty({names[-1]}, 0, NULL, OPJIT_INT64, x);\n}}\n")
+        assert op(torch.ones(1), *[value] * len(some))[0].item() == 1
+
+
+@pytest.mark.nvcc
+def test_arguments_may_have_any_name_in_cuda(make_op: Callable[..., Op]) -> None:
+    words = [word for word in [*C_WORDS, *GLUE_WORDS] if _legal(word)]
+    for some in (words[:60], words[60:]):
+        op = make_op(f"names({', '.join(['Tensor x', *(f'int {word}' for word in some)])}) -> (Tensor, Tensor)")
+        (op.folder / "names.cu").write_text(
+            f'#include "opjit_cuda.h"\nopjit_status names_cuda({", ".join(glue.parameters(op.schema))}, cudaStream_t stream)\n'
+            + "{\n    return OPJIT_OK;\n}\n")
+        assert api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("out1", ""), ("x", ""), ("stream", "stream_"), ("", "out0")])
+def test_results_have_names_of_their_own(names: tuple[str, str]) -> None:
+    op_schema = f"optest::f(Tensor x, Tensor out0, int out_, int default, int default_) -> (Tensor {names[0]}, Tensor {names[1]})"
+    declared = [name.rpartition(" ")[2].lstrip("*") for name in glue.parameters(parse(op_schema))]
+    assert len(set(declared)) == len(declared), declared
+    assert "stream" not in declared
