@@ -57,6 +57,13 @@
 #define OPJIT_UNUSED __attribute__((unused))
 #define OPJIT_MUST_USE __attribute__((warn_unused_result))
 
+/* Small functions that a CUDA kernel may call too. */
+#ifdef __CUDACC__
+#define OPJIT_HOST_DEVICE OPJIT_UNUSED static inline __host__ __device__
+#else
+#define OPJIT_HOST_DEVICE OPJIT_UNUSED static inline
+#endif
+
 /* ---------------------------------------------------------------------------------------------- */
 /* 1. Dtypes                                                                                      */
 
@@ -328,15 +335,30 @@ OPJIT_UNUSED static int opjit_stride_order(const opjit_tensor *t, int64_t a, int
     return t->sizes[a] > t->sizes[b] ? 1 : 0;
 }
 
+/* Do the elements lie side by side, each at an address of its own, in whatever order of the dimensions? */
+OPJIT_UNUSED static bool opjit_is_dense(const opjit_tensor *t)
+{
+    int64_t step = 1;
+    while (step != t->numel) {
+        int64_t d = 0;
+        while (d < t->dim && (t->strides[d] != step || t->sizes[d] < 2))
+            d++;
+        if (d == t->dim)
+            return t->contiguous; /* of an empty tensor, too */
+        step *= t->sizes[d];
+    }
+    return true;
+}
+
 /*
- * An output of the sizes of `like` and the strides that torch.empty_like would give it: dense, with the
- * dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
+ * An output of the sizes of `like` and the strides that torch.empty_like would give it: those of `like` where it is
+ * dense, else dense with the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
  */
 OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like,
                                                                  opjit_dtype dtype)
 {
-    if (like->contiguous)
-        return opjit_empty_strided(out, like->dim, like->sizes, NULL, dtype, like);
+    if (like->contiguous || opjit_is_dense(like))
+        return opjit_empty_strided(out, like->dim, like->sizes, like->strides, dtype, like);
     int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_DIM]; /* innermost first */
     OPJIT_CHECK(like->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
     for (int64_t d = 0; d < like->dim; d++)
@@ -463,7 +485,7 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_parallel_for(int64_t begin
 /* 7. Strided access                                                                              */
 
 /* Where element `index`, counted in row-major order, lies: its offset from data, in elements. */
-OPJIT_UNUSED static int64_t opjit_offset(const opjit_tensor *t, int64_t index)
+OPJIT_HOST_DEVICE int64_t opjit_offset(const opjit_tensor *t, int64_t index)
 {
     int64_t offset = 0;
     if (t->contiguous)
@@ -536,26 +558,26 @@ typedef struct opjit_bfloat16 {
     uint16_t bits;
 } opjit_bfloat16;
 
-OPJIT_UNUSED static inline float opjit_float_of_bits(uint32_t bits)
+OPJIT_HOST_DEVICE float opjit_float_of_bits(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-OPJIT_UNUSED static inline uint32_t opjit_bits_of_float(float value)
+OPJIT_HOST_DEVICE uint32_t opjit_bits_of_float(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-OPJIT_UNUSED static inline float opjit_bfloat16_to_float(opjit_bfloat16 value)
+OPJIT_HOST_DEVICE float opjit_bfloat16_to_float(opjit_bfloat16 value)
 {
     return opjit_float_of_bits((uint32_t)value.bits << 16);
 }
 
-OPJIT_UNUSED static inline opjit_bfloat16 opjit_float_to_bfloat16(float value)
+OPJIT_HOST_DEVICE opjit_bfloat16 opjit_float_to_bfloat16(float value)
 {
     uint32_t bits = opjit_bits_of_float(value);
     opjit_bfloat16 result;
@@ -566,8 +588,13 @@ OPJIT_UNUSED static inline opjit_bfloat16 opjit_float_to_bfloat16(float value)
     return result;
 }
 
-OPJIT_UNUSED static inline float opjit_half_to_float(opjit_half value)
+OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
 {
+#ifdef __CUDA_ARCH__
+    float converted;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(value.bits));
+    return converted;
+#else
     uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
     uint32_t bits;
     if (rest >= 0x7c00u)
@@ -577,9 +604,10 @@ OPJIT_UNUSED static inline float opjit_half_to_float(opjit_half value)
     else /* subnormal: rest times 2^-24, exactly */
         bits = sign | opjit_bits_of_float((float)rest * 5.9604644775390625e-8f);
     return opjit_float_of_bits(bits);
+#endif
 }
 
-OPJIT_UNUSED static inline opjit_half opjit_float_to_half(float value)
+OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
 {
     uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     opjit_half result;

@@ -267,11 +267,30 @@ OPJIT_UNUSED static void opjit_free_call(opjit_call *call)
     }
 }
 
+/* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
+__attribute__((cold, noinline)) static void opjit_make_utf8(char *text)
+{
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        unsigned char first = *at, second = at[1];
+        int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
+        int seen = 0;
+        while (seen < more && (at[seen + 1] & 0xc0) == 0x80)
+            seen++;
+        bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+        bool beyond = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
+        if (seen != more || overlong || beyond)
+            *at++ = '?';
+        else
+            at += more + 1;
+    }
+}
+
 /* Throw the error as torch's own exception type, which Python sees as a RuntimeError. Needs -fexceptions. */
 __attribute__((cold, noinline)) static void opjit_raise(const char *op, opjit_status status)
 {
     char text[sizeof status->text + 400];
     snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, status->file, status->line);
+    opjit_make_utf8(text);
     const char *file = status->file;
     uint32_t line = (uint32_t)status->line;
     opjit_error_free(status);

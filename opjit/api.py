@@ -43,6 +43,11 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
         return _got.setdefault((name, device), op.overload)
 
 
+def forget_got() -> None:
+    """Look every op up anew: one of them was declared again."""
+    _got.clear()
+
+
 def ready(op: Op, backend: Backend) -> None:
     """Make torch call the op's C kernel on the backend's device."""
     if backend.name in op.loaded:

@@ -28,28 +28,31 @@ report({device!r}, seconds)
 
 def show() -> int:
     """Run the demo and print its table; returns the command's exit code."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    console, errors = Console(), Console(stderr=True)
-    table = Table(title="allreduce: the sum of 2^20 float32, opjit beside torch.sum")
-    for name in ("device", "built for", "cold get", "warm get", "call", "torch.sum", "ratio", "result", "error", "torch's"):
-        table.add_column(name, justify="left" if name in ("device", "built for") else "right", no_wrap=True)
+    console, errors = Console(highlight=False), Console(stderr=True)
+    table = Table(title="allreduce: the sum of 2^20 float32", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("built for", no_wrap=True)
+    for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
+        table.add_column(name, justify="right", no_wrap=True)
     for device in _devices():
         with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
             with errors.status(f"building allreduce for {device}"):
                 cold = _measure(device, cache)
             with errors.status(f"loading allreduce for {device} in a fresh process"):
                 warm = _measure(device, cache)
-        table.add_row(device, warm["target"], f"{cold['get']:.3f} s", f"{1e3 * warm['get']:.1f} ms", f"{1e6 * warm['call']:.1f} us",
-                      f"{1e6 * warm['torch']:.1f} us", f"{warm['call'] / warm['torch']:.2f}x", f"{warm['result']:.4f}",
-                      f"{warm['error']:.1e}", f"{warm['torch_error']:.1e}")
+        table.add_row(warm["target"], f"{cold['get']:.3f} s", f"{1e3 * warm['get']:.1f} ms", f"{1e6 * warm['call']:.1f} us",
+                      f"{1e6 * warm['torch']:.1f} us", f"{warm['call'] / warm['torch']:.2f}",
+                      f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}")
         if abs(warm["error"]) > 1e-3 or cold["result"] != warm["result"]:
             errors.print(f"the results on {device} are wrong: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
             return 1
     console.print(table)
-    console.print("cold get: import opjit, compile, link, verify, load. warm get: import opjit and load, in a fresh process.\n"
-                  "call: median. error: distance from the sum in float64.", highlight=False)
+    console.print("cold: import opjit, compile, link, verify, load\n"
+                  "warm: import opjit and load from the cache, in a fresh process\n"
+                  "call: median; error: distance from the sum in float64")
     return 0
 
 
@@ -86,5 +89,5 @@ def report(device: str, seconds: float) -> None:
         timers = [Timer("f(x)", globals={"f": f, "x": x}) for f in (allreduce, torch.sum)]
         call, plain = (timer.blocked_autorange(min_run_time=0.2).median for timer in timers)
         result = allreduce(x).item()
-        print(json.dumps({"target": targets.here(backends.for_device(device)).folder, "get": seconds, "call": call, "torch": plain,
+        print(json.dumps({"target": str(targets.here(backends.for_device(device))), "get": seconds, "call": call, "torch": plain,
                           "result": result, "error": abs(result - exact), "torch_error": abs(torch.sum(x).item() - exact)}))

@@ -8,6 +8,7 @@ finds the C kernel by itself.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,18 @@ from opjit.loader import Loaded
 Function = Callable[..., Any]
 _library_lock = threading.RLock()
 _libraries: dict[str, torch.library.Library] = {}  # torch's handle for each op; dropping one would take the op back
+
+
+def _renew_locks() -> None:
+    """A forked child has no thread that could free a lock that was held at the fork."""
+    from opjit import catalog
+
+    globals()["_library_lock"] = threading.RLock()
+    for declared in catalog.all_ops():
+        declared.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class Workload(NamedTuple):
@@ -233,8 +246,9 @@ def _define(declared: Op) -> None:
 
 def forget(declared: Op) -> None:
     """Take an op back from torch, with its kernels: the next declaration of its name starts anew."""
-    from opjit import loader
+    from opjit import api, loader
 
+    api.forget_got()
     for loaded in declared.loaded.values():
         loader.unload(loaded)
     declared.loaded.clear()

@@ -176,7 +176,7 @@ C_WORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case ca
     this thread_local throw true try typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while
     xor xor_eq NULL EOF""".split()
 GLUE_WORDS = ["out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
-              "opjit_kernel", "opjit_checked", "i", "data", "printf", "stdin", "errno", "assert"]
+              "opjit_kernel", "i", "data", "printf", "stdin", "errno", "assert"]
 
 
 def _legal(word: str) -> bool:

@@ -5,9 +5,9 @@
 #include <torch/extension.h>
 
 #include <ATen/AccumulateType.h>
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 
@@ -45,7 +45,7 @@ at::Tensor allreduce_cuda(const at::Tensor& x, std::optional<at::ScalarType> dty
   at::Tensor input = (x.scalar_type() == type ? x : x.to(type)).contiguous();
   at::Tensor out = at::empty({}, input.options());
   int blocks = static_cast<int>(std::clamp<int64_t>(input.numel() / (kThreads * 16), 1, 1024));
-  cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "allreduce", [&] {
     using total_t = at::acc_type<scalar_t, /*is_cuda=*/true>;
     at::Tensor totals = at::empty({blocks}, input.options().dtype(c10::CppTypeToScalarType<total_t>::value));

@@ -122,13 +122,13 @@ opjit_status everything_cpu(const opjit_tensor *x, const opjit_tensor *maybe, co
     put_tensors(&t, "xs", xs);
     PUT_NUMBER("n", &n, "%lld", long long);
     PUT_NUMBER("sym", &sym, "%lld", long long);
-    PUT_NUMBER("f", &f, "%.17g", double);
+    PUT_NUMBER("f", &f, "%.17e", double);
     PUT_NUMBER("b", &b, "%d", int);
     put_string(&t, "s", s);
     put(&t, "\"d\":\"%s\",", opjit_dtype_name(d));
     PUT_NUMBER("on", on, "%lld", long long);
     PUT_NUMBER("osym", osym, "%lld", long long);
-    PUT_NUMBER("of", of, "%.17g", double);
+    PUT_NUMBER("of", of, "%.17e", double);
     PUT_NUMBER("ob", ob, "%d", int);
     put_string(&t, "os", os);
     if (od)
@@ -137,13 +137,13 @@ opjit_status everything_cpu(const opjit_tensor *x, const opjit_tensor *maybe, co
         put(&t, "\"od\":null,");
     PUT_LIST("ns", ns, "%lld", long long);
     PUT_LIST("syms", syms, "%lld", long long);
-    PUT_LIST("fs", fs, "%.17g", double);
+    PUT_LIST("fs", fs, "%.17e", double);
     PUT_LIST("bs", bs, "%d", int);
     PUT_LIST("pair", pair, "%lld", long long);
     put_tensors(&t, "twins", twins);
     put_tensors(&t, "oxs", oxs);
     PUT_LIST("ons", ons, "%lld", long long);
-    PUT_LIST("ofs", ofs, "%.17g", double);
+    PUT_LIST("ofs", ofs, "%.17e", double);
     PUT_LIST("obs", obs, "%d", int);
     PUT_LIST("opair", opair, "%lld", long long);
     PUT_NUMBER("last", &last, "%lld", long long);

@@ -1,0 +1,123 @@
+"""What a call costs: 8 float32 elements, from Python, so that hardly anything but the way to the kernel is measured.
+
+    python tests/benchmarks/call.py
+
+On the CPU against C++ ops with the same work (TORCH_LIBRARY, at::Tensor, -O3; peers/call_ext.cpp):
+
+    allreduce       allocates its output. Both sides have the same Python backward, so that they differ in nothing but
+                    the kernel and its glue; inference mode skips what torch.library.register_autograd adds to a call.
+    scale_inplace   mutates its argument. opjit's glue counts up the tensor's version, which the C++ op leaves out.
+
+On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronised at
+its end; sides take turns, and a table holds medians of rounds. Results are checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from common import HERE, Row, difference, load_peer, path_with_tools, ratio, show
+from torch.utils.benchmark import Timer
+
+CALLS = 5_000
+Op = Callable[..., Any]
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+def duel(ours: Op, peer: Op, arguments: tuple[Any, ...], rounds: int, mode: Mode) -> tuple[list[float], list[float]]:
+    """Seconds per call of both sides; they take turns."""
+    def timer(op: Op) -> Timer:
+        call = ", ".join(f"a{index}" for index in range(len(arguments)))
+        return Timer(f"op({call})", globals={"op": op, **{f"a{index}": value for index, value in enumerate(arguments)}})
+
+    timers = timer(ours), timer(peer)
+    spent: tuple[list[float], list[float]] = [], []
+    with mode():
+        for turn in range(rounds + 1):
+            for side in (0, 1) if turn % 2 else (1, 0):
+                measured = timers[side].timeit(CALLS).mean
+                if turn:  # the first round warms up
+                    spent[side].append(measured)
+    return spent
+
+
+def give_backward(qualified: str) -> None:
+    """The same backward that opjit's allreduce has, registered in the same way."""
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.to(ctx.dtype).expand(ctx.shape)
+
+    torch.library.register_autograd(qualified, backward, setup_context=setup_context)
+
+
+def check_cpu(allreduce: Op, scale: Op) -> None:
+    """Stop unless the ops of a side do what they are measured for."""
+    x = torch.arange(8, dtype=torch.float32, requires_grad=True)
+    total = allreduce(x)
+    torch.testing.assert_close(total, torch.sum(x))
+    total.backward()
+    torch.testing.assert_close(x.grad, torch.ones(8))
+    y = torch.arange(8, dtype=torch.float32)
+    scale(y, 2.0)
+    torch.testing.assert_close(y, torch.arange(0, 16, 2, dtype=torch.float32))
+
+
+def measure_cpu(rounds: int) -> list[Row]:
+    import opjit
+
+    runpy.run_path(str(HERE / "ops" / "op.py"))
+    give_backward("peer::allreduce")
+    allreduce, peer_allreduce = opjit.get("allreduce", "cpu"), torch.ops.peer.allreduce.default
+    scale, peer_scale = opjit.get("opjit_bench::scale_inplace", "cpu"), torch.ops.peer.scale_inplace.default
+    check_cpu(allreduce, scale)
+    check_cpu(peer_allreduce, peer_scale)
+
+    x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
+    duels: list[tuple[str, torch.Tensor, Mode, float | None]] = [
+        ("inference mode", x, torch.inference_mode, 1.0), ("no_grad", x, torch.no_grad, None),
+        ("grad mode", x, nullcontext, None), ("grad mode, input requires grad", leaf, nullcontext, None)]
+    rows = [ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
+            for name, tensor, mode, bar in duels]
+    for name, mode in (("inference mode", torch.inference_mode), ("grad mode", nullcontext)):
+        rows.append(difference(f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9))
+    return rows
+
+
+def measure_cuda(rounds: int) -> list[Row]:
+    import opjit
+
+    allreduce = opjit.get("allreduce", "cuda")
+    rows = []
+    for dtype in (torch.float32, torch.float16, torch.int32, torch.int64):
+        x = torch.ones(8, device="cuda", dtype=dtype)
+        torch.testing.assert_close(allreduce(x), torch.sum(x))
+        for name, mode in (("inference mode", torch.inference_mode), ("no_grad", torch.no_grad)):
+            bar = 1.0 if mode is torch.inference_mode else None
+            what = f"allreduce, {str(dtype).removeprefix('torch.')}, {name}"
+            rows.append(ratio(what, *duel(allreduce, torch.sum, (x,), rounds, mode), bar))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=101)
+    rounds = parser.parse_args().rounds
+    os.environ["PATH"] = path_with_tools()
+    with tempfile.TemporaryDirectory() as build:
+        load_peer(["call_ext.cpp"], build)
+        show("Calls on 8 elements on the CPU, against a C++ op (medians)", measure_cpu(rounds))
+    if torch.cuda.is_available():
+        show("Calls on 8 elements on the GPU, against torch.sum (medians)", measure_cuda(rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What the first use of an op costs: nothing cached, a fresh process, each side with its own imports.
+
+    python tests/benchmarks/cold.py           the C op
+    python tests/benchmarks/cold.py --cuda    the CUDA op; without a GPU both sides build for sm_90 and nothing runs
+
+Every round starts one process for each side, with an empty cache. Its clock starts after `import torch` (on a GPU after
+the CUDA context was made) and stops when the op can be called; then the sums are checked against torch.sum. The sides:
+
+    opjit     opjit.get("allreduce")
+    C++       torch.utils.cpp_extension.load of the same op in the tutorial's form: torch/extension.h and -O3
+    tvm-ffi   tvm_ffi.cpp.load_inline of the same function, without strides and dtype= (pip install apache-tvm-ffi)
+    gcc       a bare gcc -O3 -shared -fPIC of the op's C file, against the next cold get in a process that did one
+
+The C++ side takes half a minute and more a time, so it has fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from common import HERE, Row, child, ratio, show
+
+Times = dict[str, list[float]]
+
+
+def cold(side: str, device: str, arch: str | None, times: Times) -> None:
+    """One fresh process of one side; its seconds are added to `times` under "<side>.first" and "<side>.next"."""
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as cache:
+        arguments = [side, device, scratch, *(["--arch", arch] if arch else [])]
+        env = {"OPJIT_CACHE": cache, "TVM_FFI_CACHE_DIR": cache}
+        if device == "cuda":
+            env |= cuda_environment()
+        for name, value in child(HERE / "cold_child.py", *arguments, env=env).items():
+            times.setdefault(f"{side}.{name}", []).append(value)
+
+
+def cuda_environment() -> dict[str, str]:
+    """The same arch for both sides, and the toolkit's folder, which torch misses where nvcc is a wrapper script."""
+    from opjit import toolchain
+
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    nvcc = toolchain.require_nvcc(None)
+    return {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}", "CUDA_HOME": nvcc.root}
+
+
+def bare_gcc() -> float:
+    """Seconds of gcc for allreduce.c; one line is added for the table that opjit's glue would define."""
+    from opjit import catalog
+
+    source = catalog.find("allreduce").folder / "allreduce.c"
+    with tempfile.TemporaryDirectory() as folder:
+        unit = Path(folder, "bare.c")
+        unit.write_text(f'#include "{source}"\nopjit_code_table opjit_codes;\n')
+        command = ["gcc", "-O3", "-shared", "-fPIC", f"-I{source.parent.parent}", "-o", f"{folder}/bare.so", str(unit)]
+        start = perf_counter()
+        subprocess.run(command, check=True)
+        return perf_counter() - start
+
+
+def measure_cpu(rounds: int, slow_rounds: int) -> list[Row]:
+    times: Times = {}
+    has_tvm = importlib.util.find_spec("tvm_ffi") is not None
+    for turn in range(rounds):
+        cold("opjit", "cpu", None, times)
+        times.setdefault("gcc", []).append(bare_gcc())
+        if has_tvm:
+            cold("tvm", "cpu", None, times)
+        if turn < slow_rounds:
+            cold("cpp", "cpu", None, times)
+    rows = [ratio("C op, against C++ with torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 150)]
+    if has_tvm:
+        rows.append(ratio("C op, against tvm-ffi", times["opjit.first"], times["tvm.first"], 1 / 6))
+    rows.append(ratio("the next C op, against bare gcc", times["opjit.next"], times["gcc"], 3))
+    return rows
+
+
+def measure_cuda(rounds: int, slow_rounds: int) -> list[Row]:
+    times: Times = {}
+    arch = None if torch.cuda.is_available() else "sm_90"
+    for turn in range(rounds):
+        cold("opjit", "cuda", arch, times)
+        if turn < slow_rounds:
+            cold("cpp", "cuda", arch, times)
+    what = f"CUDA op{f' (built for {arch}, not run)' if arch else ''}, against C++/CUDA with torch/extension.h"
+    return [ratio(what, times["opjit.first"], times["cpp.first"], 1 / 30)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuda", action="store_true", help="measure the CUDA op instead of the C op")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--slow-rounds", type=int, default=1, help="how many of the rounds include the C++ side")
+    options = parser.parse_args()
+    if options.cuda and torch.version.cuda is None:
+        parser.error("the C++/CUDA side needs a CUDA build of torch")
+    os.environ.pop("OPJIT_ARCH", None)
+    measure = measure_cuda if options.cuda else measure_cpu
+    rows = measure(options.rounds, min(options.rounds, options.slow_rounds))
+    show("A cold get in a fresh process, imports included (medians)", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""What the tests of the key, the store and the build share: an op's folder, its recipe, an entry, and programs that pose as others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import opjit
+from opjit import backends, build, schema, targets, toolchain
+from opjit.backends import Backend
+from opjit.errors import CacheWarning
+from opjit.recipe import Recipe, read_inputs
+from opjit.store import Entry, Store
+from opjit.targets import Target
+
+ROOT = Path(opjit.__file__).resolve().parents[1]
+
+SCHEMA = "keytest::plus(Tensor x) -> Tensor"
+PLUS = """\
+#include "opjit.h"
+#include "amount.h"
+
+opjit_status plus_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "plus takes float32, not %s", opjit_dtype_name(x->dtype));
+    OPJIT_CHECK(x->contiguous, "plus takes a contiguous tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)x->data)[i] + AMOUNT;
+    return OPJIT_OK;
+}
+"""
+PLUS_CUDA = """\
+#include "opjit_cuda.h"
+#include "amount.h"
+
+static __global__ void plus_kernel(const float *from, float *to, int64_t n)
+{
+    OPJIT_KERNEL_LOOP(i, n)
+        to[i] = from[i] + AMOUNT;
+}
+
+opjit_status plus_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "plus takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    plus_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+# Declares the op of the folder when a fresh process runs it; then `plus` is ready to be got or called.
+DECLARE = """\
+import warnings
+import torch
+import opjit
+from opjit import catalog
+from pathlib import Path
+catalog.declare_folder(Path({folder!r}))
+"""
+OP_PY = f'''\
+import torch
+
+import opjit
+
+
+@opjit.op("{SCHEMA}")
+def plus(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+'''
+
+
+def write_op(folder: Path, **changed: str) -> Path:
+    """An op's folder with everything: op.py, plus.c, plus.cu, amount.h. Names in `changed` have ``_`` for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"op_py": OP_PY, "plus_c": PLUS, "plus_cu": PLUS_CUDA, "amount_h": "#define AMOUNT 1.0f\n", **changed}.items():
+        stem, _, suffix = name.rpartition("_")
+        (folder / f"{stem}.{suffix}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def cpu() -> Backend:
+    return backends.for_device("cpu")
+
+
+def cuda_target(arch: str) -> Target:
+    nvcc = toolchain.find_nvcc(None)
+    assert nvcc is not None
+    return targets.named(arch, backends.for_device("cuda"), nvcc.version)
+
+
+def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, compiler: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe of the op in a folder, as api.describe makes it, but without declaring the op to torch."""
+    target = target or targets.here(cpu())
+    parsed = schema.parse(text)
+    if compiler is None:
+        nvcc = toolchain.find_nvcc(None) if target.backend.uses_nvcc else None
+        compiler = toolchain.identity(toolchain.require_compiler(None), nvcc)
+    source = folder / f"{parsed.name}{target.backend.suffix}"
+    return Recipe(parsed, target, source, read_inputs(source, target), target.backend.flags(target.arch, target.runtime), compiler)
+
+
+def built(folder: Path, cache: Path, target: Target | None = None) -> Entry:
+    """The entry of the op in a folder: found in the cache, or built into it."""
+    recipe, store = describe(folder, target), Store(cache)
+    return store.find(recipe) or build.build(recipe, store)
+
+
+@dataclass
+class Caught:
+    """What `quietly` or `warned` saw."""
+
+    entry: Entry
+    warnings: list[str]
+
+
+def caught(folder: Path, cache: Path, target: Target | None = None) -> Caught:
+    """Like `built`, with the text of every CacheWarning."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        entry = built(folder, cache, target)
+    assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
+    return Caught(entry, [str(one.message) for one in seen])
+
+
+def program(path: Path, text: str) -> Path:
+    """An executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def real_compiler() -> str:
+    found = toolchain.find_compiler(None)
+    assert found is not None
+    return os.path.realpath(found.path)
+
+
+def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:
+    """A compiler that is the real one, with shell commands before and after; in them ``$1`` … are its arguments."""
+    return program(path, f"#!/bin/sh\n{before}\n'{real_compiler()}' \"$@\"\ncode=$?\n{after}\nexit $code\n")
+
+
+# True in a fake compiler when it compiles (not when it is asked who it is, or makes stand-ins, or links).
+COMPILES = 'case " $* " in *" -c "*) true;; *) false;; esac'
+# True when it makes an op's library from objects.
+LINKS = 'case " $* " in *" -ltorch_cpu "*) true;; *) false;; esac'
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """This process's, with opjit importable and changes; None takes a variable away."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    values: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **(changes or {})}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def fresh(code: str, changes: Mapping[str, str | None] | None = None, *, python: str = sys.executable, flags: tuple[str, ...] = (),
+          user: int | None = None, cwd: Path | None = None, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh process, which must exit with 0."""
+    done = subprocess.run([*before, python, *flags, "-c", textwrap.dedent(code)], env=environment(changes), capture_output=True, text=True,
+                          timeout=240, check=False, user=user, cwd=cwd)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def declare(folder: Path) -> str:
+    """The first lines of a fresh process's code: imports, and the op of a folder."""
+    return DECLARE.format(folder=str(folder))
+
+
+def no_compiler(tmp: Path) -> dict[str, str | None]:
+    """An environment without any compiler or build tool."""
+    empty = tmp / "no-tools"
+    empty.mkdir(exist_ok=True)
+    return {"PATH": str(empty), "CC": None, "CXX": None, "CUDA_HOME": str(empty), "CUDA_PATH": None}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Mode, size and modification time of all there is under a folder."""
+    found = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            found[str(path)] = (status.st_mode, 0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns)
+    return found
+
+
+def entries(cache: Path) -> list[Path]:
+    return list(Store(cache).entries())
+
+
+def copy_package(to: Path) -> Path:
+    """opjit, its C headers and its templates, in another place."""
+    for name in ("opjit", "kernels_c", "templates"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return to

@@ -1,0 +1,535 @@
+"""The C contract: the headers stand on their own in C and C++, do what they say, and call only what torch has."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import opjit
+from opjit import Op, catalog, glue, resources, toolchain
+from opjit.schema import Schema, parse
+
+MakeOp = Callable[..., Op]
+HEADERS = resources.folder("kernels_c")
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+CC = shutil.which("gcc") or shutil.which("cc") or "cc"
+CXX = shutil.which("g++") or shutil.which("c++")
+
+
+def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
+    done = subprocess.run([compiler, *arguments], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:8000]
+
+
+# The headers --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_glue.h"])
+def test_a_header_is_strict_c11(header: str) -> None:
+    unused = ["-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
+    _compile(CC, "-std=c11", *STRICT, *unused, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
+
+
+@pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h"])
+def test_a_header_is_strict_cpp17(header: str) -> None:
+    assert CXX is not None
+    _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="no clang")
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_clang_takes_the_headers_too(language: str) -> None:
+    standard = "-std=c11" if language == "c" else "-std=c++17"
+    _compile("clang", standard, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text='#include "opjit.h"\n')
+
+
+@pytest.mark.nvcc
+def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
+    nvcc = toolchain.find_nvcc(None)
+    assert nvcc is not None
+    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n')
+    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
+             str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
+
+
+USES_ALL = """
+    #include "opjit.h"
+    opjit_status all(const opjit_tensor *x, opjit_tensor *out);
+    static opjit_status body(int64_t begin, int64_t end, void *context)
+    {
+        (void)context;
+        OPJIT_CHECK(begin < end, "from %lld to %lld", (long long)begin, (long long)end);
+        return OPJIT_OK;
+    }
+    opjit_status all(const opjit_tensor *x, opjit_tensor *out)
+    {
+        void *memory;
+        OPJIT_TRY(opjit_scratch(&memory, 3, x));
+        OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+        OPJIT_TRY(opjit_parallel_for(0, 3, 1, body, NULL));
+        OPJIT_DISPATCH_REAL(x->dtype, "all", { *(scalar_t *)out->data = *(const scalar_t *)x->data; });
+        OPJIT_DISPATCH_FLOATING(x->dtype, "all", { *(scalar_t *)out->data = *(const scalar_t *)x->data; });
+        OPJIT_DISPATCH_INTEGRAL(x->dtype, "all", { *(scalar_t *)out->data = *(const scalar_t *)x->data; });
+        switch (x->dtype) {
+            OPJIT_CASES_FLOATING({ *(scalar_t *)out->data = 1; })
+            OPJIT_CASE(OPJIT_FLOAT16, opjit_half, { *(scalar_t *)out->data = opjit_float_to_half(1.0f); })
+            OPJIT_CASE(OPJIT_BFLOAT16, opjit_bfloat16, { *(scalar_t *)out->data = opjit_float_to_bfloat16(1.0f); })
+        default: OPJIT_FAIL("not %s", opjit_dtype_name(x->dtype));
+        }
+        return OPJIT_OK;
+    }
+    """
+
+
+@pytest.mark.parametrize(("compiler", "flags"), [(CC, ["-x", "c", "-std=c11"]), (CXX, ["-x", "c++", "-std=c++17"])])
+def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str]) -> None:
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=USES_ALL)
+
+
+def test_what_an_author_must_not_ignore_is_a_warning() -> None:
+    text = '#include "opjit.h"\nvoid f(opjit_tensor *o, const opjit_tensor *x);\n' \
+           "void f(opjit_tensor *o, const opjit_tensor *x) { opjit_empty_like(o, x, x->dtype); }\n"
+    done = subprocess.run([CC, "-std=c11", f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-"], input=text, capture_output=True, text=True,
+                          check=False)
+    assert "unused-result" in done.stderr
+    wrong = '#include "opjit.h"\nopjit_status f(int a);\nopjit_status f(int a) { OPJIT_FAIL("%s", a); }\n'
+    done = subprocess.run([CC, "-std=c11", "-Wall", f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-"], input=wrong, capture_output=True,
+                          text=True, check=False)
+    assert "format" in done.stderr
+
+
+# What torch has -----------------------------------------------------------------------------------------------------------------
+
+
+def _shim() -> str:
+    return (HEADERS / "opjit_shim.h").read_text(encoding="utf-8")
+
+
+def _declared() -> list[str]:
+    code = re.sub(r"/\*.*?\*/", "", _shim(), flags=re.DOTALL)
+    return sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", code)))
+
+
+def _versions() -> list[tuple[str, str]]:
+    """(first version, name or pattern) of the header's table; ``_x`` continues the name before it."""
+    table = _shim().partition("--------   ---")[2].partition("Sources:")[0]
+    version, found = "", []
+    for line in table.splitlines()[1:]:
+        start = re.match(r" \*   (< 2\.10|2\.\d+) ", line)
+        version = start[1] if start else version
+        column = line[14:].partition("   ")[0] if len(line) > 14 else ""
+        found += [(version, name) for name in re.findall(r"\b(?:aoti_)?torch_\w+\*?|(?<![\w])_\w+\*?", column)]
+    return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern if not pattern.startswith("_") else f"*{pattern}")
+
+
+def test_the_version_table_names_each_declared_function_and_no_other() -> None:
+    declared, table = _declared(), [name for _, name in _versions()]
+    assert len(declared) > 40
+    assert [name for name in declared if not any(_matches(pattern, name) for pattern in table)] == []
+    assert [pattern for pattern in table if not any(_matches(pattern, name) for name in declared)] == []
+
+
+def _first_version(name: str) -> str:
+    exact = [version for version, pattern in _versions() if pattern == name]
+    return exact[0] if exact else min(version for version, pattern in _versions() if _matches(pattern, name))
+
+
+def test_every_function_exists_in_the_running_torch() -> None:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    missing = [name for name in _declared() if not hasattr(library, name)]
+    allowed = {"aoti_torch_get_current_cuda_stream"}
+    if TORCH < (2, 13):
+        allowed |= {name for name in _declared() if _first_version(name) == "2.13"}
+    assert set(missing) <= allowed
+
+
+def test_functions_newer_than_the_floor_are_weak() -> None:
+    weak = set(re.findall(r"__attribute__\(\(weak\)\)[^;]*?\b((?:aoti_)?torch_\w+)\(", _shim()))
+    assert weak == {name for name in _declared() if _first_version(name) not in ("< 2.10", "2.10")}
+
+
+def test_the_first_versions_are_torchs() -> None:
+    """torch's header guards each function with the version that brought it."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/stable/c/shim.h"
+    stated: dict[str, str] = {}
+    version = "< 2.10"
+    for line in header.read_text(encoding="utf-8").splitlines():
+        guard = re.match(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)_0", line)
+        version = f"{guard[1]}.{guard[2]}" if guard else "< 2.10" if line.startswith("#endif") else version
+        for name in re.findall(r"\b((?:aoti_)?torch_\w+)\(", line):
+            stated.setdefault(name, version)
+    ours = {name: _first_version(name) for name in _declared() if name.startswith("torch_")}
+    assert {name: stated.get(name) for name in ours} == ours
+
+
+@pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+def test_the_prototypes_are_torchs() -> None:
+    """Declared a second time with torch's own types, a function whose prototype differs does not compile."""
+    assert CXX is not None
+    text = """
+        #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+        #include <torch/csrc/stable/c/shim.h>
+        #define torch_tensor_opaque AtenTensorOpaque
+        #define torch_list_opaque StableListOpaque
+        #define torch_string_opaque StringOpaque
+        #define torch_library_opaque TorchLibraryOpaque
+        #define torch_guard_opaque DeviceGuardOpaque
+        #include "opjit_shim.h"
+        """
+    include = Path(torch.__file__).parent / "include"
+    _compile(CXX, "-std=c++20", "-fsyntax-only", "-w", f"-isystem{include}", f"-I{HEADERS}", "-x", "c++", "-", text=text)
+
+
+# Generated glue -----------------------------------------------------------------------------------------------------------------
+
+
+SCHEMAS = [
+    "f(Tensor x) -> ()", "f(Tensor x) -> Tensor", "f(Tensor x) -> (Tensor, Tensor, int, float, bool)", "f(Tensor? x) -> Tensor",
+    "f(Tensor[] xs) -> Tensor", "f(Tensor[]? xs, Tensor y) -> (Tensor, Tensor)", "f(Tensor(a!) x) -> ()", "f(Tensor(a!)? x) -> int",
+    "f(Tensor(a!)[] xs) -> ()", "f(Tensor(a!)[]? xs, Tensor(b!) y) -> Tensor", "f(Tensor x, str s='*/ \"') -> Tensor",
+    "f(Tensor x, int a, SymInt b, float c, bool d, str e, ScalarType f) -> float",
+    "f(Tensor x, int? a, SymInt? b, float? c, bool? d, str? e, ScalarType? f) -> bool",
+    "f(Tensor x, int[] a, float[] b, bool[] c, int[2] d, Tensor[3] e) -> Tensor",
+    "f(Tensor x, int[]? a, float[]? b, bool[]? c, int[2]? d) -> Tensor",
+]
+
+
+def _strict_glue(schema: Schema, folder: Path, kernel: str, body: str) -> list[str]:
+    for name, text in glue.render(schema, "cpu", "CPU", kernel, None).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if body:
+        (folder / kernel).write_text(body, encoding="utf-8")
+    return [f"-I{folder}", f"-I{HEADERS}", "-fexceptions", "-fvisibility=hidden", str(folder / "opjit_glue.c")]
+
+
+@pytest.mark.parametrize("text", SCHEMAS)
+def test_generated_glue_is_strict_c11(text: str, tmp_path: Path) -> None:
+    schema = parse(f"optest::{text}")
+    parameters = glue.parameters(schema)
+    names = [parameter.rpartition(" ")[2].lstrip("*") for parameter in parameters]
+    body = (f'#include "opjit.h"\nopjit_status f_cpu({", ".join(parameters)})\n{{\n' + "".join(f"    (void){name};\n" for name in names)
+            + "    return OPJIT_OK;\n}\n")
+    arguments = _strict_glue(schema, tmp_path, "f.c", body)
+    _compile(CC, "-std=c11", *STRICT, "-O2", "-S", "-o", os.devnull, *arguments)
+
+
+def _c_sources() -> list[tuple[str, Path]]:
+    return [(op.qualified, op.folder / f"{op.schema.name}.c") for op in catalog.all_ops()
+            if op.folder.parent in (HEADERS, Path(__file__).parent / "ops")]
+
+
+@pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.usefixtures("everything", "double", "increment")
+def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("x86-64 levels")
+    found = [(op, path) for op, path in _c_sources() if path.is_file()]
+    assert {"opjit::allreduce", "optest::everything", "optest::double", "optest::increment"} <= {op for op, _ in found}
+    for qualified, path in found:
+        arguments = _strict_glue(catalog.find(qualified).schema, tmp_path, path.name, "")
+        _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, f"-I{path.parent}", *arguments)
+
+
+# Sanitizers ---------------------------------------------------------------------------------------------------------------------
+
+
+SANITIZED = """
+    import ctypes, json, sys
+    import torch
+    import opjit
+    from pathlib import Path
+
+    folder, qualified, library = Path({folder!r}), {qualified!r}, {library!r}
+    if qualified != "opjit::allreduce":
+        opjit.catalog.declare_folder(folder)
+    op = opjit.catalog.find(qualified)
+    assert ctypes.CDLL(library).opjit_register() == 0
+    calls = 0
+
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        return op.overload(*args, **kwargs)
+
+    {calls}
+    for _ in range(3):
+        try:
+            call({bad})
+        except RuntimeError as error:
+            assert qualified in str(error), error
+        else:
+            raise AssertionError("no error")
+    print("calls", calls)
+    """
+COMPARED = """
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        for args, kwargs in op.sample("cpu"):
+            torch.testing.assert_close(call(*args, **kwargs), op.refer(*args, **kwargs), rtol=1e-2, atol=1e-1)
+    """
+INCREMENTED = """
+    for dtype in (torch.float32, torch.int64, torch.int8):
+        x = torch.zeros(5, 7, dtype=dtype)
+        for view in (x, x.t(), x[1::2, ::3], x[:0]):
+            call(view)
+    """
+
+
+def _sanitizer(name: str) -> str | None:
+    path = subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
+    return path if os.path.isabs(path) else None
+
+
+@pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
+@pytest.mark.parametrize(("qualified", "calls", "bad"), [
+    ("opjit::allreduce", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
+    ("optest::double", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
+    ("optest::increment", INCREMENTED, "torch.ones(3, dtype=torch.complex64)"),
+    ("optest::everything", """
+    full = [torch.ones(2, 3).t(), torch.ones(1), [torch.ones(2), torch.ones(0)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t",
+            torch.int8, [1, 2], [3], [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2]]
+    none = [torch.tensor(1.0), None, [], 1, 2, 3.0, True, "", torch.int8, None, None, None, None, None, None, [], [], [], [], [1, 2],
+            [torch.ones(1)] * 2, None, None, None, None, None]
+    for values in (full, none):
+        call(*values)
+    late = [*full[:3], -2, *full[4:]]
+    """, "*[*full[:3], -1 - calls % 2, *full[4:]]"),
+])
+def test_ops_are_clean_under_asan_and_ubsan(everything: Op, double: Op, increment: Op, tmp_path: Path, run_python: Callable[..., str],
+                                            qualified: str, calls: str, bad: str) -> None:
+    op = catalog.find(qualified)
+    library = tmp_path / "sanitized.so"
+    arguments = _strict_glue(op.schema, tmp_path, f"{op.schema.name}.c", "")
+    _compile(CC, "-std=gnu11", "-O1", "-g", "-march=x86-64-v3" if os.uname().machine == "x86_64" else "-march=armv8-a", "-fPIC", "-shared",
+             "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments, "-o",
+             str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lm")
+    code = SANITIZED.format(folder=str(op.folder), qualified=qualified, library=str(library), calls=calls.strip(), bad=bad)
+    # torch itself is not built for sanitizers: its allocations are checked, its mixture of new and free is not.
+    options = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"
+    preload = " ".join(filter(None, (_sanitizer("libasan.so"), _sanitizer("libubsan.so"))))
+    printed = run_python(code, env={"LD_PRELOAD": preload, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": "print_stacktrace=1"})
+    assert re.search(r"^calls (?!0$)\d+$", printed, re.MULTILINE), printed
+
+
+# Half precision -----------------------------------------------------------------------------------------------------------------
+
+
+CONVERT = """
+    opjit_status convert_cpu(const opjit_tensor *x, bool bfloat, opjit_tensor *out)
+    {
+        bool widen = x->dtype == OPJIT_INT16;
+        OPJIT_CHECK(x->contiguous && (widen || x->dtype == OPJIT_FLOAT32), "int16 bits or float32");
+        OPJIT_TRY(opjit_empty_like(out, x, widen ? OPJIT_FLOAT32 : OPJIT_INT16));
+        for (int64_t i = 0; i < x->numel; i++) {
+            if (widen) {
+                uint16_t bits = ((const uint16_t *)x->data)[i];
+                ((float *)out->data)[i] = bfloat ? opjit_bfloat16_to_float((opjit_bfloat16){bits})
+                                                 : opjit_half_to_float((opjit_half){bits});
+            } else {
+                float value = ((const float *)x->data)[i];
+                ((uint16_t *)out->data)[i] = bfloat ? opjit_float_to_bfloat16(value).bits : opjit_float_to_half(value).bits;
+            }
+        }
+        return OPJIT_OK;
+    }
+    """
+
+
+@pytest.fixture
+def convert(make_op: MakeOp) -> Op:
+    return make_op("convert(Tensor x, bool bfloat) -> Tensor", CONVERT)
+
+
+def _floats() -> torch.Tensor:
+    """Floats whose conversion is hard: every half, its neighbours, the ties between halves, and many random bit patterns."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    exact = torch.cat([bits.view(torch.float16).float(), bits.view(torch.bfloat16).float()])
+    exact = exact[exact.isfinite()]
+    halves = bits.view(torch.float16)
+    halves = halves[halves.isfinite()].sort().values.double()
+    coarse = bits.view(torch.bfloat16)
+    coarse = coarse[coarse.isfinite()].double().sort().values
+    ties = torch.cat([(halves[1:] + halves[:-1]) / 2, (coarse[1:] + coarse[:-1]) / 2]).float()
+    limits = torch.tensor([65504.0, 65519.0, 65519.996, 65520.0, 65536.0, 1e10, 3.4028235e38, 3.3895314e38, 3.3961776e38, math.inf,
+                           5.9604645e-08, 2.9802322e-08, 2.9802326e-08, 2.98e-08, 1e-45, 6.1035156e-05, 6.097555e-05, 0.0])
+    some = torch.cat([exact, ties, limits, -limits])
+    around = torch.cat([some, torch.nextafter(some, torch.tensor(math.inf)), torch.nextafter(some, torch.tensor(-math.inf))])
+    random = torch.randint(-(2**31), 2**31, (3_000_000,), dtype=torch.int64, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    return torch.cat([around, random.view(torch.float32)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_converts_as_in_torch(convert: Op, dtype: torch.dtype) -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    expected = bits.view(dtype).float()
+    got = convert(bits, dtype == torch.bfloat16)
+    assert torch.equal(got.isnan(), expected.isnan())
+    number = ~expected.isnan()
+    assert torch.equal(got.view(torch.int32)[number], expected.view(torch.int32)[number])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_floats_round_to_halves_as_in_torch(convert: Op, dtype: torch.dtype) -> None:
+    values = _floats()
+    expected = values.to(dtype)
+    got = convert(values, dtype == torch.bfloat16).view(dtype)
+    assert torch.equal(got.isnan(), values.isnan()), "NaN stays NaN, and nothing becomes one"
+    number = ~values.isnan()
+    assert torch.equal(got.view(torch.int16)[number], expected.view(torch.int16)[number])
+
+
+# Layouts ------------------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """Tensors of up to 5 dimensions that were sliced, permuted, expanded, squeezed and given odd strides."""
+    sizes = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 4, 5]), max_size=5))
+    x = torch.arange(math.prod(sizes), dtype=torch.float32).reshape(sizes)
+    for d in range(x.dim()):
+        start, step = draw(st.sampled_from([(0, 1), (0, 1), (0, 2), (1, 1), (1, 3)]))
+        x = x[(slice(None),) * d + (slice(start, None, step),)]
+    x = x.permute(draw(st.permutations(range(x.dim()))))
+    if draw(st.booleans()):
+        x = x.expand([draw(st.sampled_from([2, 3])) if size == 1 and draw(st.booleans()) else size for size in x.shape])
+    if draw(st.booleans()):
+        x = x.unsqueeze(draw(st.integers(0, x.dim())))
+    if draw(st.booleans()):  # a dimension of size 1 may have any stride
+        x = x.as_strided(x.shape, [draw(st.sampled_from([0, 1, stride, 77])) if size == 1 else stride
+                                   for size, stride in zip(x.shape, x.stride(), strict=True)], x.storage_offset())
+    if draw(st.integers(0, 9)) == 0:
+        x = torch.arange(100.0).as_strided((2, 3, 4), draw(st.tuples(*[st.integers(0, 9)] * 3)))
+    return x
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Op]]:
+    """empty_like, coalesced layout and offsets, as ops."""
+    folder = tmp_path_factory.mktemp("layouts")
+    (folder / "op.py").write_text(
+        "import opjit\n"
+        "@opjit.op('optest::layout_like(Tensor x) -> Tensor')\ndef like(x): return x\n"
+        "@opjit.op('optest::layout_coalesce(Tensor x) -> Tensor')\ndef coalesce(x): return x\n"
+        "@opjit.op('optest::layout_offsets(Tensor x) -> Tensor')\ndef offsets(x): return x\n")
+    (folder / "layout_like.c").write_text("""
+        #include "opjit.h"
+        opjit_status layout_like_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_empty_like(out, x, x->dtype); }
+        """)
+    (folder / "layout_coalesce.c").write_text("""
+        #include "opjit.h"
+        opjit_status layout_coalesce_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            opjit_layout layout = opjit_coalesce(x);
+            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, layout.dim}, OPJIT_INT64, x));
+            memcpy(out->data, layout.sizes, (size_t)layout.dim * sizeof(int64_t));
+            memcpy((int64_t *)out->data + layout.dim, layout.strides, (size_t)layout.dim * sizeof(int64_t));
+            return OPJIT_OK;
+        }
+        """)
+    (folder / "layout_offsets.c").write_text("""
+        #include "opjit.h"
+        opjit_status layout_offsets_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 1, &x->numel, OPJIT_INT64, x));
+            for (int64_t i = 0; i < x->numel; i++)
+                ((int64_t *)out->data)[i] = opjit_offset(x, i);
+            return OPJIT_OK;
+        }
+        """)
+    catalog.declare_folder(folder)
+    yield {name: catalog.find(f"optest::layout_{name}") for name in ("like", "coalesce", "offsets")}
+
+
+def _offsets(x: torch.Tensor) -> list[int]:
+    """Where torch finds each element, in row-major order."""
+    if x.numel() == 0:
+        return []
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    found: list[int] = torch.arange(last + 1).as_strided(x.shape, x.stride()).flatten().tolist()
+    return found
+
+
+hard = settings(max_examples=1500, deadline=None, derandomize=True)
+
+
+@hard
+@given(x=views())
+def test_empty_like_has_torchs_strides(layouts: dict[str, Op], x: torch.Tensor) -> None:
+    got, expected = layouts["like"](x), torch.empty_like(x)
+    assert (got.shape, got.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
+
+
+@hard
+@given(x=views())
+def test_coalesce_keeps_every_element(layouts: dict[str, Op], x: torch.Tensor) -> None:
+    sizes, strides = layouts["coalesce"](x).tolist()
+    assert math.prod(sizes) == x.numel()
+    if x.numel():
+        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        got = torch.arange(last + 1).as_strided(sizes, strides).flatten().tolist()
+        assert sorted(got) == sorted(_offsets(x))
+    if x.numel() > 1:
+        assert 1 not in sizes
+        assert strides == sorted(strides, reverse=True)
+        if x.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(x):
+            assert (sizes, strides) == ([x.numel()], [1]), "a permuted dense tensor is one dimension"
+
+
+@hard
+@given(x=views())
+def test_offset_finds_every_element(layouts: dict[str, Op], x: torch.Tensor) -> None:
+    assert layouts["offsets"](x).tolist() == _offsets(x)
+
+
+def test_layouts_of_many_dimensions(layouts: dict[str, Op]) -> None:
+    x = torch.arange(2.0**12).reshape((2,) * 12).permute(*range(11, -1, -1))[..., None].expand((2,) * 12 + (3,))
+    assert layouts["offsets"](x).tolist() == _offsets(x)
+    assert layouts["like"](x).stride() == torch.empty_like(x).stride()
+    assert layouts["coalesce"](x).tolist() == [[4096, 3], [1, 0]]
+
+
+def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
+    op = make_op("sizes(Tensor x, ScalarType d) -> (int, bool, bool)", """
+        opjit_status sizes_cpu(const opjit_tensor *x, opjit_dtype d, int64_t *size, bool *floating, bool *integral)
+        {
+            OPJIT_CHECK(x->dtype == d, "%s", opjit_dtype_name(d));
+            *size = (int64_t)opjit_dtype_size(d);
+            *floating = opjit_is_floating(d);
+            *integral = opjit_is_integral(d);
+            return OPJIT_OK;
+        }
+        """)
+    named: list[Any] = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+                        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+    for dtype in named:
+        size, floating, integral = op(torch.empty(1, dtype=dtype), dtype)
+        assert (size, floating, integral) == (dtype.itemsize, dtype.is_floating_point,
+                                              not dtype.is_floating_point and not dtype.is_complex), dtype
+    other = torch.float8_e4m3fn
+    assert op(torch.ones(1).to(other), other) == (0, False, False)
+
+
+def test_opjit_has_no_other_public_header() -> None:
+    assert sorted(path.name for path in HEADERS.glob("*.h")) == ["opjit.h", "opjit_cuda.h", "opjit_glue.h", "opjit_shim.h"]
+    assert opjit.__version__

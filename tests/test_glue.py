@@ -1,0 +1,748 @@
+"""The generated glue: what arrives in C, what comes back, what is refused, and that nothing leaks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from opjit import Op, api, backends, targets
+from opjit.errors import CompileError
+
+MakeOp = Callable[..., Op]
+Growth = Callable[[Callable[[], object], int], int]
+
+FULL: dict[str, Any] = {
+    "x": torch.arange(6, dtype=torch.float32).reshape(2, 3), "maybe": torch.tensor([1.5]),
+    "xs": [torch.tensor([1.0, 2.0]), torch.tensor(3.0), torch.empty(0, 2)], "n": -(2**63), "sym": 2**62 + 1, "f": math.pi, "b": True,
+    "s": "smörgås 日本 😀", "d": torch.bfloat16, "on": 2**63 - 1, "osym": 0, "of": -0.0, "ob": False, "os": "", "od": torch.bool,
+    "ns": [1, -2, 2**40], "syms": [7], "fs": [0.1, 1e300, 5e-324], "bs": [True, False, True], "pair": [8, 9],
+    "twins": [torch.tensor([4.0]), torch.tensor([5.0])], "oxs": [torch.tensor([6.0])], "ons": [3], "ofs": [2.5], "obs": [False],
+    "opair": [1, 2]}
+EMPTY: dict[str, Any] = {
+    "x": torch.tensor(1.0), "maybe": None, "xs": [], "n": 0, "sym": 0, "f": 0.0, "b": False, "s": "", "d": torch.float32, "on": None,
+    "osym": None, "of": None, "ob": None, "os": None, "od": None, "ns": [], "syms": [], "fs": [], "bs": [], "pair": [0, 0],
+    "twins": [torch.tensor(0.0), torch.tensor(0.0)], "oxs": None, "ons": None, "ofs": None, "obs": None, "opair": None}
+
+
+def _expected(name: str, value: Any) -> Any:
+    """What the op reports for a value that was passed."""
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "numel": value.numel(), "dim": value.dim(),
+                "contiguous": value.is_contiguous(), "device_index": -1, "sizes": list(value.shape), "strides": list(value.stride()),
+                "values": value.flatten().tolist() if value.dtype == torch.float32 else []}
+    if isinstance(value, list):
+        return [_expected(name, item) for item in value]
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        return value.encode().hex()
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value
+
+
+def _report(tensor: torch.Tensor) -> dict[str, Any]:
+    found = json.loads(bytes(tensor.tolist()).decode("ascii"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("values", [FULL, EMPTY], ids=["full", "none"])
+def test_every_type_arrives_as_it_was_passed(everything: Op, values: dict[str, Any]) -> None:
+    report = _report(everything(*values.values())[0])
+    assert report.pop("last") == 7, "a default"
+    assert list(report) == list(values)
+    for name, value in values.items():
+        assert report[name] == _expected(name, value), name
+    assert _report(everything(*values.values(), last=-1)[0])["last"] == -1
+
+
+def test_floats_arrive_bit_for_bit(everything: Op) -> None:
+    for number in (0.0, -0.0, 5e-324, 1.7976931348623157e308, 0.1):
+        got = _report(everything(*{**FULL, "f": number, "of": number, "fs": [number]}.values())[0])
+        for name in ("f", "of"):
+            assert struct.pack("d", got[name]) == struct.pack("d", number)
+        assert struct.pack("d", got["fs"][0]) == struct.pack("d", number)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_infinities_and_nan_pass_through(make_op: MakeOp, number: float) -> None:
+    op = make_op("same(Tensor x, float a, float? b, float[] c) -> (float, float, float)", """
+        opjit_status same_cpu(const opjit_tensor *x, double a, const double *b, const opjit_floats *c, double *p, double *q, double *r)
+        {
+            (void)x;
+            *p = a;
+            *q = *b;
+            *r = c->data[0];
+            return OPJIT_OK;
+        }
+        """)
+    for got in op(torch.ones(1), number, number, [number]):
+        assert struct.pack("d", got) == struct.pack("d", number)
+
+
+def test_every_kind_of_result_comes_back(everything: Op) -> None:
+    values = {**FULL, "n": -(2**61), "f": 1.25}
+    _, n2, f2, nb, copy = everything(*values.values())
+    assert (n2, f2, nb) == (-(2**62), 2.5, False)
+    assert [type(n2), type(f2), type(nb)] == [int, float, bool]
+    assert torch.equal(copy, values["x"])
+    assert everything(*EMPTY.values())[1:4] == (0, 0.0, True)
+
+
+@pytest.mark.parametrize("x", [
+    torch.tensor(2.0),
+    torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+    torch.arange(24.0).reshape(4, 6)[1::2, 1:5:3],
+    torch.arange(3.0).expand(4, 3),
+    torch.empty(0),
+    torch.empty(3, 0, 2).transpose(0, 2),
+    torch.ones(2, 1, 3).as_strided((2, 1, 3), (3, 77, 1)),
+    torch.arange(10.0)[5:],
+    torch.ones((1,) * 64),
+], ids=["0-d", "permuted", "sliced", "expanded", "empty", "empty-transposed", "odd-stride", "offset", "64-d"])
+def test_views_arrive_with_their_layout(everything: Op, x: torch.Tensor) -> None:
+    report, *_, copy = everything(*{**EMPTY, "x": x, "maybe": x, "xs": [x, x]}.values())
+    found = _report(report)
+    assert found["x"] == found["maybe"] == found["xs"][0] == found["xs"][1] == _expected("x", x)
+    assert torch.equal(copy, x)
+    assert copy.stride() == torch.empty_like(x).stride()
+
+
+@pytest.mark.parametrize("dtype", [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128])
+def test_every_dtype_arrives_and_returns(everything: Op, dtype: torch.dtype) -> None:
+    x = torch.tensor([[1, 0, 3]]).to(dtype)
+    report, *_, copy = everything(*{**EMPTY, "x": x, "d": dtype, "od": dtype}.values())
+    found = _report(report)
+    assert found["x"]["dtype"] == found["d"] == found["od"] == str(dtype).removeprefix("torch.")
+    assert copy.dtype == dtype
+    assert torch.equal(copy, x)
+
+
+def test_a_dtype_that_c_has_no_name_for_is_seen_as_such(everything: Op) -> None:
+    found = _report(everything(*{**FULL, "d": torch.float8_e5m2, "maybe": torch.ones(2).to(torch.float8_e4m3fn)}.values())[0])
+    assert found["d"] == found["maybe"]["dtype"] == "an unsupported dtype"
+
+
+def test_int_lists_take_one_int_for_all(everything: Op) -> None:
+    assert _report(everything(*{**FULL, "pair": 5}.values())[0])["pair"] == [5, 5]
+
+
+@pytest.mark.parametrize(("returns", "source", "expected"), [
+    ("()", "r(const opjit_tensor *x) { (void)x; return OPJIT_OK; }", None),
+    ("int", "r(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }", 3),
+    ("float", "r(const opjit_tensor *x, double *out) { (void)x; *out = 0.1; return OPJIT_OK; }", 0.1),
+    ("bool", "r(const opjit_tensor *x, bool *out) { *out = x->contiguous; return OPJIT_OK; }", True),
+    ("(bool, float, int)", "r(const opjit_tensor *x, bool *a, double *b, int64_t *c) { (void)x; *a = 1; *b = -1.5; *c = -2;"
+                           " return OPJIT_OK; }", (True, -1.5, -2)),
+    ("(int, float, bool)", "r(const opjit_tensor *x, int64_t *a, double *b, bool *c) { (void)x; (void)a; (void)b; (void)c;"
+                           " return OPJIT_OK; }", (0, 0.0, False)),
+])
+def test_results_that_are_no_tensors(make_op: MakeOp, returns: str, source: str, expected: object) -> None:
+    op = make_op(f"r(Tensor x) -> {returns}", f"opjit_status {source.replace('r(', 'r_cpu(', 1)}\n")
+    got = op(torch.ones(3))
+    assert (tuple(got) if isinstance(got, (tuple, list)) else got) == expected
+
+
+def test_several_tensors_come_back_in_order(make_op: MakeOp) -> None:
+    op = make_op("parts(Tensor x) -> (Tensor a, int n, Tensor b, Tensor c)", """
+        opjit_status parts_cpu(const opjit_tensor *x, opjit_tensor *a, int64_t *n, opjit_tensor *b, opjit_tensor *c)
+        {
+            OPJIT_TRY(opjit_empty(c, 1, (int64_t[]){3}, OPJIT_INT8, x)); /* the order of making does not matter */
+            OPJIT_TRY(opjit_empty(a, 0, NULL, OPJIT_FLOAT64, x));
+            OPJIT_TRY(opjit_empty_strided(b, 2, (int64_t[]){2, 3}, (int64_t[]){1, 2}, OPJIT_BOOL, x));
+            *n = 5;
+            return OPJIT_OK;
+        }
+        """)
+    a, n, b, c = op(torch.ones(1))
+    assert (a.shape, a.dtype, n) == ((), torch.float64, 5)
+    assert (b.shape, b.stride(), b.dtype) == ((2, 3), (1, 2), torch.bool)
+    assert (c.shape, c.dtype) == ((3,), torch.int8)
+
+
+# Writing ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_written_argument_is_written_and_its_version_counts_one(increment: Op) -> None:
+    for x in (torch.zeros(3), torch.zeros(4, 4).t()[1:, ::2], torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0), torch.tensor(0.0)):
+        version = x._version
+        assert increment(x) is None
+        assert torch.equal(x, torch.ones_like(x))
+        assert x._version == version + 1
+
+
+def test_a_view_and_its_base_share_the_version(increment: Op) -> None:
+    base = torch.zeros(4)
+    increment(base[1:3])
+    assert base.tolist() == [0, 1, 1, 0]
+    assert base._version == 1
+
+
+def test_reading_does_not_count_a_version(double: Op) -> None:
+    x = torch.ones(3)
+    double(x)
+    assert x._version == 0
+
+
+MANY = """
+    static void add(opjit_tensor *x, float value) { ((float *)x->data)[0] += value; }
+    opjit_status many_cpu(opjit_tensor *x, opjit_tensor *y, const opjit_tensors *zs, const opjit_tensors *more, const opjit_tensor *r)
+    {
+        add(x, ((const float *)r->data)[0]);
+        if (y)
+            add(y, 2);
+        for (int64_t i = 0; i < zs->len; i++)
+            ((float *)zs->data[i].data)[0] += 3;
+        for (int64_t i = 0; more && i < more->len; i++)
+            ((float *)more->data[i].data)[0] += 4;
+        OPJIT_CHECK(((const float *)r->data)[0] >= 0, "failed after writing");
+        return OPJIT_OK;
+    }
+    """
+
+
+def test_optional_and_listed_arguments_are_written(make_op: MakeOp) -> None:
+    op = make_op("many(Tensor(a!) x, Tensor(b!)? y, Tensor(c!)[] zs, Tensor(d!)[]? more, Tensor r) -> ()", MANY)
+    x, y, z0, z1, m, r = (torch.zeros(1) for _ in range(6))
+    op(x, y, [z0, z1], [m], r)
+    assert [t.item() for t in (x, y, z0, z1, m)] == [0, 2, 3, 3, 4]
+    assert [t._version for t in (x, y, z0, z1, m, r)] == [1, 1, 1, 1, 1, 0]
+    op(x, None, [], None, r)
+    assert [t._version for t in (x, y, z0, z1, m, r)] == [2, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_autograd_refuses_a_tensor_that_it_saved_and_an_op_wrote(increment: Op, make_op: MakeOp, listed: bool) -> None:
+    w = torch.ones(3, requires_grad=True)
+    x = torch.full((3,), 2.0)
+    loss = (w * x).sum()  # saves x
+    if listed:
+        many = make_op("many(Tensor(a!) x, Tensor(b!)? y, Tensor(c!)[] zs, Tensor(d!)[]? more, Tensor r) -> ()", MANY)
+        many(torch.zeros(1), None, [x], None, torch.zeros(1))
+    else:
+        increment(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_lazy_clone_is_not_written_through(increment: Op) -> None:
+    base = torch.zeros(3)
+    clone = torch._lazy_clone(base)
+    increment(clone)
+    assert base.tolist() == [0, 0, 0]
+    assert clone.tolist() == [1, 1, 1]
+    second = torch._lazy_clone(base)
+    increment(base)
+    assert (base.tolist(), second.tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
+def test_a_lazy_clone_that_is_only_read_is_not_copied(double: Op) -> None:
+    clone = torch._lazy_clone(torch.ones(3))
+    assert double(clone).tolist() == [2, 2, 2]
+    assert torch._C._is_cow_tensor(clone)
+
+
+def test_inference_tensors_are_written_in_inference_mode(increment: Op, double: Op) -> None:
+    with torch.inference_mode():
+        x = torch.zeros(3)
+        increment(x)
+        assert x.tolist() == [1, 1, 1]
+        assert double(x).is_inference()
+        increment(normal := torch.zeros(1))
+    assert normal.item() == 1
+    outside = torch.zeros(2)
+    with torch.inference_mode():
+        increment(outside)
+    assert outside.tolist() == [1, 1]
+
+
+def test_no_grad_and_grad_mode_are_left_as_they_were(increment: Op) -> None:
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            increment(torch.zeros(1))
+            assert torch.is_grad_enabled() == enabled
+
+
+def test_conjugate_and_negative_views_are_resolved(make_op: MakeOp, double: Op, increment: Op) -> None:
+    op = make_op("parts(Tensor z) -> Tensor", """
+        opjit_status parts_cpu(const opjit_tensor *z, opjit_tensor *out)
+        {
+            OPJIT_CHECK(z->dtype == OPJIT_COMPLEX64 && z->contiguous, "a contiguous complex64");
+            OPJIT_TRY(opjit_empty(out, 1, (int64_t[]){2 * z->numel}, OPJIT_FLOAT32, z));
+            memcpy(out->data, z->data, (size_t)out->numel * sizeof(float));
+            return OPJIT_OK;
+        }
+        """)
+    z = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    assert op(z.conj()).tolist() == [1, -2, 3, 4]
+    assert double(torch._neg_view(torch.tensor([1.0, -2.0]))).tolist() == [-2, 4]
+    assert double(z.conj().imag).tolist() == [-4, 8]
+    negative = torch._neg_view(base := torch.tensor([1.0, 2.0]))
+    with pytest.raises(RuntimeError):  # torch's own kernel for such views wants an op that returns what it writes
+        increment(negative)
+    assert base.tolist() == [1, 2]
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------------------
+
+
+RETURN_INPUT = """
+    opjit_status same_cpu(const opjit_tensor *x, int64_t how, opjit_tensor *out, opjit_tensor *second)
+    {
+        if (how >= 2)
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+        else
+            *out = *x;
+        if (how == 2)
+            *second = *out;
+        else if (how == 3)
+            *second = *x;
+        else
+            OPJIT_TRY(opjit_empty_like(second, x, x->dtype));
+        OPJIT_CHECK(how % 2 == 0 || how == 3, "failed with an input in an output");
+        return OPJIT_OK;
+    }
+    """
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    (0, "the output `out0` is an input or another output.*copy it, or declare the input Tensor"),
+    (1, "failed with an input in an output"),
+    (2, "the output `out1` is an input or another output"),
+    (3, "the output `out1` is an input or another output"),
+])
+def test_an_output_is_no_input_and_no_other_output(make_op: MakeOp, how: int, says: str) -> None:
+    op = make_op("same(Tensor x, int how) -> (Tensor, Tensor)", RETURN_INPUT)
+    x = torch.ones(4)
+    for _ in range(50):
+        with pytest.raises(RuntimeError, match=says):
+            op(x, how)
+    assert x.tolist() == [1, 1, 1, 1]
+    assert torch.equal(x + 1, torch.full((4,), 2.0)), "the input is still whole"
+
+
+@pytest.mark.parametrize("argument", ["Tensor? y", "Tensor[] y", "Tensor[]? y"])
+def test_an_output_is_no_optional_or_listed_input(make_op: MakeOp, argument: str) -> None:
+    value = "&y->data[0]" if "[]" in argument else "y"
+    c_type = "opjit_tensors" if "[]" in argument else "opjit_tensor"
+    op = make_op(f"same(Tensor x, {argument}) -> Tensor", f"""
+        opjit_status same_cpu(const opjit_tensor *x, const {c_type} *y, opjit_tensor *out)
+        {{
+            if (!y)
+                return opjit_empty_like(out, x, x->dtype);
+            *out = *{value};
+            return OPJIT_OK;
+        }}
+        """)
+    y = torch.ones(2)
+    with pytest.raises(RuntimeError, match="the output `out` is an input"):
+        op(torch.ones(1), [y] if "[]" in argument else y)
+    if argument.endswith("? y"):
+        assert op(torch.ones(1), None).shape == (1,)
+    assert y.tolist() == [1, 1]
+
+
+def test_an_output_that_was_not_made_is_an_error(make_op: MakeOp) -> None:
+    op = make_op("lazy(Tensor x, bool first) -> (Tensor done, Tensor missing)", """
+        opjit_status lazy_cpu(const opjit_tensor *x, bool first, opjit_tensor *done, opjit_tensor *missing)
+        {
+            (void)missing;
+            return first ? opjit_empty(done, 0, NULL, x->dtype, x) : OPJIT_OK;
+        }
+        """)
+    with pytest.raises(RuntimeError, match="OPJIT_OK but did not make the output `missing`"):
+        op(torch.ones(1), True)
+    with pytest.raises(RuntimeError, match="OPJIT_OK but did not make the output `done`"):
+        op(torch.ones(1), False)
+
+
+def test_an_output_made_twice_is_an_error(make_op: MakeOp) -> None:
+    op = make_op("twice(Tensor x) -> Tensor", """
+        opjit_status twice_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 0, NULL, x->dtype, x));
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """)
+    with pytest.raises(RuntimeError, match="already made: make each output once"):
+        op(torch.ones(1))
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    ("opjit_empty(out, 65, sizes, x->dtype, x)", "0 to 64 dimensions, not 65"),
+    ("opjit_empty(out, -1, sizes, x->dtype, x)", "0 to 64 dimensions, not -1"),
+    ("opjit_empty(out, 1, sizes, OPJIT_OTHER_DTYPE, x)", "a dtype that opjit.h names"),
+    ("opjit_empty(out, 1, (int64_t[]){-1}, x->dtype, x)", "."),
+    ("opjit_empty(out, 1, (int64_t[]){INT64_MAX / 2}, OPJIT_FLOAT64, x)", "."),
+    ("opjit_scratch(&memory, -1, x)", "scratch of -1 bytes"),
+])
+def test_outputs_and_scratch_that_cannot_be_are_errors(make_op: MakeOp, make: str, says: str) -> None:
+    op = make_op("bad(Tensor x) -> Tensor", f"""
+        opjit_status bad_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {{
+            int64_t sizes[70] = {{0}};
+            void *memory;
+            (void)sizes, (void)memory;
+            return {make};
+        }}
+        """)
+    with pytest.raises(RuntimeError, match=says):
+        op(torch.ones(1))
+
+
+def test_tensors_on_two_devices_are_refused(make_op: MakeOp) -> None:
+    op = make_op("both(Tensor x, Tensor? y, Tensor[] zs) -> Tensor", """
+        opjit_status both_cpu(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *zs, opjit_tensor *out)
+        {
+            (void)y, (void)zs;
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """, fake=lambda x, y, zs: torch.empty_like(x))
+    here, there = torch.ones(2), torch.ones(2, device="meta")
+    assert op(here, here, [here, here]).device.type == "cpu"
+    for arguments in ((here, there, []), (there, here, []), (here, None, [here, there])):
+        assert op(*arguments).device.type == arguments[0].device.type, "torch asks the fake kernel when a meta tensor is among them"
+
+
+@pytest.mark.gpu
+def test_cpu_and_cuda_tensors_together_are_refused(make_op: MakeOp) -> None:
+    op = make_op("both(Tensor x, Tensor? y, Tensor[] zs) -> Tensor", """
+        opjit_status both_cpu(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *zs, opjit_tensor *out)
+        {
+            (void)y, (void)zs;
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """, cuda="""
+        opjit_status both_cuda(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *zs, opjit_tensor *out,
+                               cudaStream_t stream)
+        {
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """)
+    cpu, cuda = torch.ones(2), torch.ones(2, device="cuda")
+    assert op(cuda, cuda, [cuda]).is_cuda
+    for arguments, name in (((cpu, cuda, []), "y"), ((cuda, cpu, []), "y"), ((cuda, None, [cuda, cpu]), "zs")):
+        with pytest.raises(RuntimeError, match=f"expected all tensors on one device, but `{name}` is on another one"):
+            op(*arguments)
+
+
+# Errors -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_carries_op_text_file_and_line(make_op: MakeOp) -> None:
+    op = make_op("fails(Tensor x, int n, str s) -> Tensor", """
+        opjit_status fails_cpu(const opjit_tensor *x, int64_t n, const char *s, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 0, NULL, x->dtype, x));
+            OPJIT_CHECK(n != 1, "n is %lld, and s is %s: 100%%", (long long)n, s);
+            OPJIT_FAIL("no way");
+        }
+        """)
+    with pytest.raises(RuntimeError) as caught:
+        op(torch.ones(1), 1, "ä%s%n")
+    assert type(caught.value) is RuntimeError
+    first = str(caught.value).splitlines()[0]
+    assert first == f"{op.qualified}: n is 1, and s is ä%s%n: 100% [fails.c:6]"
+    assert str(op.folder) not in str(caught.value), "no path of the machine"
+    with pytest.raises(RuntimeError, match=re.escape(f"{op.qualified}: no way [fails.c:7]")):
+        op(torch.ones(1), 2, "")
+
+
+def test_a_long_error_text_is_cut_not_overrun(make_op: MakeOp) -> None:
+    op = make_op("fails(Tensor x, str s) -> ()", """
+        opjit_status fails_cpu(const opjit_tensor *x, const char *s) { (void)x; OPJIT_FAIL("%s|end", s); }
+        """)
+    for length in (1990, 1999, 2000, 100_000):
+        with pytest.raises(RuntimeError) as caught:
+            op(torch.ones(1), "é" * length)
+        assert len(str(caught.value)) < 2600
+        assert str(caught.value).endswith("[fails.c:3]")
+
+
+@pytest.mark.parametrize(("octal", "shown"), [
+    (r"\303", "?"), (r"\377\376", "??"), (r"\303\251", "é"), (r"\340\200\200", "???"), (r"\355\240\200", "???"),
+    (r"\364\220\200\200", "????"), (r"\360\237\230\200", "😀"), (r"\342\202", "??"), (r"\300\200", "??")])
+def test_an_error_text_that_is_no_utf8_still_arrives(make_op: MakeOp, octal: str, shown: str) -> None:
+    op = make_op("fails(Tensor x) -> ()", f"""
+        opjit_status fails_cpu(const opjit_tensor *x) {{ (void)x; OPJIT_FAIL("a" "{octal}" "z"); }}
+        """)
+    with pytest.raises(RuntimeError, match=re.escape(f": a{shown}z [fails.c:3]")):
+        op(torch.ones(1))
+
+
+def test_an_error_in_an_included_header_names_that_header(make_op: MakeOp) -> None:
+    op = make_op("fails(Tensor x) -> ()", """
+        #include "parts/check.h"
+        opjit_status fails_cpu(const opjit_tensor *x) { return check(x); }
+        """)
+    (op.folder / "parts").mkdir()
+    (op.folder / "parts" / "check.h").write_text('static opjit_status check(const opjit_tensor *x)\n{\n    OPJIT_FAIL("%d", x->contiguous);\n}\n')
+    with pytest.raises(RuntimeError, match=r": 1 \[parts/check\.h:3\]"):
+        op(torch.ones(1))
+
+
+LEAKY = """
+    opjit_status leaky_cpu(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *zs, const opjit_tensors *more,
+                           const char *s, const char *os, const int64_t *n, const double *f, const opjit_ints *ns,
+                           const opjit_floats *fs, const opjit_bools *bs, bool fail, opjit_tensor *out, opjit_tensor *second)
+    {
+        (void)y, (void)zs, (void)more, (void)n, (void)f, (void)ns, (void)fs, (void)bs;
+        void *memory;
+        OPJIT_TRY(opjit_scratch(&memory, 1000, x));
+        OPJIT_TRY(opjit_scratch(&memory, 100000, x));
+        OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+        OPJIT_CHECK(!fail, "%s %s", s, os ? os : "");
+        return opjit_empty_like(second, x, x->dtype);
+    }
+    """
+LEAKY_SCHEMA = ("leaky(Tensor x, Tensor? y, Tensor[] zs, Tensor[]? more, str s, str? os, int? n, float? f, int[] ns, float[]? fs, bool[] bs,"
+                " bool fail) -> (Tensor, Tensor)")
+
+
+@pytest.mark.parametrize("fail", [True, False], ids=["raises", "calls"])
+def test_memory_stays_flat(make_op: MakeOp, growth: Growth, fail: bool) -> None:
+    op = make_op(LEAKY_SCHEMA, LEAKY)
+    x = torch.ones(1000)
+    arguments = (x, x, [x, x], [x], "s" * 100, "t" * 100, 1, 2.0, list(range(20)), [0.5] * 20, [True] * 20, fail)
+    overload = op.overload
+
+    def call() -> None:
+        if not fail:
+            overload(*arguments)
+            return
+        try:
+            overload(*arguments)
+        except RuntimeError:
+            return
+        pytest.fail("it did not raise")
+
+    assert growth(call, 100_000) < 8 << 20
+
+
+def test_memory_stays_flat_when_an_argument_is_refused(make_op: MakeOp, growth: Growth) -> None:
+    op = make_op("same(Tensor x, int how) -> (Tensor, Tensor)", RETURN_INPUT)
+    x = torch.ones(1000)
+    overload = op.overload
+
+    def call() -> None:
+        for how in range(4):
+            try:
+                overload(x, how)
+            except RuntimeError:
+                continue
+            pytest.fail("it did not raise")
+
+    assert growth(call, 10_000) < 8 << 20
+
+
+def test_scratch_is_aligned_and_separate(make_op: MakeOp) -> None:
+    op = make_op("scratch(Tensor x, int[] sizes) -> int", """
+        opjit_status scratch_cpu(const opjit_tensor *x, const opjit_ints *sizes, int64_t *out)
+        {
+            void *memory[16];
+            OPJIT_CHECK(sizes->len <= 16, "at most 16");
+            for (int64_t i = 0; i < sizes->len; i++) {
+                OPJIT_TRY(opjit_scratch(&memory[i], sizes->data[i], x));
+                OPJIT_CHECK((uintptr_t)memory[i] % 16 == 0, "block %lld is at %p", (long long)i, memory[i]);
+                if (sizes->data[i] > 0)
+                    memset(memory[i], (int)i + 1, (size_t)sizes->data[i]);
+            }
+            for (int64_t i = 0; i < sizes->len; i++)
+                for (int64_t at = 0; at < sizes->data[i]; at++)
+                    OPJIT_CHECK(((unsigned char *)memory[i])[at] == i + 1, "block %lld was overwritten", (long long)i);
+            *out = sizes->len;
+            return OPJIT_OK;
+        }
+        """)
+    assert op(torch.ones(1), [0, 1, 15, 16, 17, 4096, 1_000_000, 0, 3]) == 9
+
+
+# Threads ------------------------------------------------------------------------------------------------------------------------
+
+
+PARALLEL = """
+    typedef struct job {
+        unsigned char *hits;
+        int64_t begin, bad, grain;
+        bool nested;
+    } job;
+
+    static opjit_status inner(int64_t begin, int64_t end, void *context)
+    {
+        job *j = (job *)context;
+        for (int64_t i = begin; i < end; i++)
+            j->hits[i - j->begin]++;
+        return OPJIT_OK;
+    }
+
+    static opjit_status outer(int64_t begin, int64_t end, void *context)
+    {
+        job *j = (job *)context;
+        OPJIT_CHECK(j->bad < begin || j->bad >= end, "item %lld is bad", (long long)j->bad);
+        return j->nested ? opjit_parallel_for(begin, end, 1, inner, j) : inner(begin, end, j);
+    }
+
+    opjit_status cover_cpu(const opjit_tensor *x, int64_t begin, int64_t end, int64_t grain, bool nested, int64_t bad, opjit_tensor *out)
+    {
+        int64_t size = end > begin ? end - begin : 0;
+        OPJIT_TRY(opjit_empty(out, 1, &size, OPJIT_UINT8, x));
+        if (size)
+            memset(out->data, 0, (size_t)size);
+        job j = {(unsigned char *)out->data, begin, bad, grain, nested};
+        return opjit_parallel_for(begin, end, grain, outer, &j);
+    }
+    """
+
+
+@pytest.fixture
+def cover(make_op: MakeOp) -> Op:
+    return make_op("cover(Tensor x, int begin, int end, int grain, bool nested=False, int bad=-1000) -> Tensor", PARALLEL)
+
+
+@pytest.fixture
+def four_threads() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("grain", [1, 3, 100, 10**9])
+def test_parallel_for_covers_the_range_once(cover: Op, grain: int, nested: bool) -> None:
+    x = torch.ones(1)
+    for begin, end in ((0, 0), (5, 3), (0, 1), (0, 1000), (-7, 12), (10**12, 10**12 + 101)):
+        hits = cover(x, begin, end, grain, nested)
+        assert hits.tolist() == [1] * max(0, end - begin)
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_error_in_a_worker_comes_out(cover: Op, nested: bool) -> None:
+    x = torch.ones(1)
+    for bad in (0, 499, 999):  # 999 is never in the caller's part
+        for _ in range(20):
+            with pytest.raises(RuntimeError, match=rf"item {bad} is bad \[cover\.c:\d+\]"):
+                cover(x, 0, 1000, 1, nested, bad)
+    assert cover(x, 0, 1000, 1, nested).sum() == 1000
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_of_many_errors_one_comes_out_and_none_leaks(make_op: MakeOp, growth: Growth) -> None:
+    op = make_op("all_fail(Tensor x) -> ()", """
+        static opjit_status body(int64_t begin, int64_t end, void *context)
+        {
+            (void)context;
+            OPJIT_FAIL("part %lld to %lld failed", (long long)begin, (long long)end);
+        }
+        opjit_status all_fail_cpu(const opjit_tensor *x) { (void)x; return opjit_parallel_for(0, 1000, 1, body, NULL); }
+        """)
+    x = torch.ones(1)
+
+    def call() -> None:
+        with pytest.raises(RuntimeError, match=r"part \d+ to \d+ failed"):
+            op(x)
+
+    assert growth(call, 5_000) < 4 << 20
+
+
+def test_calls_from_many_threads_at_once_do_not_wait_for_the_gil(make_op: MakeOp) -> None:
+    op = make_op("meet(Tensor(a!) x) -> ()", """
+        #include <time.h>
+        opjit_status meet_cpu(opjit_tensor *x)
+        {
+            /* Two calls meet here only when both run at once. */
+            int64_t *arrived = (int64_t *)x->data;
+            __atomic_add_fetch(arrived, 1, __ATOMIC_SEQ_CST);
+            for (int i = 0; i < 10000 && __atomic_load_n(arrived, __ATOMIC_SEQ_CST) < 2; i++)
+                nanosleep(&(struct timespec){0, 1000000}, NULL);
+            OPJIT_CHECK(__atomic_load_n(arrived, __ATOMIC_SEQ_CST) >= 2, "the other thread never came");
+            return OPJIT_OK;
+        }
+        """)
+    api.ready(op, backends.for_device("cpu"))
+    x = torch.zeros(1, dtype=torch.int64)
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(op, x) for _ in range(2)]:
+            future.result()
+    assert x.item() == 2
+
+
+def test_many_threads_calling_and_failing_get_their_own_results(everything: Op) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        for i in range(300):
+            if i % 3 == 0:
+                with pytest.raises(RuntimeError, match=f"asked to fail with thread {number} "):
+                    everything(*{**FULL, "n": -1 - i % 2 * 0, "s": f"thread {number} "}.values())
+            else:
+                assert everything(*{**FULL, "n": number * 1000 + i}.values())[1] == 2 * (number * 1000 + i)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, number) for number in range(4)]:
+            future.result()
+
+
+# Signatures ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameters", [
+    "const opjit_tensor *x, float a, opjit_tensor *out",
+    "const opjit_tensor *x, opjit_tensor *out",
+    "opjit_tensor *x, double a, opjit_tensor *out",
+    "double a, const opjit_tensor *x, opjit_tensor *out",
+    "const opjit_tensor *x, double a, opjit_tensor *out, void *stream",
+])
+def test_a_signature_that_is_not_the_schemas_does_not_compile(make_op: MakeOp, parameters: str) -> None:
+    op = make_op("scale(Tensor x, float a) -> Tensor", f"opjit_status scale_cpu({parameters})\n{{\n    return OPJIT_OK;\n}}\n")
+    with pytest.raises(CompileError) as caught:
+        op(torch.ones(1), 2.0)
+    message = str(caught.value)
+    assert "scale.c:2" in message.splitlines()[0]
+    assert "conflicting types for 'scale_cpu'" in message.splitlines()[0].replace("‘", "'").replace("’", "'")
+    assert f"scale_cpu({parameters})" in message, "the author's"
+    assert "opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out);" in message, "the schema's"
+
+
+def test_a_kernel_of_another_name_does_not_link(make_op: MakeOp) -> None:
+    op = make_op("scale(Tensor x) -> ()", "opjit_status scale(const opjit_tensor *x)\n{\n    (void)x;\n    return OPJIT_OK;\n}\n")
+    with pytest.raises(CompileError, match="scale_cpu"):
+        op(torch.ones(1))
+
+
+@pytest.mark.nvcc
+def test_a_cuda_signature_that_is_not_the_schemas_does_not_compile(make_op: MakeOp) -> None:
+    op = make_op("scale(Tensor x, float a) -> Tensor", cuda="""
+        opjit_status scale_cuda(const opjit_tensor *x, int64_t a, opjit_tensor *out, cudaStream_t stream)
+        {
+            return OPJIT_OK;
+        }
+        """)
+    with pytest.raises(CompileError) as caught:
+        api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
+    message = str(caught.value)
+    assert "error" in message.splitlines()[0]
+    assert "int64_t" in message or "long" in message, "the author's"
+    assert "double a" in message or "double" in message, "the schema's"
+
+
+@pytest.mark.nvcc
+def test_cuda_ops_build_without_a_gpu(double: Op, increment: Op) -> None:
+    for op in (double, increment):
+        entry = api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
+        assert entry.library.is_file()

@@ -1,0 +1,400 @@
+"""The key: everything that decides a binary flips it, nothing else does; and the header scan that it rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import string
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opjit import build, headers, recipe, resources, targets, toolchain
+from opjit.backends import Flags
+from opjit.errors import BuildError
+from opjit.store import Store
+from tests import helpers
+from tests.helpers import PLUS, describe, fake_compiler, write_op
+
+GCC = {"cc.version": "gcc version 12.2.0", "cc.machine": "x86_64-linux-gnu"}
+
+
+def key(folder: Path, **changed: Any) -> str:
+    described = describe(folder, compiler=GCC)._replace(**changed)
+    assert described.key is not None
+    return described.key
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Path:
+    return write_op(tmp_path / "plus")
+
+
+# --- what flips it ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plus.c", "amount.h", "nested/inner.h"])
+def test_every_file_of_the_op_flips_the_key(op: Path, name: str) -> None:
+    (op / "nested").mkdir()
+    (op / "nested" / "inner.h").write_text("/* inner */\n")
+    (op / "amount.h").write_text('#include "nested/inner.h"\n#define AMOUNT 1.0f\n')
+    before = key(op)
+    with open(op / name, "a") as file:
+        file.write("\n")
+    assert key(op) != before
+
+
+def test_a_header_that_appears_flips_the_key(op: Path) -> None:
+    (op / "plus.c").write_text(PLUS + '#if __has_include("tuned.h")\n#include "tuned.h"\n#endif\n')
+    before = key(op)
+    (op / "tuned.h").write_text("")
+    assert key(op) != before
+
+
+@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_shim.h"])
+def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    package = helpers.copy_package(tmp_path / "package")
+    places = {folder: package / folder for folder in ("kernels_c", "templates")}
+    monkeypatch.setattr(resources, "folder", lambda folder: places[folder])
+    before = key(op)
+    with open(package / "kernels_c" / name, "a") as file:
+        file.write("\n")
+    assert key(op) != before
+
+
+@pytest.mark.parametrize("name", ["glue.c.in", "glue.cu.in"])
+def test_each_glue_template_flips_the_key(op: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before = key(op)
+    texts = {template: resources.template(template) for template in ("glue.c.in", "glue.cu.in")}
+    texts[name] += "\n"
+    monkeypatch.setattr(resources, "template", texts.__getitem__)
+    recipe._glue_digest.cache_clear()
+    try:
+        assert key(op) != before
+    finally:
+        recipe._glue_digest.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["GLUE_GENERATOR", "FORMAT"])
+def test_the_generator_s_and_the_format_s_number_flip_the_key(op: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before = key(op)
+    monkeypatch.setattr(recipe, name, getattr(recipe, name) + 1)
+    recipe._glue_digest.cache_clear()
+    try:
+        assert key(op) != before
+    finally:
+        recipe._glue_digest.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["c", "cuda", "link", "stubs"])
+def test_each_kind_of_flag_and_its_order_flip_the_key(op: Path, kind: str) -> None:
+    flags = describe(op, compiler=GCC).flags
+
+    def with_more(*more: str) -> Flags:
+        return replace(flags, **{kind: (*getattr(flags, kind), *more)})
+
+    assert len({key(op), key(op, flags=with_more("-a")), key(op, flags=with_more("-a", "-b")), key(op, flags=with_more("-b", "-a"))}) == 4
+
+
+def test_the_arch_the_backend_and_the_runtime_flip_the_key(op: Path) -> None:
+    cuda = targets.named("sm_90", cuda_version="13.0")
+    others = [targets.named("x86-64-v2"), targets.named("x86-64-v3"), cuda, targets.named("sm_80", cuda_version="13.0"),
+              replace(cuda, runtime="cuda12")]
+    keys = {describe(op, target, compiler=GCC).key for target in others}
+    assert len(keys) == len(others)
+
+
+@pytest.mark.parametrize("name", ["cc.version", "cc.machine", "nvcc.build"])
+def test_the_compilers_versions_flip_the_key(op: Path, name: str) -> None:
+    assert key(op, toolchain={**GCC, name: "another"}) != key(op)
+
+
+@pytest.mark.parametrize("text", ["keytest::plus(Tensor y) -> Tensor", "keytest::plus(Tensor x, int n=0) -> Tensor",
+                                  "keytest::plus(Tensor? x) -> Tensor", "other::plus(Tensor x) -> Tensor"])
+def test_the_schema_flips_the_key(op: Path, text: str) -> None:
+    assert describe(op, text=text, compiler=GCC).key != key(op)
+
+
+def test_a_default_in_the_schema_flips_the_key(op: Path) -> None:
+    texts = [f"keytest::plus(Tensor x, int n={n}) -> Tensor" for n in (1, 2)]
+    assert len({describe(op, text=text, compiler=GCC).key for text in texts}) == 2
+
+
+def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = helpers.program(tmp_path / "cc", f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n")
+    before = describe(op).key
+    monkeypatch.setenv("CC", str(other))
+    found = toolchain.require_compiler(tmp_path / "notes")
+    assert found.version == "gcc version 99"
+    assert describe(op).key != before
+
+
+def test_a_compiler_that_was_replaced_at_its_path_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, notes = tmp_path / "cc", tmp_path / "notes"
+    monkeypatch.setenv("CC", str(compiler))
+    versions = []
+    for number in (1, 2):
+        text = f"#!/bin/sh\necho 'Target: here'\necho 'gcc version {number}'\n"
+        helpers.program(tmp_path / "new", text).replace(compiler)
+        versions += [toolchain.require_compiler(notes).version, toolchain.require_compiler(notes).version]
+    assert versions == ["gcc version 1", "gcc version 1", "gcc version 2", "gcc version 2"]
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"stamp": 1}', '{"found": {}}', "\x00", '{"stamp": null, "found": null}'])
+def test_a_damaged_note_on_a_compiler_is_written_anew(tmp_path: Path, note: str) -> None:
+    found = toolchain.require_compiler(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    stamp = json.loads(kept.read_text())["stamp"]
+    for text in (note, json.dumps({"stamp": stamp, "found": {"version": "1"}}), json.dumps({"stamp": stamp, "found": 3})):
+        kept.write_text(text)
+        assert toolchain.require_compiler(tmp_path) == found
+
+
+def test_a_note_on_a_compiler_that_somebody_else_wrote_is_not_believed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    found = toolchain.require_compiler(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text(kept.read_text().replace(found.machine, "evil"))
+    os.chown(kept, 12345, 12345)
+    assert toolchain.require_compiler(tmp_path) == found
+
+
+# --- what does not -------------------------------------------------------------------------------------------------------------------
+
+
+def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe(op).key
+    other = write_op(tmp_path / "another user" / "deeper" / "plus")
+    for path in other.iterdir():
+        os.utime(path, (1, 1))
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "nobody")
+    monkeypatch.setenv("CFLAGS", "-O0")
+    environment = dict(reversed(os.environ.items()))
+    for name in environment:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert describe(other).key == before
+
+
+def test_the_name_of_the_folder_does_not_enter_the_key(op: Path, tmp_path: Path) -> None:
+    assert key(write_op(tmp_path / "another")) == key(op)
+
+
+def test_two_homes_with_a_package_of_their_own_give_the_same_key(op: Path, tmp_path: Path) -> None:
+    code = helpers.declare(op) + "from opjit import api, targets, backends\nfrom opjit.store import Store\n" + (
+        "print(api.describe(catalog.find('keytest::plus'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
+        "print(api.describe(catalog.find('allreduce'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n")
+    keys = set()
+    for home in ("one", "two and a space"):
+        package = helpers.copy_package(tmp_path / home / "site")
+        # A warm request writes notes on compilers only where it can.
+        keys.add(helpers.fresh(code, {"PYTHONPATH": str(package), "HOME": str(tmp_path / home)}).stdout)
+    assert len(keys) == 1
+
+
+def test_one_compiler_by_two_paths_gives_one_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe(op).key
+    (tmp_path / "gcc-link").symlink_to(helpers.real_compiler())
+    monkeypatch.setenv("CC", str(tmp_path / "gcc-link"))
+    assert describe(op).key == before
+
+
+def test_an_older_date_with_other_content_still_flips_the_key(op: Path) -> None:
+    before = key(op)
+    (op / "plus.c").write_text(PLUS + "\n")
+    os.utime(op / "plus.c", (1, 1))
+    assert key(op) != before
+    (op / "plus.c").write_text(PLUS)
+    os.utime(op / "plus.c", (time.time() + 1e6,) * 2)
+    assert key(op) == before
+
+
+# --- the document ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_canonical_and_its_hash_is_the_key(op: Path) -> None:
+    described = describe(op, compiler=GCC)
+    shuffled = dict(reversed(described.document().items()))
+    assert recipe.document_key(shuffled) == described.key
+    assert recipe.document_key(json.loads(json.dumps(described.document()))) == described.key
+    assert described.key is not None
+    assert len(described.key) == 64
+    assert set(described.key) <= set("0123456789abcdef")
+
+
+def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> None:
+    text = json.dumps(describe(op).document())
+    for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
+        assert part not in text
+    assert set(describe(op).inputs) == {"plus.c", "amount.h", "<opjit>/opjit.h", "<opjit>/opjit_glue.h", "<opjit>/opjit_shim.h"}
+
+
+def test_without_a_compiler_there_is_no_key(op: Path) -> None:
+    assert describe(op)._replace(toolchain=None).key is None
+
+
+# --- the header scan -----------------------------------------------------------------------------------------------------------------
+
+
+def scan(folder: Path, *include: Path) -> set[str]:
+    found = headers.closure([str(folder / "op.c")], tuple(map(str, (folder, *include))))
+    return {os.path.relpath(path, folder) for path in found}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[..., Path]:
+    """``tree({"op.c": text, ...})`` writes files and returns their folder."""
+
+    def make(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "tree"
+
+    return make
+
+
+@pytest.mark.parametrize("line", ['#include "a.h"', "#include <a.h>", '  #  include\t"a.h"', '#include"a.h"', '#include_next "a.h"',
+                                  '#if 0\n#include "a.h"\n#endif', '// #include "a.h"', '#include "a.h" // why', '\ufeff#include "a.h"',
+                                  '#include "a.h"\r', '#import "a.h"', '%:include "a.h"', '??=include "a.h"', '#include /* c */ "a.h"',
+                                  '#inc\\\nlude "a.h"', '#include \\\n "a.h"'])
+def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(tree: Callable[..., Path], line: str) -> None:
+    folder = tree({"op.c": f"{line}\n", "a.h": ""})
+    if "a.h" in scan(folder):
+        return
+    write_op(folder, plus_c=PLUS.replace("{\n", "{\n    (void)ANSWER;\n", 1).replace("\n\n", f"\n{line}\n\n", 1), a_h="#define ANSWER 42\n")
+    with pytest.raises(BuildError):
+        build.build(describe(folder), Store(folder / "cache"))
+
+
+def test_the_scan_follows_nested_headers_and_cycles(tree: Callable[..., Path]) -> None:
+    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "b.h"\n#include <c.h>', "a/b.h": '#include "a.h"\n#include "../op.c"',
+                   "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>"})
+    assert scan(folder) == {"op.c", "a/a.h", "a/b.h", "c.h"}
+
+
+def test_a_quoted_header_is_looked_for_beside_its_includer_first(tree: Callable[..., Path]) -> None:
+    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "x.h"', "a/x.h": "", "x.h": "",
+                   "b/op.c": '#include "a.h"', "b/a.h": "#include <x.h>", "b/x.h": ""})
+    assert scan(folder) == {"op.c", "a/a.h", "a/x.h"}
+    assert scan(folder / "b", folder) == {"op.c", "a.h", "x.h"}
+
+
+def test_a_header_above_the_folder_is_part_of_the_key(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").write_text('#include "../shared/amount.h"\n')
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "amount.h").write_text("#define AMOUNT 2.0f\n")
+    assert "../shared/amount.h" in describe(op).inputs
+    before = key(op)
+    helpers.built(op, tmp_path / "cache")  # and the check after the build knows it
+    (tmp_path / "shared" / "amount.h").write_text("#define AMOUNT 3.0f\n")
+    assert key(op) != before
+
+
+def test_a_header_through_a_linked_folder_is_the_one_that_the_compiler_reads(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "far" / "inner").mkdir(parents=True)
+    (tmp_path / "far" / "amount.h").write_text("#define AMOUNT 2.0f\n")
+    (op / "link").symlink_to(tmp_path / "far" / "inner")
+    (op / "plus.c").write_text(PLUS.replace('"amount.h"', '"link/../amount.h"'))  # not the amount.h beside plus.c
+    before = key(op)
+    helpers.built(op, tmp_path / "cache")
+    (tmp_path / "far" / "amount.h").write_text("#define AMOUNT 3.0f\n")
+    assert key(op) != before
+
+
+def test_an_op_in_a_linked_folder_has_the_key_of_the_folder(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(op)
+    assert key(tmp_path / "link") == key(op)
+    helpers.built(tmp_path / "link", tmp_path / "cache")
+
+
+def test_a_linked_header_flips_the_key_with_what_it_points_to(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "target.h").write_text("#define AMOUNT 2.0f\n")
+    (op / "amount.h").unlink()
+    (op / "amount.h").symlink_to(tmp_path / "target.h")
+    before = key(op)
+    helpers.built(op, tmp_path / "cache")
+    (tmp_path / "target.h").write_text("#define AMOUNT 3.0f\n")
+    assert key(op) != before
+
+
+def test_an_include_through_a_macro_is_refused_and_nothing_is_published(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', '#define WHERE "amount.h"\n#include WHERE'))
+    with pytest.raises(BuildError, match=r"amount\.h.*name the file in an #include line"):
+        helpers.built(op, tmp_path / "cache")
+    assert helpers.entries(tmp_path / "cache") == []
+
+
+def test_an_include_through_a_macro_is_fine_where_an_include_line_names_the_file_too(op: Path, tmp_path: Path) -> None:
+    named = '#define WHERE "amount.h"\n#include WHERE\n#if 0\n#include "amount.h"\n#endif'
+    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', named))
+    helpers.built(op, tmp_path / "cache")
+
+
+def test_a_header_from_the_environment_s_include_path_does_not_slip_in(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (op / "amount.h").rename(tmp_path / "elsewhere" / "amount.h")
+    for name in ("CPATH", "C_INCLUDE_PATH"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(tmp_path / "elsewhere"))
+            with pytest.raises(BuildError, match=r"amount\.h"):
+                build.build(describe(op), Store(tmp_path / f"cache-{name}"))
+
+
+def test_a_header_that_cannot_be_read_is_an_error_and_never_a_key_without_it(op: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    plain = open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:  # root can read everything, so permissions would refuse nothing
+        if str(path).endswith("amount.h"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    with pytest.raises(PermissionError, match=r"amount\.h"):
+        describe(op, compiler=GCC)
+
+
+def test_sources_that_change_while_they_are_compiled_are_not_published(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit = f"if {helpers.COMPILES}; then echo '#define AMOUNT 5.0f' > '{op}/amount.h'; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", after=edit)))
+    with pytest.raises(BuildError, match="changed while they were compiled"):
+        helpers.built(op, tmp_path / "cache")
+    assert helpers.entries(tmp_path / "cache") == []
+
+
+NAMES = st.text(alphabet=string.ascii_letters + "äß $#\\'%{}()[]~&;!,+=@^", min_size=1, max_size=12)
+
+
+@given(names=st.lists(NAMES.filter(lambda name: name.strip() == name), min_size=1, max_size=4))
+def test_a_dependency_file_gives_back_the_names_that_were_written_into_it(names: list[str]) -> None:
+    plain = [name.replace("\\", "") or "x" for name in names]  # gcc leaves backslashes in names ambiguous
+    escaped = [name.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ") for name in plain]
+    text = "glue.o: \\\n " + " \\\n ".join(escaped) + "\n\n" + "".join(f"{name}:\n\n" for name in escaped)
+    assert [str(path) for path in headers.read_dependencies(text)][:len(plain)] == plain
+
+
+def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> None:
+    import subprocess
+
+    folder = tmp_path / "a b$c#d'e"
+    folder.mkdir()
+    (folder / "x y.h").write_text("")
+    (folder / "m.c").write_text('#include "x y.h"\n#include <stdio.h>\n')
+    subprocess.run([helpers.real_compiler(), "-c", str(folder / "m.c"), "-o", str(tmp_path / "m.o"), f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True)
+    found = headers.read_dependencies((tmp_path / "m.d").read_text())
+    assert {folder / "m.c", folder / "x y.h"} <= set(found)
+    assert all(path.exists() for path in found), found

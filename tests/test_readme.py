@@ -1,0 +1,46 @@
+"""The README's snippets are the code that runs, and its first op does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SNIPPET = re.compile(r"<!-- snippet: (\S+)(?: (\S+))? -->\n```\w+\n(.*?)```", re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def region(path: str, name: str | None) -> str:
+    """A file's text, or the part between its `begin: name` and `end: name` lines, without the indentation they share."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if name is None:
+        return text
+    lines = text.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.strip() == f"# begin: {name}")
+    end = next(i for i, line in enumerate(lines) if line.strip() == f"# end: {name}")
+    indent = len(lines[begin]) - len(lines[begin].lstrip())
+    return "\n".join(line[indent:].partition("  # type: ignore")[0] for line in lines[begin + 1:end]) + "\n"
+
+
+@pytest.mark.parametrize(("path", "name", "shown"), SNIPPET.findall(README))
+def test_a_readme_snippet_is_the_file_that_runs(path: str, name: str, shown: str) -> None:
+    assert shown == region(path, name or None)
+
+
+def test_the_readme_has_snippets_and_both_commands() -> None:
+    assert len(SNIPPET.findall(README)) == 3
+    for command in ("demo", "test"):
+        assert len(re.findall(rf"<!-- command: {command} -->\n```sh\n[^\n]+\n```", README)) == 1
+
+
+def test_the_first_op_of_the_readme_runs_and_differentiates() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", str(ROOT / "examples/first_op/scale.py")], capture_output=True, text=True,
+                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert "tensor([0.0000, 2.5000, 5.0000, 7.5000])" in done.stdout
+    assert "tensor([2.5000, 2.5000, 2.5000, 2.5000])" in done.stdout
