@@ -185,7 +185,7 @@ typedef opjit_error *opjit_status;
 /* Stands in for an error when there is no memory to make one; never freed. */
 OPJIT_UNUSED static opjit_error opjit_no_memory = {__FILE__, __LINE__, "out of memory"};
 
-__attribute__((format(printf, 3, 4), cold, noinline)) OPJIT_UNUSED static opjit_status
+__attribute__((format(printf, 3, 4), returns_nonnull, cold, noinline)) OPJIT_UNUSED static opjit_status
 opjit_error_new(const char *file, int line, const char *format, ...)
 {
     opjit_error *error = (opjit_error *)malloc(sizeof *error);
@@ -232,8 +232,8 @@ OPJIT_UNUSED static void opjit_error_free(opjit_status status)
     } while (0)
 
 /* torch keeps the text of its errors from 2.13 on; before, it prints them to stderr. */
-__attribute__((cold, noinline)) OPJIT_UNUSED static opjit_status opjit_torch_error(const char *file, int line,
-                                                                                  const char *what)
+__attribute__((returns_nonnull, cold, noinline)) OPJIT_UNUSED static opjit_status
+opjit_torch_error(const char *file, int line, const char *what)
 {
     const char *text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : NULL;
     return opjit_error_new(file, line, "%s", text && *text ? text : what);
@@ -242,15 +242,20 @@ __attribute__((cold, noinline)) OPJIT_UNUSED static opjit_status opjit_torch_err
 /* ---------------------------------------------------------------------------------------------- */
 /* 4. Memory                                                                                      */
 
-/* What the glue frees when the call ends: a torch tensor, or host memory that starts after this header. */
+/* What the glue frees when the call ends: host memory that starts after this header, and what else it names. */
 typedef struct opjit_block {
     struct opjit_block *next;
     torch_tensor tensor;
+    void *device_memory;
+    void *padding; /* keeps the memory behind it 16-byte aligned */
 } opjit_block;
 
 /* One call of an op. */
 typedef struct opjit_call {
     opjit_block *blocks;
+    /* The device's own allocator for the current stream, where the backend has one: cheaper than a tensor. */
+    torch_error (*device_alloc)(uint64_t bytes, void **memory);
+    torch_error (*device_free)(void *memory);
     torch_guard guard;   /* of the device that was current before, where that is another one */
     int32_t device_type; /* of every tensor argument; -1 until the first was seen */
     int32_t device_index;
@@ -264,6 +269,7 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_host_block(opjit_call *cal
         return &opjit_no_memory;
     block->next = call->blocks;
     block->tensor = NULL;
+    block->device_memory = NULL;
     call->blocks = block;
     *memory = block + 1;
     return OPJIT_OK;
@@ -394,6 +400,11 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_scratch(void **memory, int
     void *header;
     OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
     OPJIT_TRY(opjit_host_block(like->call, 0, &header));
+    if (like->call->device_alloc) {
+        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
+        like->call->blocks->device_memory = *memory;
+        return OPJIT_OK;
+    }
     OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, opjit_codes.dtype[OPJIT_UINT8], like->device_type,
                                          like->device_index, &like->call->blocks->tensor));
     OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));

@@ -263,6 +263,8 @@ OPJIT_UNUSED static void opjit_free_call(opjit_call *call)
         call->blocks = block->next;
         if (block->tensor)
             (void)aoti_torch_delete_tensor_object(block->tensor);
+        if (block->device_memory)
+            (void)call->device_free(block->device_memory);
         free(block);
     }
 }

@@ -15,7 +15,8 @@
  *              _library_init_impl, _delete_library_object
  *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
  *              _create_device_guard, _delete_device_guard,
- *              _get_current_cuda_stream                           libtorch_cuda (CUDA builds only)
+ *              _get_current_cuda_stream,                          libtorch_cuda (CUDA builds only)
+ *              _cuda_caching_allocator_raw_alloc, _raw_delete
  *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
  *              torch_get_num_threads,
  *              torch_get_const_data_ptr, _mutable_data_ptr,
@@ -105,11 +106,13 @@ torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                void (*body)(int64_t begin, int64_t end, void *context), void *context);
 torch_error torch_get_num_threads(uint32_t *num_threads);
 
-/* Devices. The stream is in libtorch_cuda: only CUDA binaries refer to it. */
+/* Devices. What has "cuda" in its name is in libtorch_cuda: only CUDA binaries refer to it. */
 torch_error aoti_torch_get_current_device_index(int32_t *device_index);
 torch_error aoti_torch_create_device_guard(int32_t device_index, torch_guard *guard);
 torch_error aoti_torch_delete_device_guard(torch_guard guard);
 torch_error aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+torch_error aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **memory); /* for the current stream */
+torch_error aoti_torch_cuda_caching_allocator_raw_delete(void *memory);
 
 /* Errors. aoti_torch_check throws a C++ exception when `condition` is false. */
 void aoti_torch_check(bool condition, const char *function, const char *file, uint32_t line, const char *message);

@@ -56,15 +56,17 @@ def _inspect(content: bytes) -> Binary:
     if dynamic is None:
         raise ValueError("no dynamic section")
     tags = [struct.unpack_from("<QQ", content, at) for at in range(dynamic[2], dynamic[2] + dynamic[5], 16)]
-    strings = next(value for tag, value in tags if tag == _STRTAB)
-    base = next(offset + strings - address for address, offset, size in loads if address <= strings < address + size)
+    strings = next((value for tag, value in tags if tag == _STRTAB), 0)
+    base = next((offset + strings - address for address, offset, size in loads if address <= strings < address + size), None)
+    if base is None:
+        raise ValueError("no string table")
 
     def text(at: int) -> str:
         return content[base + at:content.index(b"\0", base + at)].decode("utf-8")
 
     needed = frozenset(text(value) for tag, value in tags if tag == _NEEDED)
-    run_path = next((text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)), None)
-    return Binary(machine, needed, run_path, frozenset(_cuda_archs(content)))
+    run_paths = {text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)}
+    return Binary(machine, needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
 
 
 def _cuda_archs(content: bytes) -> list[str]:

@@ -7,6 +7,8 @@ loading the result, and sharing a folder with any other build.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import hashlib
 import importlib
 import logging
@@ -20,7 +22,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 
-from opjit import files, glue, headers, resources, toolchain
+from opjit import binary, files, glue, headers, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
@@ -37,8 +39,19 @@ from opjit.store import Entry, Store, check_library, verify
 from opjit.toolchain import Compiler, Nvcc
 
 _torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
-os.register_at_fork(after_in_child=lambda: globals().update(_torch_builder=threading.Lock()))
-_private: list[tempfile.TemporaryDirectory[str]] = []  # entries that no store would take; removed when the process ends
+_undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
+_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+_UNWRITABLE = re.compile(r"[$:|\n]")  # torch writes a source's path into ninja's file with only its spaces escaped
+
+
+def _after_fork() -> None:
+    """The child has neither the thread that builds nor any use for its settings."""
+    globals()["_torch_builder"] = threading.Lock()
+    while _undo:
+        _undo.pop()()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def build(recipe: Recipe, store: Store) -> Entry:
@@ -73,27 +86,47 @@ def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninj
     warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: {reason}. "
                                "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
     try:
-        folder = tempfile.TemporaryDirectory(prefix="opjit-")
-        _private.append(folder)
-        described = _stage(recipe, compiler, nvcc, ninja, Path(folder.name), Path(folder.name))
-        place = Path(folder.name) / described.key
-        os.rename(Path(folder.name) / "entry", place)
+        folder = Path(tempfile.mkdtemp(prefix="opjit-"))
+        atexit.register(_remove_private, folder, os.getpid())
+        described = _stage(recipe, compiler, nvcc, ninja, folder, folder)
+        place = folder / described.key
+        os.rename(folder / "entry", place)
         return verify(place, recipe.target)[0]
     except (OSError, EntryError) as error:
         raise _fault(recipe, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
 
 
+def _remove_private(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a forked child
+        files.remove_tree(folder)
+
+
 def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, staged: Path, base: Path) -> Manifest:
-    """Compile in staged/build and leave a complete entry in staged/entry."""
-    work, entry = staged / "build", staged / "entry"
-    work.mkdir(mode=0o700)
+    """Compile, and leave a complete entry in staged/entry."""
+    with _workspace(staged) as work:
+        return _make_entry(recipe, compiler, nvcc, ninja, work, staged / "entry", base)
+
+
+@contextmanager
+def _workspace(staged: Path) -> Iterator[Path]:
+    """Where the compilers work: in the staging folder, unless torch cannot write its path into a build file."""
+    if _UNWRITABLE.search(str(staged)):
+        with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
+            yield Path(folder)
+    else:
+        work = staged / "build"
+        work.mkdir(mode=0o700)
+        yield work
+
+
+def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, work: Path, entry: Path, base: Path) -> Manifest:
     entry.mkdir(mode=0o700)
     sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
                           recipe.target.backend.stream)
     for name, text in sources.items():
         (work / name).write_text(text, encoding="utf-8")
     with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins while Python imports torch's builder
-        making = beside.submit(_stubs, recipe.flags.stubs, compiler, base)
+        making = beside.submit(_stubs, recipe, compiler, base)
         _import_builder()
         stubs = making.result()
     name = f"opjit_{secrets.token_hex(8)}"
@@ -135,7 +168,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
                 extra_cuda_cflags=[_quote(flag.format(**places)) for flag in flags.cuda],
                 extra_ldflags=["-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
-                extra_include_paths=[places["folder"], places["include"]],
+                extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include")],
                 build_directory=str(work),
                 with_cuda=nvcc is not None,
                 is_python_module=False,
@@ -144,44 +177,55 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             if isinstance(error, OpjitError):
                 raise
+            if any(reason in str(error) for reason in _FULL):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
             raise diagnose(str(error), recipe.schema.qualified, str(recipe.target), base / "logs") from None
 
 
 def _import_builder() -> Any:
     """torch.utils.cpp_extension, without its warning that there is no GPU: a build needs none."""
-    quiet = logging.getLogger("torch.utils.cpp_extension")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    try:
-        return importlib.import_module("torch.utils.cpp_extension")
-    finally:
-        quiet.setLevel(level)
+    with _torch_builder:
+        quiet = logging.getLogger("torch.utils.cpp_extension")
+        level = quiet.level
+        quiet.setLevel(logging.ERROR)
+        try:
+            return importlib.import_module("torch.utils.cpp_extension")
+        finally:
+            quiet.setLevel(level)
 
 
 @contextmanager
 def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[None]:
     """Set torch's builder up for an opjit build; everything is put back afterwards."""
     environment = {
+        **toolchain.NEUTRAL,
+        "CC": compiler.path,  # nvcc's host compiler
         "CXX": compiler.path,  # the glue is C; a machine without a C++ compiler can build it
         "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
         "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags ask for the complete list
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C ABI is what it is
-        "LC_ALL": "C",
         "PYTORCH_NVCC": None,
+        "NINJA_STATUS": None,
     }
     # The run path that torch adds becomes a constant: the process has torch's libraries already.
     variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
     environment_before = {name: os.environ.get(name) for name in environment}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
+
+    def put_back() -> None:
+        _set_environment(environment_before)
+        for name, value in variables_before.items():
+            setattr(cpp_extension, name, value)
+
+    _undo.append(put_back)
     try:
         _set_environment(environment)
         for name, value in variables.items():
             setattr(cpp_extension, name, value)
         yield
     finally:
-        _set_environment(environment_before)
-        for name, value in variables_before.items():
-            setattr(cpp_extension, name, value)
+        _undo.remove(put_back)
+        put_back()
 
 
 def _set_environment(values: dict[str, str | None]) -> None:
@@ -197,7 +241,7 @@ def _quote(flag: str) -> str:
     return shlex.quote(flag).replace("$", "$$")
 
 
-def _stubs(names: tuple[str, ...], compiler: Compiler, base: Path) -> Path:
+def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
     """A folder with stand-ins for torch's libraries, made once.
 
     Linking against the real ones takes ld 0.2 s and ties a build to the torch at hand. A stand-in has the name and the
@@ -205,7 +249,7 @@ def _stubs(names: tuple[str, ...], compiler: Compiler, base: Path) -> Path:
     """
     header = (resources.folder("kernels_c") / "opjit_shim.h").read_text()
     folder = base / "stubs" / f"{compiler.machine}-{hashlib.sha256(header.encode()).hexdigest()[:16]}"
-    missing = [name for name in names if not (folder / f"{name}.so").exists()]
+    missing = [name for name in recipe.flags.stubs if not _is_library(folder / f"{name}.so")]
     if not missing:
         return folder
     files.make_private(folder)
@@ -213,13 +257,28 @@ def _stubs(names: tuple[str, ...], compiler: Compiler, base: Path) -> Path:
         _appear(folder / f"lib{unused}.a", b"!<arch>\n")
     declared = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header))
     for name in missing:
-        functions = sorted(f for f in declared if ("cuda_stream" in f) == (name == "libtorch_cuda"))
+        functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching)", f)) == (name == "libtorch_cuda"))
         source = "".join(f".globl {function}\n{function}:\n" for function in functions)
         made = folder / f".{secrets.token_hex(8)}"
-        subprocess.run([compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"],
-                       input=source.encode(), check=True, capture_output=True)
+        command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
+        done = subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        told = done.stdout.decode(errors="replace").strip()
+        if any(reason in told for reason in _FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(made))
+        if done.returncode != 0 or not _is_library(made):
+            raise _fault(recipe, f"{compiler.path} cannot make a shared library (exit code {done.returncode}): {told or 'no output'}",
+                         shlex.join(command))
+        files.sync(made)
         os.replace(made, folder / f"{name}.so")
     return folder
+
+
+def _is_library(path: Path) -> bool:
+    try:
+        binary.inspect(path.read_bytes())
+    except (OSError, EntryError):
+        return False
+    return True
 
 
 def _appear(path: Path, content: bytes) -> None:
@@ -232,16 +291,16 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
     include = resources.folder("kernels_c")
     trusted = [Path(folder) for folder in compiler.includes.split(":")] + ([Path(nvcc.root)] if nvcc else [])
-    forbidden = [Path(torch.__file__).parent, *{Path(sysconfig.get_path(name)) for name in ("include", "platinclude")}]
+    forbidden = [Path(folder).resolve() for folder in (Path(torch.__file__).parent, *{sysconfig.get_path(name) for name in ("include", "platinclude")})]
     for listing in work.glob("*.deps"):
-        for path in headers.read_dependencies(listing.read_text(errors="replace")):
+        for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")):
             real = Path(os.path.realpath(work / path))
             if any(real.is_relative_to(folder) for folder in forbidden):
                 raise _fault(recipe, f"it includes {path}: an op is plain C over opjit.h, and torch's and Python's headers would "
                                      "tie its binary to one version of them")
             if real.is_relative_to(work.resolve()) or any(real.is_relative_to(folder) for folder in trusted):
                 continue
-            names = {headers.portable_name(os.path.normpath(work / path), str(recipe.folder), str(include)),
+            names = {headers.portable_name(headers.plain(str(work / path)), str(recipe.folder), str(include)),
                      headers.portable_name(str(real), str(recipe.folder.resolve()), str(include.resolve()))}
             if not names & recipe.inputs.keys():
                 raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of "

@@ -133,7 +133,8 @@ def _body(schema: Schema, function: str, stream: bool) -> list[str]:
         passed.append(expression)
     passed += [f"out{i}" for i in range(len(schema.results))]
     if stream:
-        lines += ["void *stream;", "OPJIT_TRY(opjit_enter_device(call));",
+        lines += ["void *stream;", "call->device_alloc = aoti_torch_cuda_caching_allocator_raw_alloc;",
+                  "call->device_free = aoti_torch_cuda_caching_allocator_raw_delete;", "OPJIT_TRY(opjit_enter_device(call));",
                   "OPJIT_TORCH(aoti_torch_get_current_cuda_stream(call->device_index, &stream));"]
         passed.append("stream")
     else:

@@ -35,8 +35,16 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, st
             candidates = (os.path.join(folder, os.fsdecode(name)) for folder in (*beside, *include_path))
             found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
             if found is not None:
-                waiting.append(os.path.normpath(found))
+                waiting.append(plain(found))
     return digests
+
+
+def plain(path: str) -> str:
+    """A path without ``..`` for the same file: through a linked folder, ``..`` leads to where the link points."""
+    normal = os.path.normpath(path)
+    if ".." in path and not (os.path.exists(normal) and os.path.samefile(normal, path)):
+        return os.path.realpath(path)
+    return normal
 
 
 def portable_name(path: str, folder: str, include: str) -> str:
@@ -50,6 +58,6 @@ def portable_name(path: str, folder: str, include: str) -> str:
 
 def read_dependencies(text: str) -> list[Path]:
     """The prerequisites in a compiler's make-style dependency file."""
-    joined = text.replace("\\\n", " ").partition(": ")[2]
-    names = re.split(r"(?<!\\)\s+", joined.strip())
-    return [Path(name.replace("\\ ", " ").replace("$$", "$")) for name in names if name and not name.endswith(":")]
+    rules = text.replace("\\\n", " ").split("\n")
+    names = [name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())]
+    return [Path(re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$")) for name in names if name]

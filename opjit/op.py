@@ -240,7 +240,7 @@ def _define(declared: Op) -> None:
             raise DeclarationError(f"torch does not take the op {qualified}, so choose another name or namespace: "
                                    f"{str(error).splitlines()[0]}") from None
         library.impl(declared.schema.name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
-        torch.library.register_fake(qualified, declared.fake, lib=library)
+        torch.library.register_fake(qualified, _fake(declared), lib=library)
         _libraries[qualified] = library
 
 
@@ -260,6 +260,21 @@ def forget(declared: Op) -> None:
         delattr(namespace, declared.schema.name)
 
 
+def _fake(declared: Op) -> Function:
+    """The fake kernel, with the check that the C kernels make: torch asks it as soon as one tensor is a meta tensor, and with a
+    result on another device it would hand out memory that nobody filled."""
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        values = (item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else (value,)))
+        devices = {str(value.device) for value in values if isinstance(value, torch.Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"{declared.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+                               "move them with .to()")
+        return declared.fake(*args, **kwargs)
+
+    return fake
+
+
 def _stand_in(declared: Op) -> Function:
     """The Python kernel that torch calls where no C kernel is registered yet."""
     qualified = declared.qualified
@@ -267,7 +282,7 @@ def _stand_in(declared: Op) -> Function:
     def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         from opjit import api
 
-        key = str(keys.highestPriorityTypeId()).removeprefix("DispatchKey.")
+        key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
         backend = backends.for_dispatch_key(key)
         if backend is None:
             raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "

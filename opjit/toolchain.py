@@ -50,12 +50,20 @@ class Nvcc(NamedTuple):
     build: str
 
 
+# What in the environment would change a compiler's output behind the key's back.
+NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
+    ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES",
+     "CUDA_INC_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"))}
+
+
 def find_compiler(memory: Path | None) -> Compiler | None:
     """$CC, else gcc, cc or clang on PATH; None if there is none."""
-    for name in filter(None, (os.environ.get("CC"), "gcc", "cc", "clang")):
+    chosen = os.environ.get("CC")
+    for name in [chosen] if chosen else ["gcc", "cc", "clang"]:
         path = shutil.which(name)
         if path:
-            return Compiler(path, **_remembered(memory, "cc", path, lambda: _ask_compiler(path)))
+            path = os.path.abspath(path)  # the build runs in another folder
+            return Compiler(path, **_remembered(memory, "cc", path, ("version", "machine", "includes"), _ask_compiler))
     return None
 
 
@@ -65,7 +73,7 @@ def find_nvcc(memory: Path | None) -> Nvcc | None:
     for name in ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]:
         path = shutil.which(name)
         if path:
-            return Nvcc(**_remembered(memory, "nvcc", path, lambda: _ask_nvcc(path)))
+            return Nvcc(**_remembered(memory, "nvcc", os.path.abspath(path), ("root", "version", "build"), _ask_nvcc))
     return None
 
 
@@ -83,6 +91,9 @@ def find_ninja() -> str | None:
 
 def require_compiler(memory: Path | None) -> Compiler:
     compiler = find_compiler(memory)
+    if compiler is None and os.environ.get("CC"):
+        raise ToolMissing("cc", f"CC is {os.environ['CC']!r}, which is no program that can be run; set it to the path of a gcc or clang, "
+                                "without options, or unset it")
     if compiler is None:
         raise ToolMissing("cc", "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH; install one (Debian and Ubuntu: "
                                 "apt install gcc) or point OPJIT_CACHE at a cache that holds the built op")
@@ -104,29 +115,33 @@ def require_ninja() -> str:
     return folder
 
 
-def _remembered(memory: Path | None, kind: str, path: str, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...],
+                ask: Callable[[str], dict[str, str]]) -> dict[str, str]:
     """What `ask` found out about the executable, from the note in the cache if it is still the same file."""
     real = os.path.realpath(path)
     status = os.stat(real)
     stamp = [real, status.st_size, status.st_mtime_ns, status.st_ino]
-    note = memory / f"{kind}-{hashlib.sha256(path.encode()).hexdigest()[:16]}.json" if memory else None
+    note = memory / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if memory else None
     if note is not None:
         try:
-            known = json.loads(note.read_text())
+            known = json.loads(note.read_text()) if files.distrusted(note) is None else {}
             if known["stamp"] == stamp:
-                return {str(name): str(value) for name, value in known["found"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                return {name: str(known["found"][name]) for name in names}
+        except (OSError, ValueError, KeyError, TypeError):
             pass  # no note, or not one of ours: ask
-    found = ask()
+    found = ask(path)
     if note is not None:
         files.write_note(note, json.dumps({"stamp": stamp, "found": found}))
     return found
 
 
 def _run(*command: str) -> str:
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                            env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, check=False)
-    return result.stdout
+    environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
+    try:
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                              env=environment, stdin=subprocess.DEVNULL, check=False).stdout
+    except OSError as error:
+        return str(error)
 
 
 def _ask_compiler(path: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ import socket
 import string
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def test_each_kind_of_flag_and_its_order_flip_the_key(op: Path, kind: str) -> No
     flags = describe(op, compiler=GCC).flags
 
     def with_more(*more: str) -> Flags:
-        return replace(flags, **{kind: (*getattr(flags, kind), *more)})
+        return flags._replace(**{kind: (*getattr(flags, kind), *more)})
 
     assert len({key(op), key(op, flags=with_more("-a")), key(op, flags=with_more("-a", "-b")), key(op, flags=with_more("-b", "-a"))}) == 4
 
@@ -106,7 +105,7 @@ def test_each_kind_of_flag_and_its_order_flip_the_key(op: Path, kind: str) -> No
 def test_the_arch_the_backend_and_the_runtime_flip_the_key(op: Path) -> None:
     cuda = targets.named("sm_90", cuda_version="13.0")
     others = [targets.named("x86-64-v2"), targets.named("x86-64-v3"), cuda, targets.named("sm_80", cuda_version="13.0"),
-              replace(cuda, runtime="cuda12")]
+              cuda._replace(runtime="cuda12")]
     keys = {describe(op, target, compiler=GCC).key for target in others}
     assert len(keys) == len(others)
 
@@ -179,7 +178,7 @@ def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(op: Path, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USER", "nobody")
     monkeypatch.setenv("CFLAGS", "-O0")
-    environment = dict(reversed(os.environ.items()))
+    environment = dict(reversed(list(os.environ.items())))
     for name in environment:
         monkeypatch.delenv(name)
     for name, value in environment.items():

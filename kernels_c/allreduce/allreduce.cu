@@ -1,133 +1,143 @@
 /*
  * allreduce for CUDA: the sum of all elements, with torch.sum's dtype rules.
  *
- * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. A small tensor is one
- * block's share and one launch. A larger one leaves a partial sum per block in scratch memory, and a second kernel of
- * one block adds those in a fixed order: nothing is kept between calls, no counter and no memory needs to be zeroed, so
- * the op runs on any stream and under CUDA graphs, and gives the same bits each time. On sm_90 and later the second
- * kernel starts while the first still runs and waits for it on the device (programmatic dependent launch).
+ * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. How the blocks' sums come
+ * together depends on the size:
+ *   one block      small tensors: its sum is the result
+ *   one cluster    up to 2 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared
+ *                  memory, still in one launch
+ *   a full grid    a partial sum per block goes to scratch memory, and a second kernel of one block adds them. On sm_90 and
+ *                  later it is launched early and waits on the device (programmatic dependent launch).
+ * Sums are added in a fixed order, nothing is kept between calls, and no memory needs to be zeroed: the op gives the same
+ * bits each time, on any stream and under CUDA graphs.
  *
- * Accuracy: a thread adds float16, bfloat16 and float32 in float, a few hundred numbers in each of several lanes, and
- * threads and blocks are combined in double; float64 is summed in double, integers and bool modulo 2^64.
+ * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float, as a tree where it can; all else is
+ * added in double. float64 is summed in double; integers and bool are summed modulo 2^64.
  *
  * Layout of the file: readers (what 16 bytes of a dtype add up to), kernels, launcher.
  */
 #include "opjit_cuda.h"
 
 #define THREADS 512
-#define IN_FLIGHT 4             /* 16-byte loads of a thread before it adds */
-#define BLOCKS_PER_SM 2         /* resident at once */
-#define ONE_BLOCK_BYTES 131072  /* up to here a second launch costs more than it brings */
+#define IN_FLIGHT 8      /* 16-byte loads of a thread before it adds */
+#define BLOCKS_PER_SM 2  /* resident at once */
+#define CLUSTER 8        /* blocks in a cluster: the most that every device with clusters takes */
+/* Up to which size one block, and one cluster, take no longer than what comes after them (measured on an H200). */
+#define ONE_BLOCK_BYTES (64 << 10)
+#define CLUSTER_BYTES (2 << 20)
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Readers: `total` is what a thread adds in; vector() adds 16 bytes, one() adds one element.      */
+/* Readers: `inner` is what a thread adds a few loads in, `partial` what everything else is added in. */
 
-static __device__ float low_half(unsigned pair)
+typedef unsigned long long word64;
+
+static __device__ float half_of(unsigned pair, int shift)
 {
-    opjit_half half = {(uint16_t)pair};
+    opjit_half half = {(uint16_t)(pair >> shift)};
     return opjit_half_to_float(half);
 }
 
-#define FLOAT_READER(NAME, TYPE, TO_FLOAT, LOW, HIGH) \
-    struct NAME { \
-        typedef TYPE element; \
-        typedef double partial; \
-        float lane[4]; \
-        __device__ void clear() { lane[0] = lane[1] = lane[2] = lane[3] = 0.0f; } \
-        __device__ void one(element value) { lane[0] += TO_FLOAT(value); } \
-        __device__ void vector(uint4 v) \
-        { \
-            lane[0] += LOW(v.x) + HIGH(v.x); \
-            lane[1] += LOW(v.y) + HIGH(v.y); \
-            lane[2] += LOW(v.z) + HIGH(v.z); \
-            lane[3] += LOW(v.w) + HIGH(v.w); \
-        } \
-        __device__ partial total() const { return ((double)lane[0] + lane[1]) + ((double)lane[2] + lane[3]); } \
-    };
+struct read_float16 {
+    typedef opjit_half element;
+    typedef float inner;
+    typedef double partial;
+    static __device__ inner one(element value, opjit_dtype) { return opjit_half_to_float(value); }
+    static __device__ inner pair(unsigned w) { return half_of(w, 0) + half_of(w, 16); }
+    static __device__ inner vector(uint4 v, opjit_dtype) { return (pair(v.x) + pair(v.y)) + (pair(v.z) + pair(v.w)); }
+};
 
-#define HALF_LOW(pair) low_half(pair)
-#define HALF_HIGH(pair) low_half((pair) >> 16)
-#define BFLOAT16_LOW(pair) __uint_as_float((pair) << 16)
-#define BFLOAT16_HIGH(pair) __uint_as_float((pair) & 0xffff0000u)
-
-FLOAT_READER(read_float16, opjit_half, opjit_half_to_float, HALF_LOW, HALF_HIGH)
-FLOAT_READER(read_bfloat16, opjit_bfloat16, opjit_bfloat16_to_float, BFLOAT16_LOW, BFLOAT16_HIGH)
+struct read_bfloat16 {
+    typedef opjit_bfloat16 element;
+    typedef float inner;
+    typedef double partial;
+    static __device__ inner one(element value, opjit_dtype) { return opjit_bfloat16_to_float(value); }
+    static __device__ inner pair(unsigned w) { return __uint_as_float(w << 16) + __uint_as_float(w & 0xffff0000u); }
+    static __device__ inner vector(uint4 v, opjit_dtype) { return (pair(v.x) + pair(v.y)) + (pair(v.z) + pair(v.w)); }
+};
 
 struct read_float32 {
     typedef float element;
+    typedef float inner;
     typedef double partial;
-    float lane[4];
-    __device__ void clear() { lane[0] = lane[1] = lane[2] = lane[3] = 0.0f; }
-    __device__ void one(element value) { lane[0] += value; }
-    __device__ void vector(uint4 v)
+    static __device__ inner one(element value, opjit_dtype) { return value; }
+    static __device__ inner vector(uint4 v, opjit_dtype)
     {
-        lane[0] += __uint_as_float(v.x);
-        lane[1] += __uint_as_float(v.y);
-        lane[2] += __uint_as_float(v.z);
-        lane[3] += __uint_as_float(v.w);
+        return (__uint_as_float(v.x) + __uint_as_float(v.y)) + (__uint_as_float(v.z) + __uint_as_float(v.w));
     }
-    __device__ partial total() const { return ((double)lane[0] + lane[1]) + ((double)lane[2] + lane[3]); }
 };
 
 struct read_float64 {
     typedef double element;
+    typedef double inner;
     typedef double partial;
-    double lane[2];
-    __device__ void clear() { lane[0] = lane[1] = 0.0; }
-    __device__ void one(element value) { lane[0] += value; }
-    __device__ void vector(uint4 v)
+    static __device__ inner one(element value, opjit_dtype) { return value; }
+    static __device__ inner vector(uint4 v, opjit_dtype)
     {
-        lane[0] += __hiloint2double((int)v.y, (int)v.x);
-        lane[1] += __hiloint2double((int)v.w, (int)v.z);
+        return __hiloint2double((int)v.y, (int)v.x) + __hiloint2double((int)v.w, (int)v.z);
     }
-    __device__ partial total() const { return lane[0] + lane[1]; }
 };
 
-/* Integers: WORD(w) is the sum, as int64_t, of the elements in 4 bytes. */
-#define INTEGER_READER(NAME, TYPE, ONE, WORD) \
-    struct NAME { \
-        typedef TYPE element; \
-        typedef unsigned long long partial; \
-        unsigned long long sum; \
-        __device__ void clear() { sum = 0; } \
-        __device__ void one(element value) { sum += (unsigned long long)(long long)ONE(value); } \
-        __device__ void vector(uint4 v) { sum += (unsigned long long)(WORD(v.x) + WORD(v.y) + WORD(v.z) + WORD(v.w)); } \
-        __device__ partial total() const { return sum; } \
-    };
+/* bool, uint8, int8: a byte product with ones adds four at a time. */
+struct read_bytes {
+    typedef uint8_t element;
+    typedef int inner;
+    typedef word64 partial;
+    static __device__ inner four(unsigned w, opjit_dtype dtype)
+    {
+        if (dtype == OPJIT_INT8)
+            return __dp4a((int)w, 0x01010101, 0);
+        return (int)__dp4a(dtype == OPJIT_BOOL ? __vsetne4(w, 0u) : w, 0x01010101u, 0u);
+    }
+    static __device__ inner one(element value, opjit_dtype dtype) /* of four bytes, three are 0 */
+    {
+        return dtype == OPJIT_INT8 ? (int)(int8_t)value : dtype == OPJIT_BOOL ? value != 0 : value;
+    }
+    static __device__ inner vector(uint4 v, opjit_dtype dtype)
+    {
+        return (four(v.x, dtype) + four(v.y, dtype)) + (four(v.z, dtype) + four(v.w, dtype));
+    }
+};
 
-#define SAME(value) (value)
-#define IS_SET(value) ((value) != 0)
-#define BYTES_SIGNED(w) (long long)__dp4a((int)(w), 0x01010101, 0)
-#define BYTES_UNSIGNED(w) (long long)__dp4a((unsigned)(w), 0x01010101u, 0u)
-#define BYTES_SET(w) (long long)__dp4a(__vsetne4((w), 0u), 0x01010101u, 0u)
-#define PAIR_SIGNED(w) (long long)__dp2a_lo((int)(w), 0x0101, 0)
-#define PAIR_UNSIGNED(w) (long long)__dp2a_lo((unsigned)(w), 0x0101u, 0u)
-#define WORD_SIGNED(w) (long long)(int)(w)
-#define WORD_UNSIGNED(w) (long long)(w)
+/* int16, uint16: likewise, two at a time. */
+struct read_int16 {
+    typedef uint16_t element;
+    typedef int inner;
+    typedef word64 partial;
+    static __device__ inner two(unsigned w, opjit_dtype dtype)
+    {
+        return dtype == OPJIT_INT16 ? __dp2a_lo((int)w, 0x0101, 0) : (int)__dp2a_lo(w, 0x0101u, 0u);
+    }
+    static __device__ inner one(element value, opjit_dtype dtype) { return dtype == OPJIT_INT16 ? (int)(int16_t)value : value; }
+    static __device__ inner vector(uint4 v, opjit_dtype dtype)
+    {
+        return (two(v.x, dtype) + two(v.y, dtype)) + (two(v.z, dtype) + two(v.w, dtype));
+    }
+};
 
-INTEGER_READER(read_bool, uint8_t, IS_SET, BYTES_SET)
-INTEGER_READER(read_uint8, uint8_t, SAME, BYTES_UNSIGNED)
-INTEGER_READER(read_int8, int8_t, SAME, BYTES_SIGNED)
-INTEGER_READER(read_int16, int16_t, SAME, PAIR_SIGNED)
-INTEGER_READER(read_uint16, uint16_t, SAME, PAIR_UNSIGNED)
-INTEGER_READER(read_int32, int32_t, SAME, WORD_SIGNED)
-INTEGER_READER(read_uint32, uint32_t, SAME, WORD_UNSIGNED)
+struct read_int32 {
+    typedef uint32_t element;
+    typedef long long inner;
+    typedef word64 partial;
+    static __device__ inner one(element value, opjit_dtype dtype)
+    {
+        return dtype == OPJIT_INT32 ? (long long)(int)value : (long long)value;
+    }
+    static __device__ inner vector(uint4 v, opjit_dtype dtype)
+    {
+        return (one(v.x, dtype) + one(v.y, dtype)) + (one(v.z, dtype) + one(v.w, dtype));
+    }
+};
 
 struct read_int64 {
-    typedef int64_t element;
-    typedef unsigned long long partial;
-    unsigned long long sum;
-    __device__ void clear() { sum = 0; }
-    __device__ void one(element value) { sum += (unsigned long long)value; }
-    __device__ void vector(uint4 v)
-    {
-        sum += ((unsigned long long)v.y << 32 | v.x) + ((unsigned long long)v.w << 32 | v.z);
-    }
-    __device__ partial total() const { return sum; }
+    typedef word64 element;
+    typedef word64 inner;
+    typedef word64 partial;
+    static __device__ inner one(element value, opjit_dtype) { return value; }
+    static __device__ inner vector(uint4 v, opjit_dtype) { return ((word64)v.y << 32 | v.x) + ((word64)v.w << 32 | v.z); }
 };
 
 /* Any dtype, one element at a time, for the conversions and strides that the readers above do not take. */
-static __device__ double load_double(const void *data, int64_t at, opjit_dtype dtype)
+static __device__ double load_floating(const void *data, int64_t at, opjit_dtype dtype)
 {
     switch (dtype) {
     case OPJIT_FLOAT16: return opjit_half_to_float(((const opjit_half *)data)[at]);
@@ -137,7 +147,7 @@ static __device__ double load_double(const void *data, int64_t at, opjit_dtype d
     }
 }
 
-static __device__ long long load_integer(const void *data, int64_t at, opjit_dtype dtype)
+static __device__ int64_t load_integer(const void *data, int64_t at, opjit_dtype dtype)
 {
     switch (dtype) {
     case OPJIT_BOOL: return ((const uint8_t *)data)[at] != 0;
@@ -151,47 +161,30 @@ static __device__ long long load_integer(const void *data, int64_t at, opjit_dty
     }
 }
 
-static __device__ bool is_integral(opjit_dtype dtype)
+/* An element as the result's dtype holds it. */
+static __device__ void load(double *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
 {
-    return dtype <= OPJIT_UINT64;
-}
-
-/* A number as the result's dtype would hold it. */
-static __device__ double rounded(double value, opjit_dtype to)
-{
+    double loaded = from > OPJIT_UINT64    ? load_floating(data, at, from)
+                    : from == OPJIT_UINT64 ? (double)((const uint64_t *)data)[at]
+                                           : (double)load_integer(data, at, from);
     switch (to) {
-    case OPJIT_FLOAT16: return opjit_half_to_float(opjit_float_to_half((float)value));
-    case OPJIT_BFLOAT16: return opjit_bfloat16_to_float(opjit_float_to_bfloat16((float)value));
-    case OPJIT_FLOAT32: return (float)value;
-    default: return value;
+    case OPJIT_FLOAT16: *value = opjit_half_to_float(opjit_float_to_half((float)loaded)); break;
+    case OPJIT_BFLOAT16: *value = opjit_bfloat16_to_float(opjit_float_to_bfloat16((float)loaded)); break;
+    case OPJIT_FLOAT32: *value = (float)loaded; break;
+    default: *value = loaded; break;
     }
 }
 
-static __device__ void load_as(double *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
+static __device__ void load(word64 *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
 {
-    double loaded;
-    if (!is_integral(from))
-        loaded = load_double(data, at, from);
-    else if (from == OPJIT_UINT64)
-        loaded = (double)((const unsigned long long *)data)[at];
-    else
-        loaded = (double)load_integer(data, at, from);
-    *value = rounded(loaded, to);
-}
-
-static __device__ void load_as(unsigned long long *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
-{
-    if (is_integral(from)) {
-        long long loaded = load_integer(data, at, from);
-        *value = to == OPJIT_BOOL ? loaded != 0 : (unsigned long long)loaded;
+    if (from > OPJIT_UINT64) {
+        double loaded = load_floating(data, at, from);
+        *value = to == OPJIT_BOOL ? loaded != 0.0 : (word64)(int64_t)loaded;
     } else {
-        double loaded = load_double(data, at, from);
-        *value = to == OPJIT_BOOL ? loaded != 0.0 : (unsigned long long)(long long)loaded;
+        int64_t loaded = load_integer(data, at, from);
+        *value = to == OPJIT_BOOL ? loaded != 0 : (word64)loaded;
     }
 }
-
-/* ---------------------------------------------------------------------------------------------- */
-/* Kernels                                                                                        */
 
 static __device__ void store(void *out, opjit_dtype dtype, double sum)
 {
@@ -203,7 +196,7 @@ static __device__ void store(void *out, opjit_dtype dtype, double sum)
     }
 }
 
-static __device__ void store(void *out, opjit_dtype dtype, unsigned long long sum)
+static __device__ void store(void *out, opjit_dtype dtype, word64 sum)
 {
     switch (dtype) {
     case OPJIT_BOOL: *(uint8_t *)out = sum != 0; break;
@@ -213,9 +206,18 @@ static __device__ void store(void *out, opjit_dtype dtype, unsigned long long su
     case OPJIT_INT16: *(uint16_t *)out = (uint16_t)sum; break;
     case OPJIT_UINT32:
     case OPJIT_INT32: *(uint32_t *)out = (uint32_t)sum; break;
-    default: *(unsigned long long *)out = sum; break;
+    default: *(word64 *)out = sum; break;
     }
 }
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Kernels                                                                                        */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HAS_CLUSTERS 1
+#else
+#define HAS_CLUSTERS 0
+#endif
 
 /* The block's sum, in thread 0. */
 template <typename partial>
@@ -235,96 +237,151 @@ static __device__ partial block_sum(partial value)
     return value;
 }
 
-/* A lone block writes the result, one of many its partial sum. */
+/* All blocks of the cluster have come as far as this. The first half says so, the second waits for the others. */
+static __device__ void cluster_arrive(void)
+{
+#if HAS_CLUSTERS
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+#if HAS_CLUSTERS
+static __device__ void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
+/* The sum over the cluster, in thread 0 of its first block; value is each block's, in its thread 0. */
 template <typename partial>
-static __device__ void finish(partial value, void *out, opjit_dtype dtype, partial *partials)
+static __device__ partial cluster_sum(partial value)
+{
+#if HAS_CLUSTERS
+    __shared__ partial of_block[CLUSTER];
+    cluster_wait(); /* for every block to have started: only then does its shared memory exist */
+    if (threadIdx.x == 0) {
+        uint32_t mine = (uint32_t)__cvta_generic_to_shared(of_block + blockIdx.x), first;
+        word64 bits;
+        memcpy(&bits, &value, sizeof bits);
+        asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first) : "r"(mine));
+        asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(first), "l"(bits) : "memory");
+    }
+    cluster_arrive();
+    cluster_wait();
+    value = 0;
+    for (int block = 0; block < CLUSTER; block++)
+        value += ((volatile partial *)of_block)[block];
+#endif
+    return value;
+}
+
+/* Called first by every thread: without partials, more than one block are one cluster. */
+static __device__ void begin(bool clustered)
+{
+#if HAS_CLUSTERS
+    cudaTriggerProgrammaticLaunchCompletion(); /* the second kernel may come to its wait; it needs none of our threads */
+#endif
+    if (clustered)
+        cluster_arrive();
+}
+
+/* Called last: bring the threads' sums together. */
+template <typename partial>
+static __device__ void finish(partial value, bool clustered, void *out, opjit_dtype dtype, partial *partials)
 {
     value = block_sum(value);
+    if (clustered)
+        value = cluster_sum(value);
     if (threadIdx.x != 0)
         return;
     if (partials)
         partials[blockIdx.x] = value;
-    else
+    else if (blockIdx.x == 0)
         store(out, dtype, value);
 }
 
-/* Let the second kernel's block come to its wait early; it needs none of this one's threads. */
-static __device__ void let_dependents_start(void)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-/* n elements without gaps; `data` is aligned to its element. */
+/* n elements without gaps, aligned to their size. */
 template <typename reader>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sum_packed(const typename reader::element *data, int64_t n, void *out, opjit_dtype dtype, typename reader::partial *partials)
+    sum_packed(const typename reader::element *data, opjit_dtype from, int64_t n, void *out, opjit_dtype to,
+               typename reader::partial *partials)
 {
-    const int per_vector = 16 / (int)sizeof *data;
+    typedef typename reader::inner inner;
+    typedef typename reader::partial partial;
+    const bool clustered = !partials && gridDim.x > 1;
     const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-    int64_t head = (int64_t)((16 - ((uintptr_t)data & 15)) & 15) / (int64_t)sizeof *data;
+    const int per_vector = 16 / (int)sizeof *data;
+    int64_t head = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data; /* elements before the first aligned 16 bytes */
     head = head < n ? head : n;
     const uint4 *vectors = (const uint4 *)(data + head);
     const int64_t count = (n - head) / per_vector, tail = head + count * per_vector;
-    reader sum;
-    sum.clear();
-    let_dependents_start();
+    partial sum = 0;
     int64_t i = thread;
+    begin(clustered);
     for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step) {
         uint4 v[IN_FLIGHT];
+        inner few = 0;
 #pragma unroll
         for (int k = 0; k < IN_FLIGHT; k++)
             v[k] = __ldcs(vectors + i + k * step);
 #pragma unroll
         for (int k = 0; k < IN_FLIGHT; k++)
-            sum.vector(v[k]);
+            few += reader::vector(v[k], from);
+        sum += (partial)few;
     }
     for (; i < count; i += step)
-        sum.vector(vectors[i]);
+        sum += (partial)reader::vector(vectors[i], from);
     if (thread < head)
-        sum.one(data[thread]);
+        sum += (partial)reader::one(data[thread], from);
     if (thread < n - tail)
-        sum.one(data[tail + thread]);
-    finish(sum.total(), out, dtype, partials);
+        sum += (partial)reader::one(data[tail + thread], from);
+    finish(sum, clustered, out, to, partials);
 }
 
-/* Any strides and any conversion; `index` is wide enough to count the elements. */
-template <typename partial, typename index>
-static __global__ void __launch_bounds__(THREADS)
-    sum_any(const void *data, opjit_dtype from, opjit_layout layout, int64_t n, void *out, opjit_dtype dtype, partial *partials)
+/* Where element i of the layout lies; `index` is wide enough to count them. */
+template <typename index>
+static __device__ int64_t offset_of(const opjit_layout &layout, index i)
 {
+    int64_t at = 0;
+    for (int d = (int)layout.dim - 1; d > 0; d--) {
+        index size = (index)layout.sizes[d], above = i / size;
+        at += (int64_t)(i - above * size) * layout.strides[d];
+        i = above;
+    }
+    return at + (int64_t)i * layout.strides[0];
+}
+
+/* Any strides and any conversion. */
+template <typename partial>
+static __global__ void __launch_bounds__(THREADS)
+    sum_any(const void *data, opjit_dtype from, const __grid_constant__ opjit_layout layout, int64_t n, void *out, opjit_dtype to,
+            partial *partials)
+{
+    const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
-    partial sum = 0;
-    let_dependents_start();
+    partial sum = 0, value;
+    begin(clustered);
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
-        index rest = (index)i;
-        int64_t at = 0;
-        for (int d = (int)layout.dim - 1; d > 0; d--) {
-            index size = (index)layout.sizes[d], above = rest / size;
-            at += (int64_t)(rest - above * size) * layout.strides[d];
-            rest = above;
-        }
-        partial value;
-        load_as(&value, data, at + (int64_t)rest * layout.strides[0], from, dtype);
+        int64_t at = narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
+        load(&value, data, at, from, to);
         sum += value;
     }
-    finish(sum, out, dtype, partials);
+    finish(sum, clustered, out, to, partials);
 }
 
 /* One block: the partial sums, in their order. */
 template <typename partial>
-static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *partials, int count, void *out, opjit_dtype dtype)
+static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *partials, int count, void *out, opjit_dtype to)
 {
     partial sum = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if HAS_CLUSTERS
     cudaGridDependencySynchronize();
 #endif
     for (int i = (int)threadIdx.x; i < count; i += THREADS)
         sum += partials[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        store(out, dtype, sum);
+        store(out, to, sum);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -332,90 +389,92 @@ static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *pa
 
 /* How a call is laid out on the device. */
 struct plan {
-    int blocks;
-    void *partials; /* NULL where one block does it all */
-    cudaStream_t stream;
+    cudaLaunchConfig_t config;
+    cudaLaunchAttribute attribute;
+    void *partials; /* NULL where one launch does it all */
 };
 
-static opjit_status make_plan(plan *p, const opjit_tensor *x, int64_t bytes, cudaStream_t stream)
+static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t stream)
 {
-    int processors;
-    p->blocks = 1;
-    p->partials = NULL;
-    p->stream = stream;
+    const int64_t bytes = x->numel * (int64_t)opjit_dtype_size(x->dtype);
+    int device, major, processors;
+    memset(p, 0, sizeof *p);
+    p->config.stream = stream;
+    p->config.blockDim.x = THREADS;
+    p->config.blockDim.y = p->config.blockDim.z = 1;
+    p->config.gridDim.x = p->config.gridDim.y = p->config.gridDim.z = 1;
+    p->config.attrs = &p->attribute;
     if (bytes <= ONE_BLOCK_BYTES)
         return OPJIT_OK;
-    OPJIT_TRY(opjit_multiprocessors(&processors));
-    int64_t wanted = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
-    p->blocks = (int)(wanted < most ? wanted : most);
-    return opjit_scratch(&p->partials, p->blocks * 8, x);
+    OPJIT_CUDA_CHECK(cudaGetDevice(&device));
+    OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (major >= 9 && bytes <= CLUSTER_BYTES) {
+        p->config.gridDim.x = CLUSTER;
+        p->config.numAttrs = 1;
+        p->attribute.id = cudaLaunchAttributeClusterDimension;
+        p->attribute.val.clusterDim.x = CLUSTER;
+        p->attribute.val.clusterDim.y = p->attribute.val.clusterDim.z = 1;
+        return OPJIT_OK;
+    }
+    OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
+    p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
+    return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
 }
 
-/* Add the partial sums, where there are any. */
+/* After the first kernel: add the partial sums, where there are any. */
 template <typename partial>
-static opjit_status combine(const plan *p, const opjit_tensor *out)
+static opjit_status combine(plan *p, const opjit_tensor *out)
 {
-    OPJIT_TRY(OPJIT_LAUNCHED());
+    int count = (int)p->config.gridDim.x;
     if (!p->partials)
         return OPJIT_OK;
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = 1;
-    config.blockDim = THREADS;
-    config.stream = p->stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&config, sum_partials<partial>, (const partial *)p->partials, p->blocks, out->data,
+    p->config.gridDim.x = 1;
+    p->config.numAttrs = 1;
+    p->attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    p->attribute.val.programmaticStreamSerializationAllowed = 1;
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_partials<partial>, (const partial *)p->partials, count, out->data,
                                         out->dtype));
     return OPJIT_OK;
 }
 
 template <typename reader>
-static opjit_status launch_packed(const plan *p, const opjit_tensor *x, const opjit_tensor *out)
+static opjit_status launch_packed(plan *p, const opjit_tensor *x, const opjit_tensor *out)
 {
     typedef typename reader::partial partial;
-    sum_packed<reader><<<p->blocks, THREADS, 0, p->stream>>>((const typename reader::element *)x->data, x->numel, out->data,
-                                                             out->dtype, (partial *)p->partials);
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_packed<reader>, (const typename reader::element *)x->data, x->dtype,
+                                        x->numel, out->data, out->dtype, (partial *)p->partials));
     return combine<partial>(p, out);
 }
 
 template <typename partial>
-static opjit_status launch_any(const plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
+static opjit_status launch_any(plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
 {
-    if (x->numel < INT32_MAX)
-        sum_any<partial, uint32_t><<<p->blocks, THREADS, 0, p->stream>>>(x->data, x->dtype, *layout, x->numel, out->data,
-                                                                         out->dtype, (partial *)p->partials);
-    else
-        sum_any<partial, uint64_t><<<p->blocks, THREADS, 0, p->stream>>>(x->data, x->dtype, *layout, x->numel, out->data,
-                                                                         out->dtype, (partial *)p->partials);
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_any<partial>, (const void *)x->data, x->dtype, *layout, x->numel, out->data,
+                                        out->dtype, (partial *)p->partials));
     return combine<partial>(p, out);
 }
 
 /* Whether adding first and converting the sum gives what converting first gives. */
 static bool converts_after(opjit_dtype from, opjit_dtype to)
 {
-    if (from == to && from != OPJIT_BOOL)
-        return true;
     if (opjit_is_integral(from))
         return opjit_is_integral(to) && to != OPJIT_BOOL; /* modulo 2^64, then modulo less */
-    return to == OPJIT_FLOAT32 && from != OPJIT_FLOAT64; /* from float16 and bfloat16, exactly */
+    return from == to || (to == OPJIT_FLOAT32 && from != OPJIT_FLOAT64); /* float16 and bfloat16 are float32 exactly */
 }
 
-static opjit_status launch(const plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
+static opjit_status launch(plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
 {
     if (layout->dim > 1 || layout->strides[0] != 1 || !converts_after(x->dtype, out->dtype))
-        return opjit_is_integral(out->dtype) ? launch_any<unsigned long long>(p, x, layout, out)
-                                             : launch_any<double>(p, x, layout, out);
+        return opjit_is_integral(out->dtype) ? launch_any<word64>(p, x, layout, out) : launch_any<double>(p, x, layout, out);
     switch (x->dtype) {
-    case OPJIT_BOOL: return launch_packed<read_bool>(p, x, out);
-    case OPJIT_UINT8: return launch_packed<read_uint8>(p, x, out);
-    case OPJIT_INT8: return launch_packed<read_int8>(p, x, out);
-    case OPJIT_INT16: return launch_packed<read_int16>(p, x, out);
-    case OPJIT_UINT16: return launch_packed<read_uint16>(p, x, out);
-    case OPJIT_INT32: return launch_packed<read_int32>(p, x, out);
-    case OPJIT_UINT32: return launch_packed<read_uint32>(p, x, out);
+    case OPJIT_BOOL:
+    case OPJIT_UINT8:
+    case OPJIT_INT8: return launch_packed<read_bytes>(p, x, out);
+    case OPJIT_INT16:
+    case OPJIT_UINT16: return launch_packed<read_int16>(p, x, out);
+    case OPJIT_INT32:
+    case OPJIT_UINT32: return launch_packed<read_int32>(p, x, out);
     case OPJIT_INT64:
     case OPJIT_UINT64: return launch_packed<read_int64>(p, x, out);
     case OPJIT_FLOAT16: return launch_packed<read_float16>(p, x, out);
@@ -427,14 +486,13 @@ static opjit_status launch(const plan *p, const opjit_tensor *x, const opjit_lay
 
 opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opjit_tensor *out, cudaStream_t stream)
 {
-    opjit_dtype natural = opjit_is_integral(x->dtype) ? OPJIT_INT64 : x->dtype;
-    opjit_dtype result = dtype ? *dtype : natural;
+    const opjit_dtype natural = opjit_is_integral(x->dtype) ? OPJIT_INT64 : x->dtype, result = dtype ? *dtype : natural;
     OPJIT_CHECK(x->dtype <= OPJIT_FLOAT64 && result <= OPJIT_FLOAT64,
-                "allreduce takes bool, integers and real floating dtypes, not %s", 
+                "allreduce takes bool, integers and real floating dtypes, not %s",
                 opjit_dtype_name(x->dtype <= OPJIT_FLOAT64 ? result : x->dtype));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
-    opjit_layout layout = opjit_coalesce(x);
+    const opjit_layout layout = opjit_coalesce(x);
     plan p;
-    OPJIT_TRY(make_plan(&p, x, x->numel * (int64_t)opjit_dtype_size(x->dtype), stream));
+    OPJIT_TRY(make_plan(&p, x, stream));
     return launch(&p, x, &layout, out);
 }

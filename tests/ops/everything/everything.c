@@ -83,7 +83,7 @@ static void put_string(text *t, const char *name, const char *s)
 #define PUT_NUMBER(name_, pointer_, format_, type_) \
     do { \
         put(&t, "\"%s\":", name_); \
-        if (pointer_) \
+        if ((const void *)(pointer_) != NULL) \
             put(&t, format_ ",", (type_)*(pointer_)); \
         else \
             put(&t, "null,"); \

@@ -1,0 +1,206 @@
+"""allreduce on the CPU: torch.sum's results and dtypes, an error no worse than torch's, and the same bits every time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from opjit import Op, catalog
+
+INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.fixture(scope="module")
+def allreduce() -> Op:
+    return catalog.find("allreduce")
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def _tolerance(dtype: torch.dtype, x: torch.Tensor) -> float:
+    """Half a unit of the result's dtype, and what float32 sums may be off: a few units of the sum of magnitudes."""
+    if not dtype.is_floating_point:
+        return 0.0
+    magnitudes = x.double().abs().sum().item()
+    exact = abs(x.double().sum().item())
+    return torch.finfo(dtype).eps * exact + 4 * torch.finfo(torch.float32 if dtype != torch.float64 else dtype).eps * magnitudes + 1e-300
+
+
+def _check(allreduce: Op, x: torch.Tensor, **kwargs: Any) -> None:
+    got, expected = allreduce(x, **kwargs), torch.sum(x, **kwargs)
+    assert got.dtype == expected.dtype
+    assert got.shape == ()
+    if not got.dtype.is_floating_point:
+        assert got.item() == expected.item()
+    elif math.isfinite(expected.item()):
+        assert abs(got.double().item() - expected.double().item()) <= 2 * _tolerance(got.dtype, x)
+    else:
+        assert str(got.item()) == str(expected.item())
+
+
+def test_samples_equal_torch_sum(allreduce: Op) -> None:
+    count = 0
+    for args, kwargs in allreduce.sample("cpu"):
+        _check(allreduce, args[0], **kwargs)
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("dtype", [*INTEGRAL, *FLOATING])
+@pytest.mark.parametrize("result", [None, *INTEGRAL, *FLOATING])
+def test_every_dtype_pair_gives_torch_sums_result(allreduce: Op, dtype: torch.dtype, result: torch.dtype | None) -> None:
+    values = torch.arange(2999) % 7 - (2 if dtype.is_signed else 0)
+    x = values.to(dtype)
+    for view in (x, x[::3], x[:5], x.reshape(2999, 1).expand(2999, 2), x[:0]):
+        try:
+            torch.sum(view, dtype=result)
+        except NotImplementedError:  # no such sum in this torch
+            continue
+        if result == torch.float16 or dtype == result == torch.bfloat16:
+            expected = view.double().sum().to(result)
+            assert abs(allreduce(view, dtype=result).double() - expected.double()) <= torch.finfo(result).eps * expected.abs().double()
+        else:
+            _check(allreduce, view, **({} if result is None else {"dtype": result}))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_is_refused(allreduce: Op, dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError, match="allreduce takes bool, integers and real floating dtypes, not complex"):
+        allreduce(torch.ones(3, dtype=dtype))
+    with pytest.raises(RuntimeError, match="allreduce gives bool, integers and real floating dtypes, not complex"):
+        allreduce(torch.ones(3), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", INTEGRAL[1:])
+def test_integers_are_exact_and_wrap_as_torchs(allreduce: Op, dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    for values in ([limits.max] * 3, [limits.min] * 3, [limits.max, limits.min], [limits.max] * 1000 + [1], [limits.min] * 70_001):
+        x = torch.tensor(values, dtype=dtype)
+        expected = (sum(values) + 2**63) % 2**64 - 2**63
+        assert allreduce(x).item() == expected
+        wrapped = (sum(values) - limits.min) % (limits.max - limits.min + 1) + limits.min
+        assert allreduce(x, dtype=dtype).item() == wrapped
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.bool])
+def test_small_integers_do_not_overflow_their_lanes(allreduce: Op, dtype: torch.dtype) -> None:
+    value = 1 if dtype == torch.bool else torch.iinfo(dtype).max
+    least = 0 if dtype == torch.bool else torch.iinfo(dtype).min
+    for n in (1, 63, 64, 65, 127, 128, 255, 256, 257, 65_535, 65_536, 65_537, 1_000_003):
+        assert allreduce(torch.full((n,), value, dtype=dtype)).item() == n * value
+        assert allreduce(torch.full((n,), least, dtype=dtype)).item() == n * least
+
+
+@pytest.mark.parametrize("dtype", [*INTEGRAL, *FLOATING])
+def test_every_length_and_alignment_is_summed_once(allreduce: Op, dtype: torch.dtype) -> None:
+    """Powers of two would show a wrong element; ones show a missing or doubled one."""
+    x = torch.ones(2100, dtype=dtype)
+    for start in range(0, 17):
+        for n in (*range(0, 70), 511, 512, 513, 1023, 1024, 1025, 2048):
+            assert allreduce(x[start:start + n], dtype=torch.int64).item() == n
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+def test_infinities_and_nan_come_through(allreduce: Op, dtype: torch.dtype, special: float) -> None:
+    for n in (1, 10, 1000, 100_003):
+        x = torch.ones(n, dtype=dtype)
+        for at in {0, n // 2, n - 1}:
+            y = x.clone()
+            y[at] = special
+            assert str(allreduce(y).item()) == str(special)
+    both = torch.tensor([math.inf, 1, -math.inf], dtype=dtype)
+    assert math.isnan(allreduce(both).item())
+
+
+def test_overflow_is_infinite_as_torchs(allreduce: Op) -> None:
+    assert allreduce(torch.full((10,), 60000.0, dtype=torch.float16)).item() == math.inf
+    assert allreduce(torch.full((10,), 3e38)).item() == math.inf
+    assert allreduce(torch.full((10,), 60000.0, dtype=torch.float16), dtype=torch.float32).item() == 600_000
+    assert allreduce(torch.full((100,), 1.5e308, dtype=torch.float64)).item() == math.inf
+
+
+def test_signs_of_zero_and_subnormals(allreduce: Op) -> None:
+    assert allreduce(torch.empty(0)).item() == 0
+    assert allreduce(torch.full((1000,), 1e-45)).item() == pytest.approx(1000 * 1.401298464324817e-45, rel=1e-6, abs=0)
+    assert allreduce(torch.full((1000,), 5e-324, dtype=torch.float64)).item() == 1000 * 5e-324
+
+
+def _hard_sums() -> dict[str, Callable[[torch.Generator], torch.Tensor]]:
+    n = 1_000_003
+    return {
+        "uniform": lambda g: torch.rand(n, generator=g, dtype=torch.float64),
+        "normal": lambda g: torch.randn(n, generator=g, dtype=torch.float64),
+        "large and small": lambda g: torch.randn(n, generator=g, dtype=torch.float64) * 10.0 ** torch.randint(-6, 7, (n,), generator=g),
+        "one large": lambda g: torch.cat([torch.tensor([1e8], dtype=torch.float64), torch.rand(n, generator=g, dtype=torch.float64)]),
+        "cancelling": lambda g: torch.cat([(x := torch.randn(n // 2, generator=g, dtype=torch.float64)), -x.flip(0), torch.ones(1)]),
+        "rising": lambda g: torch.arange(n, dtype=torch.float64) / 7,
+    }
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("kind", list(_hard_sums()))
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_error_is_no_worse_than_torchs(allreduce: Op, dtype: torch.dtype, kind: str, layout: str) -> None:
+    """Mean over several inputs of the distance to the exact sum of the elements as they are in that dtype."""
+    ours = theirs = 0.0
+    for seed in range(4):
+        x = _hard_sums()[kind](torch.Generator().manual_seed(seed)).to(dtype)
+        x = x if layout == "contiguous" else x[::2]
+        if not x.isfinite().all():
+            pytest.skip("not representable")
+        exact = math.fsum(x.double().tolist())
+        wide = torch.float64 if dtype == torch.float64 else torch.float32  # before the last rounding, which both do
+        ours += abs(allreduce(x, dtype=wide).item() - exact)
+        theirs += abs(torch.sum(x, dtype=wide).item() - exact)
+        same = abs(allreduce(x).double().item() - exact)
+        assert same <= max(abs(torch.sum(x).double().item() - exact), torch.finfo(dtype).eps / 2 * abs(exact))
+    unit = torch.finfo(wide).eps * abs(exact)
+    assert ours <= max(theirs, 2 * unit), f"ours {ours:.3g}, torch's {theirs:.3g}"
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_same_bits_in_every_run_and_for_any_number_of_threads(allreduce: Op, threads: Callable[[int], None], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for n in (1000, 100_003, 3_000_001):
+        x = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+        for view in (x, x[::2], x[:n // 7 * 7].reshape(7, -1).t()):
+            seen = set()
+            for count in (1, 2, 3, 8):
+                threads(count)
+                seen |= {allreduce(view, dtype=torch.float64).item() for _ in range(3)}
+                seen.add(allreduce(view.clone(memory_format=torch.preserve_format), dtype=torch.float64).item()) if view is x else None
+            assert len(seen) == 1
+
+
+def test_a_permuted_tensor_sums_to_the_same_bits(allreduce: Op) -> None:
+    x = torch.randn(30, 40, 50, generator=torch.Generator().manual_seed(2))
+    assert len({allreduce(x.permute(order)).item() for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0))}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32])
+def test_more_elements_than_an_int_counts(allreduce: Op, dtype: torch.dtype) -> None:
+    """2^31 + 24 elements without their memory: a dimension of stride 0."""
+    n = (2**31 + 24) // 8
+    x = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1], dtype=dtype)
+    started = time.perf_counter()
+    assert allreduce(x.expand(n, 8)).item() == torch.tensor(6.0 * n, dtype=torch.float32 if dtype.is_floating_point else torch.float64).item()
+    assert time.perf_counter() - started < 60
+
+
+def test_offsets_past_an_int_are_reached(allreduce: Op) -> None:
+    """Elements that lie more than 2^31 elements apart; the memory between them is never touched."""
+    x = torch.empty(2**31 + 100, dtype=torch.int8)[::2**30]
+    x.copy_(torch.tensor([1, 2, 3]))
+    assert allreduce(x).item() == 6

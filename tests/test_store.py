@@ -1,0 +1,638 @@
+"""The store: what may be loaded, what happens to what may not, and that an op works whatever state the cache is in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import stat
+import string
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from opjit import api, binary, build, catalog, files, manifest, targets
+from opjit.errors import CacheWarning, EntryError
+from opjit.store import Entry, Store, default_root, verify
+from tests import helpers
+from tests.helpers import built, caught, describe, fresh, program, write_op
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
+SOMEBODY = 12345  # a user id that nobody has
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Path:
+    return write_op(tmp_path / "plus")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    """An op and its entry, which the tests that use it leave as it is."""
+    folder = write_op(tmp_path_factory.mktemp("once") / "plus")
+    return folder, built(folder, folder.parent / "cache")
+
+
+# --- an entry that is no good ------------------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Damage a file; a new one, because the old one may be mapped."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def edit(name: str, value: object) -> Callable[[Entry], None]:
+    """Change a field of the manifest; None removes it."""
+
+    def change(entry: Entry) -> None:
+        path = entry.folder / manifest.NAME
+        fields = json.loads(path.read_bytes())
+        if value is None:
+            del fields[name]
+        else:
+            fields[name] = value
+        rewrite(path, json.dumps(fields).encode())
+
+    return change
+
+
+def swap_for_link(entry: Entry) -> None:
+    entry.folder.rename(entry.folder.with_name("moved"))
+    entry.folder.symlink_to(entry.folder.with_name("moved"))
+
+
+def link_the_library(entry: Entry) -> None:
+    entry.library.rename(entry.folder.parent / "moved.so")
+    entry.library.symlink_to(entry.folder.parent / "moved.so")
+
+
+def be_another_s_entry(entry: Entry) -> None:
+    """Good, but of another key: somebody renamed it."""
+    other = write_op(entry.folder.parents[3] / "other", amount_h="#define AMOUNT 7.0f\n")
+    theirs = built(other, entry.folder.parents[3] / "other-cache")
+    shutil.rmtree(entry.folder)
+    shutil.copytree(theirs.folder, entry.folder)
+
+
+def flip(at: int) -> Callable[[Entry], None]:
+    def damage(entry: Entry) -> None:
+        content = bytearray(entry.library.read_bytes())
+        content[at] ^= 0xFF
+        rewrite(entry.library, bytes(content))
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Entry], None]] = {
+    "library-empty": lambda entry: rewrite(entry.library, b""),
+    "library-one-byte-short": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-1]),
+    "library-tail-zeroed": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-512] + bytes(512)),
+    "library-first-byte": flip(0),
+    "library-code-byte": flip(0x1200),
+    "library-last-byte": flip(-1),
+    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"),
+    "library-is-a-link": link_the_library,
+    "library-group-writable": lambda entry: entry.library.chmod(0o664),
+    "manifest-empty": lambda entry: rewrite(entry.folder / manifest.NAME, b""),
+    "manifest-one-byte-short": lambda entry: rewrite(entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]),
+    "manifest-not-text": lambda entry: rewrite(entry.folder / manifest.NAME, b"\xff\xfe\x00"),
+    "manifest-too-large": lambda entry: rewrite(entry.folder / manifest.NAME, b" " * (manifest.MAX_BYTES + 1)),
+    "manifest-world-writable": lambda entry: (entry.folder / manifest.NAME).chmod(0o666),
+    "manifest-is-a-folder": lambda entry: ((entry.folder / manifest.NAME).unlink(), (entry.folder / manifest.NAME).mkdir())[0],
+    "manifest-is-a-pipe": lambda entry: ((entry.folder / manifest.NAME).unlink(), os.mkfifo(entry.folder / manifest.NAME, 0o644))[0],
+    "library-is-a-pipe": lambda entry: (entry.library.unlink(), os.mkfifo(entry.library, 0o644))[0],
+    "folder-is-a-link": swap_for_link,
+    "folder-group-writable": lambda entry: entry.folder.chmod(0o775),
+    "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
+    "folder-is-a-file": lambda entry: (shutil.rmtree(entry.folder), entry.folder.write_text(""))[0],
+    "another-s-entry": be_another_s_entry,
+    "extra-field": edit("extra", 1),
+    "library-outside": edit("library", "../../evil.so"),
+    "library-absolute": edit("library", "/tmp/evil.so"),
+    "library-with-nul": edit("library", "a\0b.so"),
+    "library-with-surrogate": edit("library", "\ud800.so"),
+    "library-hidden": edit("library", ".."),
+    "library-empty-name": edit("library", ""),
+    "library-very-long": edit("library", "x" * 5000 + ".so"),
+    **{f"{name}-missing": edit(name, None) for name in ("format", "key", "document", "library", "size", "sha256", "built_with")},
+    **{f"{name}-wrong": edit(name, value) for name, value in (
+        ("format", 99), ("key", "0" * 64), ("document", {}), ("size", 1), ("sha256", "0" * 64), ("built_with", []))},
+    **{f"{name}-of-another-type": edit(name, value) for name, value in (
+        ("format", True), ("key", 5), ("document", "x"), ("library", ["x"]), ("size", "1"), ("size", 1.0), ("sha256", {}))},
+}
+if os.geteuid() == 0:
+    DAMAGES["folder-of-another-user"] = lambda entry: os.chown(entry.folder, SOMEBODY, SOMEBODY)
+    DAMAGES["library-of-another-user"] = lambda entry: os.chown(entry.library, SOMEBODY, SOMEBODY)
+    DAMAGES["manifest-of-another-user"] = lambda entry: os.chown(entry.folder / manifest.NAME, SOMEBODY, SOMEBODY)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(
+        op: Path, cache: Path, damage: Callable[[Entry], None]) -> None:
+    first = built(op, cache)
+    good = first.library.read_bytes()
+    damage(first)
+    after = caught(op, cache)
+    assert len(after.warnings) == 1, after.warnings
+    assert str(first.folder) in after.warnings[0]
+    assert after.entry == first
+    assert first.library.read_bytes() == good
+    before = helpers.snapshot(cache)
+    assert caught(op, cache).warnings == []
+    assert helpers.snapshot(cache) == before
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "keytest.plus.so", None])
+def test_an_incomplete_entry_is_rebuilt(op: Path, cache: Path, missing: str | None) -> None:
+    first = built(op, cache)
+    for path in list(first.folder.iterdir()):
+        if missing in (None, path.name):
+            path.unlink()
+    after = caught(op, cache)
+    assert after.entry == first
+    assert len(after.warnings) <= 1
+    assert caught(op, cache).warnings == []
+
+
+def test_a_request_warns_once_though_it_looks_twice(
+        make_op: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """`api.entry` looks before it takes the lock, and again behind it."""
+    monkeypatch.setenv("OPJIT_CACHE", str(cache))
+    op = make_op("noop(Tensor x) -> ()", "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
+    target = targets.here(helpers.cpu())
+    first = api.entry(op, target)
+    rewrite(first.library, b"")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert api.entry(op, target) == first
+    assert [one.category for one in seen] == [CacheWarning]
+
+
+def test_a_process_repairs_an_entry_and_the_next_one_hits_silently(op: Path, cache: Path) -> None:
+    code = helpers.declare(op) + (
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist(), len(seen))\n")
+    env = {"OPJIT_CACHE": str(cache)}
+    assert fresh(code, env).stdout == "[2.0, 2.0] 0\n"
+    (entry,) = helpers.entries(cache)
+    library = entry / "keytest.plus.so"
+    rewrite(library, library.read_bytes()[:-1])
+    assert fresh(code, env).stdout == "[2.0, 2.0] 1\n"
+    assert fresh(code, env).stdout == "[2.0, 2.0] 0\n"
+
+
+def test_a_bad_entry_that_a_process_has_loaded_keeps_working_there(op: Path, cache: Path) -> None:
+    code = helpers.declare(op) + (
+        "get = opjit.get('keytest::plus', 'cpu')\n"
+        "from tests import helpers\n"
+        f"folder, cache = Path({str(op)!r}), Path({str(cache)!r})\n"
+        "(entry,) = helpers.entries(cache)\n"
+        "(entry / 'manifest.json').write_text('')\n"
+        "warnings.simplefilter('ignore')\n"
+        "inode = (entry / 'keytest.plus.so').stat().st_ino\n"
+        "again = helpers.built(folder, cache)\n"
+        "assert again.library.stat().st_ino != inode\n"
+        "print(get(torch.ones(2)).tolist())\n")
+    assert fresh(code, {"OPJIT_CACHE": str(cache)}).stdout == "[2.0, 2.0]\n"
+
+
+@as_root
+def test_another_user_s_entry_is_refused_but_root_s_is_not(op: Path, tmp_path: Path, cache: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in (tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    built(op, cache)
+    entry = helpers.entries(cache)[0]
+    for path in [cache, *cache.rglob("*")]:  # as an administrator would publish it
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    # Another user, with nothing of ours but the folder: verification by opjit's own code.
+    code = ("from pathlib import Path\nfrom opjit import backends, targets\nfrom opjit.store import verify\n"
+            f"print(verify(Path({str(entry)!r}), targets.here(backends.for_device('cpu')))[0].key)")
+    try:
+        seen = subprocess.run([shutil.which("python3") or "python3", "-c", "pass"], user=SOMEBODY, check=False)
+        usable = seen.returncode == 0 and subprocess.run(
+            [os.sys.executable, "-c", "import torch"], user=SOMEBODY, check=False, capture_output=True).returncode == 0  # type: ignore[attr-defined]
+    except OSError:
+        usable = False
+    if not usable:
+        pytest.skip("another user cannot run this Python")
+    assert fresh(code, user=SOMEBODY).stdout.strip() == entry.name
+    os.chown(entry, SOMEBODY + 1, SOMEBODY + 1)
+    with pytest.raises(AssertionError, match=f"belongs to user {SOMEBODY + 1}"):
+        fresh(code, user=SOMEBODY)
+
+
+# --- the manifest ----------------------------------------------------------------------------------------------------------------
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12)
+
+
+def parses_or_is_refused(text: bytes) -> None:
+    with contextlib.suppress(EntryError):
+        parsed = manifest.parse(text)
+        (Path("/nowhere") / parsed.library).exists()  # its name is one that the system takes
+        assert Path("/nowhere", parsed.library).parent == Path("/nowhere")
+
+
+@given(text=st.binary(max_size=200))
+@example(text=b"\xef\xbb\xbf{}")
+@example(text=b"[" * 100_000)
+@example(text=b'{"format": 1e999}')
+@example(text=b'{"format": ' + b"9" * 5000 + b"}")
+def test_no_bytes_make_the_manifest_parser_raise_anything_else(text: bytes) -> None:
+    parses_or_is_refused(text)
+
+
+@settings(max_examples=300)
+@given(fields=st.dictionaries(st.sampled_from(["format", "key", "document", "library", "size", "sha256", "built_with", "extra"]), JSON))
+def test_no_json_makes_the_manifest_parser_raise_anything_else(fields: dict[str, Any]) -> None:
+    parses_or_is_refused(json.dumps(fields).encode())
+
+
+@settings(max_examples=300)
+@given(name=st.sampled_from(["format", "key", "document", "library", "size", "sha256", "built_with"]), value=JSON)
+def test_no_single_damaged_field_makes_the_manifest_parser_raise_anything_else(
+        built_once: tuple[Path, Entry], name: str, value: object) -> None:
+    fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
+    fields[name] = value
+    parses_or_is_refused(json.dumps(fields).encode())
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
+    text = bytearray((built_once[1].folder / manifest.NAME).read_bytes())
+    good = manifest.parse(bytes(text))
+    at = data.draw(st.integers(0, len(text) - 1))
+    text[at] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(EntryError):
+        found = manifest.parse(bytes(text))
+        assert (found.key, found.document) == (good.key, good.document)  # only what the hashes cover otherwise may differ
+
+
+@pytest.mark.parametrize("depth", [200, 900, 1000, 3000, 20_000, 100_000])
+def test_a_deeply_nested_document_is_refused(depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    fields = '{"format": 1, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": ' + nested + "}"
+    with pytest.raises(EntryError):
+        manifest.parse(fields.encode())
+
+
+def test_a_manifest_reads_back_as_it_was_written(built_once: tuple[Path, Entry]) -> None:
+    text = (built_once[1].folder / manifest.NAME).read_bytes()
+    assert manifest.parse(text).dump() == text
+    assert manifest.parse(text).sha256 == hashlib.sha256(built_once[1].library.read_bytes()).hexdigest()
+
+
+# --- the library's bytes ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
+    content = bytearray(built_once[1].library.read_bytes())
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, min(1023, len(content) - 1)) | st.integers(0, len(content) - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    kept = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    with contextlib.suppress(EntryError):
+        binary.inspect(bytes(content[:kept]))
+
+
+@given(content=st.binary(max_size=400))
+def test_no_bytes_behind_an_elf_header_make_the_reader_of_libraries_raise_anything_else(content: bytes) -> None:
+    with contextlib.suppress(EntryError):
+        binary.inspect(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00" + content)
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------------------
+
+
+def staged(recipe: Any, store: Store) -> tuple[Path, Any]:
+    """A complete entry in a staging folder."""
+    entry = build.build(recipe, store)
+    folder = store.stage()
+    entry.folder.rename(folder / "entry")
+    return folder / "entry", manifest.parse((folder / "entry" / manifest.NAME).read_bytes())
+
+
+def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, cache: Path) -> None:
+    recipe, store = describe(op), Store(cache)
+    mine, described = staged(recipe, store)
+    winner = build.build(recipe, store)
+    inode = winner.library.stat().st_ino
+    assert store.publish(mine, described, recipe.target, recipe.schema.qualified) == winner
+    assert winner.library.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("damage", ["library-empty", "manifest-empty", "folder-is-a-link", "folder-is-a-file", "folder-world-writable"])
+def test_a_winner_that_is_no_good_is_moved_aside(op: Path, cache: Path, damage: str) -> None:
+    recipe, store = describe(op), Store(cache)
+    mine, described = staged(recipe, store)
+    inode = (mine / described.library).stat().st_ino
+    winner = build.build(recipe, store)
+    DAMAGES[damage](winner)
+    published = store.publish(mine, described, recipe.target, recipe.schema.qualified)
+    assert published.library.stat().st_ino == inode
+    assert verify(published.folder, recipe.target)[0] == published
+
+
+def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(built_once: tuple[Path, Entry]) -> None:
+    folder = built_once[1].folder
+    assert sorted(path.name for path in folder.iterdir()) == ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert all(files.distrusted(path) is None for path in [folder, *folder.iterdir()])
+
+
+def test_a_build_leaves_no_staging_folder(op: Path, cache: Path) -> None:
+    built(op, cache)
+    assert list((cache / "v1" / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("stage", ["before-library", "before-manifest", "before-rename"])
+def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(op: Path, cache: Path, stage: str) -> None:
+    code = helpers.declare(op) + (
+        "import os, signal\nfrom opjit import build, files, store\n"
+        "def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "plain = files.write_synced\n"
+        f"stage = {stage!r}\n"
+        "def write(path, content):\n"
+        "    if stage == 'before-library' and path.name.endswith('.so'): die()\n"
+        "    if stage == 'before-manifest' and path.name == 'manifest.json': die()\n"
+        "    plain(path, content)\n"
+        "files.write_synced = write\n"
+        "if stage == 'before-rename': store.Store.publish = die\n"
+        "opjit.get('keytest::plus', 'cpu')\n")
+    killed = subprocess.run([os.sys.executable, "-c", code], env=helpers.environment({"OPJIT_CACHE": str(cache)}), check=False)  # type: ignore[attr-defined]
+    assert killed.returncode == -signal.SIGKILL
+    assert helpers.entries(cache) == []
+    assert len(list((cache / "v1" / "staging").iterdir())) == 1
+    assert caught(op, cache).warnings == []
+    assert len(list((cache / "v1" / "staging").iterdir())) == 1, "a fresh staging folder may be somebody's: it stays"
+
+
+def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, cache: Path) -> None:
+    staging = cache / "v1" / "staging"
+    staging.mkdir(parents=True, mode=0o700)
+    for age, name in ((25 * 3600, "old"), (60, "fresh"), (-86400 * 400, "future")):
+        (staging / name).mkdir()
+        (staging / name / "file").write_text("")
+        os.utime(staging / name, (time.time() - age,) * 2)
+    (cache / "v1").chmod(0o700)
+    cache.chmod(0o700)
+    built(op, cache)
+    assert sorted(path.name for path in staging.iterdir()) == ["fresh", "future"]
+
+
+@pytest.mark.parametrize("when", [0, 4102444800])  # 1970 and 2100
+def test_dates_decide_nothing_about_an_entry(op: Path, cache: Path, when: int) -> None:
+    first = built(op, cache)
+    for path in [first.folder, *first.folder.iterdir()]:
+        os.utime(path, (when, when))
+    assert caught(op, cache).warnings == []
+
+
+def test_a_file_is_never_written_twice(tmp_path: Path) -> None:
+    files.write_synced(tmp_path / "file", b"one")
+    with pytest.raises(FileExistsError):
+        files.write_synced(tmp_path / "file", b"two")
+
+
+def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cache: Path) -> None:
+    code = helpers.declare(op) + (
+        "from opjit.store import Store, default_root\n"
+        "plus = opjit.get('keytest::plus', 'cpu')\n"
+        "print(Store(default_root()).clear(), list(Store(default_root()).entries()), plus(torch.ones(1)).tolist())\n")
+    assert fresh(code, {"OPJIT_CACHE": str(cache)}).stdout == "1 [] [2.0]\n"
+    built(op, cache)
+    assert len(helpers.entries(cache)) == 1
+
+
+# --- caches that cannot be written, or not be used -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(where: Path, *options: str) -> Iterator[None]:
+    """Something mounted at a folder; a skip where that is not allowed."""
+    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+@as_root
+def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(op: Path, tmp_path: Path) -> None:
+    cache, other = tmp_path / "cache", write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n")
+    cache.mkdir(mode=0o700)
+    with mounted(cache, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+        warm = built(op, cache)
+        api_code = ("with warnings.catch_warnings(record=True) as seen:\n"
+                    "    warnings.simplefilter('always')\n"
+                    "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n")
+        with mounted(cache, "-o", "remount,ro"):  # one umount below is enough: a remount adds no mount
+            before = helpers.snapshot(cache)
+            assert caught(op, cache) == helpers.Caught(warm, [])
+            env = {"OPJIT_CACHE": str(cache)}
+            assert fresh(helpers.declare(op) + api_code, env).stdout == "[2.0] []\n"
+            assert fresh(helpers.declare(other) + api_code, env).stdout == "[6.0] ['CacheWarning']\n"
+            assert helpers.snapshot(cache) == before
+            subprocess.run(["mount", "-t", "tmpfs", "none", str(cache)], check=True)  # for the inner umount
+
+
+@as_root
+@pytest.mark.parametrize("size", [4, 24, 40, 60, 100])
+def test_an_op_works_with_one_warning_when_the_disk_fills_up(op: Path, tmp_path: Path, size: int) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    with mounted(cache, "-t", "tmpfs", "-o", f"size={size}k,mode=700", "none"):
+        after = caught(op, cache)
+        assert (not after.warnings) == after.entry.folder.is_relative_to(cache)
+        if after.warnings:
+            assert len(after.warnings) == 1
+            assert "No space left on device" in after.warnings[0]
+            assert helpers.entries(cache) == []
+        assert verify(after.entry.folder, targets.here(helpers.cpu()))[0] == after.entry
+
+
+def test_an_op_works_with_one_warning_where_the_cache_is_a_file(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    after = caught(op, tmp_path / "file")
+    assert len(after.warnings) == 1
+    assert "OPJIT_CACHE" in after.warnings[0]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("bad", ["group-writable", "world-writable", "link", "another-user"])
+def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Path, bad: str) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    if bad == "link":
+        cache.rename(tmp_path / "real")
+        cache.symlink_to(tmp_path / "real")
+    elif bad == "another-user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(cache, SOMEBODY, SOMEBODY)
+    else:
+        cache.chmod(0o775 if bad == "group-writable" else 0o777)
+    after = caught(op, cache)
+    assert len(after.warnings) == 1
+    assert str(cache) in after.warnings[0]
+    assert not after.entry.folder.is_relative_to(cache)
+    assert not after.entry.folder.is_relative_to(tmp_path / "real")
+
+
+def test_the_folder_of_a_private_build_goes_with_its_process(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    code = helpers.declare(op) + (
+        "import os, sys\nwarnings.simplefilter('ignore')\n"
+        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so'))))\n"
+        "sys.stdout.flush()\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait()\n"
+        "print(len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so'))))\n")
+    done = fresh(code, {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")}, flags=("-X", "dev", "-W", "ignore::DeprecationWarning"))
+    assert done.stdout == "[2.0] 1\n1\n"
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(f"opjit-{os.geteuid()}")] == []
+    assert "Implicitly cleaning up" not in done.stderr
+
+
+ODD = ["with a space", "quo'te", 'dou"ble', "dol$lar$HOME", "back\\slash", "smörgås-日本", "per%cent {brace}", "co:lon", "pi|pe", "ha#sh",
+       "equal=s", "-dash", "semi;colon&and", "~tilde", "new\nline", " edge "]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_characters_in_the_cache_s_path_do_no_harm(op: Path, tmp_path: Path, name: str) -> None:
+    first = caught(op, tmp_path / name / "cache")
+    assert first.warnings == []
+    assert first.entry.folder.is_relative_to(tmp_path / name)
+    assert caught(op, tmp_path / name / "cache") == first
+    assert first.entry.library.read_bytes() == built(op, tmp_path / "plain").library.read_bytes()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_characters_in_the_op_s_path_do_no_harm(op: Path, tmp_path: Path, name: str) -> None:
+    odd = write_op(tmp_path / name / "plus")
+    first = caught(odd, tmp_path / "cache")
+    assert first.warnings == []
+    assert first.entry == built(op, tmp_path / "cache")
+    assert first.entry.library.read_bytes() == built(op, tmp_path / "plain").library.read_bytes()
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, cache: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        first = caught(op, cache)
+        assert first.warnings == []
+        assert caught(op, cache) == first
+    finally:
+        os.umask(before)
+    assert all(files.distrusted(path) is None for path in [cache, *cache.rglob("*")] if "toolchain" not in path.parts)
+
+
+def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("OPJIT_CACHE", "~/there")
+    assert default_root() == Path("/home/somebody/there")
+    monkeypatch.setenv("OPJIT_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_root() == Path("/xdg/opjit")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_root() == Path("/home/somebody/.cache/opjit")
+    monkeypatch.setenv("OPJIT_CACHE", "relative")
+    monkeypatch.chdir(tmp_path)
+    assert default_root() == tmp_path / "relative"
+    monkeypatch.delenv("OPJIT_CACHE")
+    monkeypatch.delenv("HOME")
+    assert default_root().is_absolute()
+
+
+@as_root
+def test_a_user_without_a_home_or_a_name_gets_a_cache_of_his_own(tmp_path: Path) -> None:
+    code = "import os\nfrom opjit.store import default_root, Store\nprint(default_root())\nassert '~' not in str(default_root())\nos.umask(0o22)\n"
+    code += "print(Store(default_root()).stage())"
+    try:
+        fresh("import torch", user=SOMEBODY)
+    except (AssertionError, OSError):
+        pytest.skip("another user cannot run this Python")
+    (tmp_path / "tmp").mkdir()
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    (tmp_path / "tmp").chmod(0o1777)
+    none: dict[str, str | None] = {"HOME": None, "OPJIT_CACHE": None, "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "tmp")}
+    root, stage = map(Path, fresh(code, none, user=SOMEBODY, cwd=Path("/")).stdout.split())
+    assert root.is_relative_to(tmp_path / "tmp")
+    assert stage.is_dir()
+
+
+@pytest.mark.parametrize("home", ["/", "/nonexistent/home"])
+def test_import_never_fails_for_want_of_a_home(home: str) -> None:
+    fresh("import opjit", {"HOME": home, "OPJIT_CACHE": None})
+
+
+def test_two_archs_share_a_cache(op: Path, cache: Path) -> None:
+    first, second = (built(op, cache, targets.named(arch)) for arch in ("x86-64-v2", "x86-64-v3"))
+    assert first.folder.parent != second.folder.parent
+    assert caught(op, cache, targets.named("x86-64-v2")) == helpers.Caught(first, [])
+    assert caught(op, cache, targets.named("x86-64-v3")) == helpers.Caught(second, [])
+
+
+def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(op: Path, cache: Path) -> None:
+    first, store = built(op, cache), Store(cache)
+    unknown = describe(op)._replace(toolchain=None)
+    assert store.find(unknown) == first
+    (op / "amount.h").write_text("#define AMOUNT 9.0f\n")
+    assert store.find(describe(op)._replace(toolchain=None)) is None
+
+
+def test_a_stray_file_in_the_cache_harms_nobody(op: Path, cache: Path) -> None:
+    first = built(op, cache)
+    for folder in (cache, cache / "v1", first.folder.parent, cache / "v1" / "staging"):
+        (folder / "stray").write_text("?")
+        (folder / "stray-folder").mkdir()
+    assert caught(op, cache) == helpers.Caught(first, [])
+    assert helpers.entries(cache) == [first.folder]
+
+
+def test_stand_ins_that_were_damaged_are_made_anew(op: Path, cache: Path) -> None:
+    built(op, cache)
+    (stub,) = (cache / "v1" / "stubs").rglob("libtorch_cpu.so")
+    for damage in (b"", b"GROUP ( /nowhere.so )", stub.read_bytes()[:100]):
+        rewrite(stub, damage)
+        (op / "amount.h").write_text(f"#define AMOUNT {len(damage)}.0f\n")
+        assert caught(op, cache).warnings == []
+
+
+def test_the_names_of_ops_are_names_of_libraries_that_a_manifest_takes() -> None:
+    for declared in catalog.all_ops():
+        name = f"{declared.schema.namespace}.{declared.schema.name}.so"
+        assert set(name) <= set(string.ascii_letters + string.digits + "._")
+
+
+def test_a_program_written_by_a_test_is_executable(tmp_path: Path) -> None:
+    assert subprocess.run([program(tmp_path / "x", "#!/bin/sh\nexit 3\n")], check=False).returncode == 3

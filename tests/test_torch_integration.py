@@ -1,0 +1,640 @@
+"""An opjit op is a torch operator like any other: autograd, compile, export, devices, threads, processes and streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import Op, api, backends, catalog, loader, targets
+from opjit.errors import NoKernel
+
+MakeOp = Callable[..., Op]
+RunPython = Callable[..., str]
+DOUBLE = str(Path(__file__).parent / "ops" / "double")
+CPU = backends.for_device("cpu")
+
+
+@pytest.fixture(scope="module")
+def allreduce() -> Op:
+    return catalog.find("allreduce")
+
+
+def _entries(cache: Path) -> list[Path]:
+    return list(cache.rglob("manifest.json"))
+
+
+# Checks that torch brings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["opjit::allreduce", "optest::double"])
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch", "ignore:.*:FutureWarning:torch")
+def test_opcheck(double: Op, name: str) -> None:
+    op = catalog.find(name)
+    seen: set[Any] = set()
+    for args, kwargs in op.sample("cpu"):
+        x = args[0]
+        kind = (x.dtype, x.dim(), x.is_contiguous(), x.numel() == 0, str(kwargs))
+        if kind in seen or x.numel() > 10_000 or x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool):
+            continue  # opcheck traces the op several times for each sample: one of each kind is enough
+        seen.add(kind)
+        for grad in (False, True) if x.dtype.is_floating_point else (False,):
+            torch.library.opcheck(op.overload, (x.detach().requires_grad_(grad),), kwargs)
+    assert len(seen) > 3
+
+
+def test_opcheck_of_a_mutating_op(increment: Op) -> None:
+    for x in (torch.zeros(3), torch.zeros(3, 4).t(), torch.zeros(0), torch.zeros(4, dtype=torch.int64)):
+        torch.library.opcheck(increment.overload, (x,))
+
+
+def test_opcheck_of_every_type(everything: Op) -> None:
+    arguments = (torch.ones(2, 3), None, [torch.ones(1)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t", torch.int8, [1, 2], [3],
+                 [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2])
+    torch.library.opcheck(everything.overload, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+
+
+@pytest.mark.parametrize("view", ["contiguous", "permuted", "sliced", "expanded", "0-d", "empty"])
+@pytest.mark.parametrize("name", ["opjit::allreduce", "optest::double"])
+def test_gradcheck(double: Op, name: str, view: str) -> None:
+    base = torch.linspace(-2, 3, 24, dtype=torch.float64).reshape(2, 3, 4).requires_grad_()
+    make: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "contiguous": lambda x: x, "permuted": lambda x: x.permute(2, 0, 1), "sliced": lambda x: x[:, ::2, 1:],
+        "expanded": lambda x: x[:, :1].expand(2, 3, 4), "0-d": lambda x: x[0, 0, 0], "empty": lambda x: x[:0]}
+    op = catalog.find(name).overload
+    assert torch.autograd.gradcheck(lambda x: op(make[view](x)), (base,))
+    assert torch.autograd.gradgradcheck(lambda x: op(make[view](x)), (base,))
+
+
+def test_gradcheck_of_allreduce_with_a_dtype(allreduce: Op) -> None:
+    x = torch.linspace(-2, 3, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: allreduce(x, dtype=torch.float64), (x,))
+    y = x.detach().float().requires_grad_()
+    allreduce(y, dtype=torch.float64).backward()
+    assert y.grad is not None
+    assert y.grad.dtype == torch.float32
+    assert y.grad.tolist() == [[1.0] * 4] * 3
+    z = x.detach().clone().requires_grad_()
+    allreduce(z.t(), dtype=torch.float32).backward()
+    assert z.grad is not None
+    assert z.grad.dtype == torch.float64
+
+
+def test_without_a_backward_a_gradient_is_refused(everything: Op, make_op: MakeOp) -> None:
+    op = make_op("copied(Tensor x) -> Tensor", """
+        opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+            memcpy(out->data, x->data, (size_t)x->numel * opjit_dtype_size(x->dtype));
+            return OPJIT_OK;
+        }
+        """, fake=torch.empty_like)
+    out = op(torch.ones(3, requires_grad=True))
+    if out.requires_grad:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises((RuntimeError, UserWarning), match="autograd|backward"):
+                out.sum().backward()
+
+
+# Compile and export -------------------------------------------------------------------------------------------------------------
+
+
+COMPILED = """
+    import os, sys, warnings
+    from pathlib import Path
+    import torch, opjit
+    opjit.catalog.declare_folder(Path({double!r}))
+    cache = Path(os.environ["OPJIT_CACHE"])
+
+    def entries():
+        return len(list(cache.rglob("manifest.json")))
+
+    @torch.compile(fullgraph=True, backend={backend!r}, dynamic={dynamic})
+    def f(x):
+        return torch.ops.opjit.allreduce(torch.ops.optest.double(x.sin()).t() + 1, dtype=torch.float64) * 2
+
+    def plain(x):
+        return ((x.sin() * 2).t() + 1).sum(dtype=torch.float64) * 2
+
+    assert entries() == 0
+    for shape in ((3, 5), (4, 7), (1, 9)):
+        x = torch.linspace(0, 1, shape[0] * shape[1]).reshape(shape).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        f(x).backward()
+        plain(y).backward()
+        torch.testing.assert_close(f(x), plain(y))
+        torch.testing.assert_close(x.grad, y.grad)
+    assert entries() == 2, entries()
+    print("compiled")
+    """
+
+
+def _cpp_works(tmp_path: Path) -> bool:
+    """Inductor's CPU backend needs a C++ compiler and Python's headers."""
+    import sysconfig
+
+    source = tmp_path / "probe.cpp"
+    source.write_text("#include <Python.h>\n#include <omp.h>\n#include <vector>\nint main() { return 0; }\n")
+    try:
+        done = subprocess.run([os.environ.get("CXX", "g++"), "-fsyntax-only", f"-I{sysconfig.get_path('include')}", str(source)],
+                              capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile_fullgraph_before_anything_was_built(run_python: RunPython, tmp_path: Path, backend: str, dynamic: bool | None) -> None:
+    if backend == "inductor" and not _cpp_works(tmp_path):
+        pytest.skip("no C++ compiler with Python's headers, which inductor needs")
+    if backend == "inductor" and dynamic:
+        pytest.skip("the two backends above cover dynamic shapes")
+    code = COMPILED.format(double=DOUBLE, backend=backend, dynamic=dynamic)
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    assert "compiled" in run_python(code, cache=tmp_path / "cache", env=env)
+
+
+def test_compile_of_a_mutating_op(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        from pathlib import Path
+        import torch, opjit
+        opjit.catalog.declare_folder(Path({str(Path(DOUBLE).parent / 'increment')!r}))
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def f(x):
+            y = x * 2
+            torch.ops.optest.increment(y)
+            torch.ops.optest.increment(x)
+            return y + x
+
+        x = torch.zeros(3)
+        assert f(x).tolist() == [2, 2, 2]
+        assert x.tolist() == [1, 1, 1]
+        print("compiled")
+        """
+    assert "compiled" in run_python(code, cache=tmp_path / "cache")
+
+
+def test_export_before_anything_was_built(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        import io, os
+        from pathlib import Path
+        import torch, opjit
+        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return torch.ops.opjit.allreduce(torch.ops.optest.double(x), dtype=torch.float64)
+
+        batch = torch.export.Dim("batch", min=2, max=100)
+        program = torch.export.export(Model(), (torch.ones(3, 4),), dynamic_shapes={{"x": {{0: batch}}}})
+        assert not list(Path(os.environ["OPJIT_CACHE"]).rglob("manifest.json"))
+        targets = {{str(node.target) for node in program.graph.nodes}}
+        assert {{"opjit.allreduce.default", "optest.double.default"}} <= targets, targets
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        again = torch.export.load(file).module()
+        assert again(torch.ones(5, 4)).item() == 40
+        print("exported")
+        """
+    assert "exported" in run_python(code, cache=tmp_path / "cache")
+
+
+def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        import os
+        from pathlib import Path
+        import torch, opjit
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+        for dtype, expected in ((torch.float32, torch.float32), (torch.bool, torch.int64), (torch.int8, torch.int64), (torch.bfloat16, torch.bfloat16)):
+            out = torch.ops.opjit.allreduce(torch.ones(3, 4, device="meta", dtype=dtype))
+            assert (out.device.type, out.dtype, out.shape) == ("meta", expected, ()), out
+        out = torch.ops.optest.double(torch.empty(3, 4, device="meta").t())
+        assert (out.shape, out.stride()) == ((4, 3), (1, 4))
+        with FakeTensorMode():
+            for device in ("cpu", "cuda"):
+                out = torch.ops.optest.double(torch.empty(3, 4, device=device))
+                assert out.device.type == device
+                out = torch.ops.opjit.allreduce(torch.empty(3, 4, device=device), dtype=torch.int32)
+                assert (out.device.type, out.dtype) == (device, torch.int32)
+        with torch.device("meta"):
+            assert torch.ops.opjit.allreduce(torch.ones(3)).is_meta
+        assert not os.path.exists(os.environ["OPJIT_CACHE"])
+        print("nothing built")
+        """
+    assert "nothing built" in run_python(code, cache=tmp_path / "cache")
+
+
+def test_inference_mode_before_and_after_the_build(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> Tensor", """
+        opjit_status one_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_INT64, x));
+            *(int64_t *)out->data = x->numel;
+            return OPJIT_OK;
+        }
+        """)
+    with torch.inference_mode():
+        for _ in range(2):
+            out = op(torch.ones(3))
+            assert out.item() == 3
+            assert out.is_inference()
+    assert not op(torch.ones(3)).is_inference()
+
+
+# Tensors that are not dense, or not there ----------------------------------------------------------------------------------------
+
+
+def _mkldnn() -> torch.Tensor:
+    return torch.ones(3).to_mkldnn()
+
+
+UNUSUAL: dict[str, Callable[[], Any]] = {
+    "sparse": lambda: torch.ones(3, 3).to_sparse(),
+    "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "mkldnn": _mkldnn,
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("kind", list(UNUSUAL))
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per")
+def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: bool) -> None:
+    if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no MKL-DNN")
+    op = make_op("count(Tensor x) -> int", "opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }\n")
+    x = UNUSUAL[kind]()
+    if warm:
+        assert op(torch.ones(5)) == 5
+    with pytest.raises(NotImplementedError) as caught:
+        op(x)
+    assert not isinstance(caught.value, RecursionError)
+    first = str(caught.value).splitlines()[0]
+    assert op.schema.name in first
+    if kind in ("sparse", "sparse-csr", "quantized", "mkldnn"):
+        assert isinstance(caught.value, NoKernel)
+        assert "it takes dense tensors on cpu" in first
+        assert "???" not in first
+        assert "\n" not in str(caught.value)
+    assert op(torch.ones(4)) == 4, "and the op still works"
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_without_any_tensor_the_op_says_so(make_op: MakeOp, warm: bool) -> None:
+    op = make_op("count(Tensor[] xs, Tensor? y) -> int", """
+        opjit_status count_cpu(const opjit_tensors *xs, const opjit_tensor *y, int64_t *out)
+        {
+            *out = xs->len + (y != NULL);
+            return OPJIT_OK;
+        }
+        """)
+    if warm:
+        assert op([torch.ones(1)], None) == 1
+        assert op([], torch.ones(1)) == 1
+    with pytest.raises(NoKernel, match="takes dense tensors on cpu, and at least one of them") as caught:
+        op([], None)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_op_without_a_source_for_the_device_says_so(make_op: MakeOp) -> None:
+    op = make_op("nothing(Tensor x) -> int")
+    for _ in range(2):
+        with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected nothing\.c"):
+            op(torch.ones(1))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_vmap_gives_each_slices_result(allreduce: Op, capfd: pytest.CaptureFixture[str], warm: bool) -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    if warm:
+        allreduce(x)
+    assert torch.vmap(allreduce.overload)(x).tolist() == [6, 22, 38]
+    assert torch.vmap(allreduce.overload, in_dims=1)(x).tolist() == [12, 15, 18, 21]
+
+
+def test_functional_gradients_work_or_say_why_not(double: Op) -> None:
+    x = torch.arange(3.0)
+    try:
+        got = torch.func.grad(lambda x: double.overload(x).sum())(x)
+    except RuntimeError as error:
+        assert "setup_context" in str(error)  # torch's own sentence: register_autograd makes no functorch-ready Function
+    else:
+        assert got.tolist() == [2, 2, 2]
+
+
+def test_a_tensor_subclass_passes_through(double: Op) -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    out = double(torch.ones(2).as_subclass(Tagged))
+    assert out.tolist() == [2, 2]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    double(parameter).sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [2, 2]
+
+
+def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Log():
+        double(torch.ones(2))
+    assert double.overload in seen
+
+
+# Threads and processes ----------------------------------------------------------------------------------------------------------
+
+
+ONE = """
+    opjit_status one_cpu(const opjit_tensor *x, int64_t *out)
+    {
+        (void)x;
+        *out = 1;
+        return OPJIT_OK;
+    }
+    """
+
+
+def test_the_first_call_may_come_from_another_thread(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> int", ONE)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(op, torch.ones(1)).result() == 1
+    assert op(torch.ones(1)) == 1
+
+
+def test_many_threads_may_make_the_first_call_at_once(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> int", ONE)
+    barrier = threading.Barrier(8)
+
+    def call() -> Any:
+        barrier.wait()
+        return op(torch.ones(1))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [future.result() for future in [pool.submit(call) for _ in range(8)]] == [1] * 8
+    assert len(op.loaded) == 1
+
+
+def test_a_backward_runs_in_autograds_own_thread(double: Op) -> None:
+    loaded = dict(double.loaded)
+    x = torch.ones(3, requires_grad=True)
+    (double(x) * torch.arange(3.0)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 2, 4]
+    assert set(loaded) <= set(double.loaded)
+
+
+FORKED = """
+    import os, sys, traceback
+    from pathlib import Path
+    import torch, opjit
+    torch.set_num_threads(1)  # torch's own pool does not survive a fork
+    opjit.catalog.declare_folder(Path({double!r}))
+    x = torch.ones(3)
+    if {loaded}:
+        assert torch.ops.optest.double(x).tolist() == [2, 2, 2]
+
+    def in_child(work):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def call():
+        assert torch.ops.optest.double(x).tolist() == [2, 2, 2]
+        assert opjit.get("optest::double", "cpu")(x).tolist() == [2, 2, 2]
+        assert opjit.get("allreduce", "cpu")(x).item() == 3
+
+    in_child(call)
+    in_child(lambda: in_child(call))
+    call()
+    print("forked")
+    """
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "unloaded"])
+def test_a_forked_child_calls_and_builds(run_python: RunPython, tmp_path: Path, loaded: bool) -> None:
+    code = FORKED.format(double=DOUBLE, loaded=loaded)
+    assert "forked" in run_python(code, cache=tmp_path / "cache", timeout=120)
+
+
+def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        import os, threading, time
+        from pathlib import Path
+        import torch, opjit
+        from opjit import build
+        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+        started, go = threading.Event(), threading.Event()
+        original = build._stage
+
+        def slow(*args, **kwargs):
+            started.set()
+            go.wait(60)
+            return original(*args, **kwargs)
+
+        build._stage = slow
+        thread = threading.Thread(target=lambda: opjit.get("optest::double", "cpu"))
+        thread.start()
+        assert started.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            build._stage = original
+            os._exit(0 if opjit.get("allreduce", "cpu")(torch.ones(3)).item() == 3 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        go.set()
+        thread.join()
+        assert torch.ops.optest.double(torch.ones(1)).item() == 2
+        print("forked")
+        """
+    assert "forked" in run_python(code, cache=tmp_path / "cache", env={"OMP_NUM_THREADS": "1"}, timeout=120)
+
+
+def test_spawned_workers_share_the_cache(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        import torch, opjit
+        from torch.utils.data import DataLoader, Dataset
+
+        class Sums(Dataset):
+            def __len__(self):
+                return 6
+            def __getitem__(self, i):
+                return opjit.get("allreduce", "cpu")(torch.full((i,), 2.0))
+
+        print([float(v) for v in DataLoader(Sums(), batch_size=None, num_workers=2)])
+        """.replace("{", "{").replace(f"{{DOUBLE}}", "")
+    assert "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]" in run_python(code, cache=tmp_path / "cache")
+    assert len(_entries(tmp_path / "cache")) == 1
+
+
+# Unregister and reload ----------------------------------------------------------------------------------------------------------
+
+
+def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> int", ONE)
+    for _ in range(3):
+        assert op(torch.ones(1)) == 1
+        loader.unload(op.loaded.pop("cpu"))
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
+    assert op(torch.ones(1)) == 1
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
+
+
+def test_replace_swaps_the_kernel_while_threads_call(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> int", ONE)
+    x = torch.ones(1)
+    assert op(x) == 1
+    stop = threading.Event()
+
+    def call() -> set[int]:
+        seen: set[int] = set()
+        while not stop.is_set():
+            seen.add(op(x))
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(call) for _ in range(3)]
+        try:
+            for version in range(2, 8):
+                (op.folder / "one.c").write_text('#include "opjit.h"\n' + ONE.replace("*out = 1", f"*out = {version}"))
+                loader.replace(op.loaded["cpu"], api.entry(op, targets.here(CPU)), op.qualified)
+                assert op(x) == version
+        finally:
+            stop.set()
+        seen = set().union(*(future.result() for future in futures))
+    assert seen <= set(range(1, 8))
+    assert 7 in seen or len(seen) >= 1
+    loader.unload(op.loaded.pop("cpu"))
+    assert op(x) == 7, "and what is readied anew is the newest"
+
+
+def test_an_op_declared_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    folder.mkdir()
+    for value in (1, 2):
+        (folder / "again.c").write_text('#include "opjit.h"\n' + ONE.replace("one_cpu", "again_cpu").replace("*out = 1", f"*out = {value}"))
+        (folder / "op.py").write_text("import opjit\n@opjit.op('optest::again(Tensor x) -> int')\ndef again(x): return 0\n")
+        catalog.declare_folder(folder)
+        assert torch.ops.optest.again(torch.ones(1)) == value
+
+
+# CUDA ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready_on_cuda(double: Op, increment: Op) -> Iterator[None]:
+    for op in (double, increment):
+        api.ready(op, backends.for_device("cuda"))
+    yield
+
+
+@pytest.mark.gpu
+def test_cuda_results_are_right(double: Op, increment: Op) -> None:
+    for n in (0, 1, 1000, 20_000_000):
+        x = torch.arange(n, dtype=torch.float32, device="cuda")
+        assert torch.equal(double(x), 2 * x)
+        increment(x)
+        assert torch.equal(x, torch.arange(n, dtype=torch.float32, device="cuda") + 1)
+        assert x._version == 1
+
+
+@pytest.mark.gpu
+def test_a_cuda_error_is_a_runtime_error(double: Op) -> None:
+    with pytest.raises(RuntimeError, match="double takes a contiguous float32 tensor"):
+        double(torch.ones(3, dtype=torch.float64, device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("ready_on_cuda")
+def test_the_current_stream_is_used(double: Op) -> None:
+    x = torch.zeros(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        x.fill_(3)
+        out = double(x)  # on the side stream behind the fill, else it would read zeros
+        event = torch.cuda.Event()
+        event.record()
+    assert not event.query(), "the host did not wait"
+    side.synchronize()
+    assert out.eq(6).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("ready_on_cuda")
+def test_a_cuda_graph_captures_the_op(double: Op, increment: Op) -> None:
+    x = torch.ones(1000, device="cuda")
+    double(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = double(x)
+        increment(x)
+    x.fill_(5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert out.eq(10).all()
+    assert x.eq(6).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("ready_on_cuda")
+def test_the_tensors_device_is_used_and_the_current_one_left(double: Op) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    torch.cuda.set_device(0)
+    out = double(torch.ones(10, device="cuda:1"))
+    assert out.device.index == 1
+    assert out.eq(2).all()
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(RuntimeError):
+        double(torch.ones(10, device="cuda:1", dtype=torch.float64))
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_get_readies_the_accelerator(double: Op) -> None:
+    assert opjit.get("optest::double") is double.overload
+    assert "cuda" in double.loaded
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ops_stay_mapped_when_they_are_unloaded(make_op: MakeOp) -> None:
+    op = make_op("one(Tensor x) -> int", ONE)
+    op(torch.ones(1))
+    loaded = op.loaded.pop("cpu")
+    loader.unload(loaded)
+    library = Path(loaded.registered._name).name
+    assert library in Path("/proc/self/maps").read_text(encoding="utf-8"), "a thread may still be inside"
