@@ -304,7 +304,7 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_strided(opjit_tensor
                                                                     const int64_t *sizes, const int64_t *strides,
                                                                     opjit_dtype dtype, const opjit_tensor *like)
 {
-    int64_t packed[OPJIT_MAX_DIM];
+    int64_t packed[OPJIT_MAX_DIM], *made_sizes, *made_strides;
     OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
     OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
     OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
@@ -319,8 +319,17 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_strided(opjit_tensor
     }
     OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides, opjit_codes.dtype[dtype], like->device_type,
                                          like->device_index, &out->handle));
-    OPJIT_TRY(opjit_describe(out));
+    OPJIT_TORCH(aoti_torch_get_numel(out->handle, &out->numel));
+    OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
+    OPJIT_TORCH(aoti_torch_is_contiguous(out->handle, &out->contiguous));
     OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
+    out->dim = dim;
+    out->sizes = made_sizes;
+    out->strides = made_strides;
+    out->dtype = dtype;
+    out->device_type = like->device_type;
+    out->device_index = like->device_index;
     return OPJIT_OK;
 }
 

@@ -84,4 +84,4 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
     with progress.shown(f"building {op.qualified} for {target}") as say:
         with lock.held(recipe.key or op.qualified.replace("::", "."), lambda holder: say(f"waiting for {op.qualified}: {holder}")):
             recipe = describe(op, target, store)  # as the sources are now, after the wait
-            return store.find(recipe) or build.build(recipe, store)
+            return store.find(recipe, quiet=True) or build.build(recipe, store)

@@ -41,7 +41,7 @@ from opjit.toolchain import Compiler, Nvcc
 _torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
-_UNWRITABLE = re.compile(r"[$:|\n]")  # torch writes a source's path into ninja's file with only its spaces escaped
+_UNWRITABLE = re.compile(r"[$:|]")  # torch writes a source's path into ninja's file with only its spaces escaped
 
 
 def _after_fork() -> None:

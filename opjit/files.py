@@ -23,6 +23,8 @@ def distrusted(path: Path) -> str | None:
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return f"{path} is neither a file nor a folder"
     if status.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to user {status.st_uid}, not to you or root"
     if status.st_mode & 0o022:
@@ -30,9 +32,13 @@ def distrusted(path: Path) -> str | None:
     return None
 
 
+def _open_own(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o644)  # whatever the umask would add
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a new file and wait until the disk has it."""
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:  # whatever the umask adds
+    with open(path, "xb", opener=_open_own) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -52,7 +58,8 @@ def write_note(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         make_private(path.parent)
-        temporary.write_text(text)
+        with open(temporary, "x", encoding="utf-8", opener=_open_own) as file:
+            file.write(text)
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):

@@ -18,13 +18,16 @@ _BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "f
         "bool": "(torch_ivalue){}"}
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 # Words that C11, GNU C, C++17 or a system header keep for themselves, and the name of a CUDA kernel's last parameter.
-_RESERVED = frozenset(
-    "NULL EOF alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const "
-    "const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float "
-    "for friend goto if inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private "
-    "protected public register reinterpret_cast restrict return short signed sizeof static static_assert static_cast stream "
-    "struct switch template this thread_local throw true try typedef typeid typename typeof union unix unsigned using virtual "
-    "void volatile wchar_t while xor xor_eq".split())
+_RESERVED = frozenset([
+    "NULL", "EOF", "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch",
+    "char", "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default",
+    "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend",
+    "goto", "if", "inline", "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr",
+    "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "restrict", "return", "short",
+    "signed", "sizeof", "static", "static_assert", "static_cast", "stream", "struct", "switch", "template", "this",
+    "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using",
+    "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
+])
 
 
 def c_names(schema: Schema) -> list[str]:

@@ -72,5 +72,5 @@ def _holder(place: Path, key: str) -> str:
     try:
         holder = json.loads((place / f"{key}.json").read_text())
         return f"process {int(holder['pid'])}, which has been building it for {time.time() - float(holder['since']):.0f} s"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "another process, which is building it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from opjit.errors import EntryError
@@ -10,6 +11,7 @@ from opjit.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
+_LIBRARY = re.compile(r"\w[\w.]{0,250}\.so", re.ASCII)
 
 
 class Manifest(NamedTuple):
@@ -52,11 +54,11 @@ def parse(text: bytes) -> Manifest:
         raise EntryError("the manifest does not have the fields of its format")
     del fields["format"]
     manifest = Manifest(**fields)
-    if "/" in manifest.library or manifest.library in ("", ".", ".."):
-        raise EntryError("the manifest names a library outside its folder")
+    if not _LIBRARY.fullmatch(manifest.library):
+        raise EntryError("the manifest's library has no name that opjit gives one")
     try:
         if document_key(manifest.document) != manifest.key:
             raise EntryError("the manifest's key is not the key of its document")
-    except (TypeError, ValueError, UnicodeError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise EntryError(f"the manifest's document has no key: {error}") from None
     return manifest

@@ -137,15 +137,16 @@ class Op:
     def has_backward(self) -> bool:
         return self._backward is not None
 
-    def refer(self, *args: Any, **kwargs: Any) -> Any:
-        """The reference's result.
+    @property
+    def plain(self) -> Function:
+        """The declared reference: the op in plain torch.
 
         Raises:
-            DeclarationError: the op declares none.
+            DeclarationError: there is none.
         """
         if self._reference is None:
             raise DeclarationError(f"{self.qualified} declares no reference; add one with @{self.schema.name}.reference in its op.py")
-        return self._reference(*args, **kwargs)
+        return self._reference
 
     def sample(self, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """The declared samples on a device.
@@ -268,8 +269,8 @@ def _fake(declared: Op) -> Function:
         values = (item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else (value,)))
         devices = {str(value.device) for value in values if isinstance(value, torch.Tensor)}
         if len(devices) > 1:
-            raise RuntimeError(f"{declared.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
-                               "move them with .to()")
+            raise RuntimeError(f"{declared.qualified}: expected all tensors on one device, but they are on "
+                               f"{' and '.join(sorted(devices))}; move them with .to()")
         return declared.fake(*args, **kwargs)
 
     return fake
@@ -289,7 +290,8 @@ def _stand_in(declared: Op) -> Function:
                            f"{' or '.join(declared.backends()) or 'no device'}, and at least one of them")
         api.ready(declared, backend)
         if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
-            raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})")
+            raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; "
+                           f"call opjit.get({qualified!r}, {backend.name!r})")
         return declared.overload.redispatch(keys, *args, **kwargs)
 
     return first_call

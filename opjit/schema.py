@@ -139,7 +139,8 @@ def _result(text: str, result: Any) -> Result:
         raise SchemaError(f"schema {text!r} returns an alias of an argument, which torch can neither compile nor export; "
                           "return () and let the caller keep using the argument")
     if kind not in RETURNED:
-        raise SchemaError(f"schema {text!r} returns a {_spelled(result.real_type)}; an op returns {', '.join(RETURNED)}, or several of them")
+        raise SchemaError(f"schema {text!r} returns a {_spelled(result.real_type)}; an op returns {', '.join(RETURNED)}, "
+                          "or several of them")
     return Result(result.name, kind)
 
 

@@ -50,6 +50,10 @@ def default_root() -> Path:
     if configured:
         return Path(os.path.abspath(os.path.expanduser(configured)))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if home.startswith("~"):  # a user without a home, and unknown to the system
+        import tempfile
+
+        return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}" / "cache"
     return Path(os.path.abspath(home)) / "opjit"
 
 
@@ -71,16 +75,19 @@ class Store(NamedTuple):
         """The folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
-    def find(self, recipe: Recipe) -> Entry | None:
+    def find(self, recipe: Recipe, quiet: bool = False) -> Entry | None:
         """The verified entry of a recipe; None is a miss, with one warning where there was an entry that is no good.
 
         Where no compiler is known the key cannot be known either: then any entry that was built from the same sources,
         with the same flags, for the same target, will do, whoever compiled it.
+
+        Args:
+            quiet: do not warn; for the second look of one request.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
         key = recipe.key
         if key is not None:
-            found = self._read(folder / key, recipe.target)
+            found = self._read(folder / key, recipe.target, quiet)
             return found[0] if found else None
         try:
             names = sorted(os.listdir(folder))
@@ -88,18 +95,19 @@ class Store(NamedTuple):
             return None
         wanted = recipe.document()
         for name in names:
-            found = self._read(folder / name, recipe.target)
+            found = self._read(folder / name, recipe.target, quiet)
             if found and found[1].document == {**wanted, "toolchain": found[1].document.get("toolchain")}:
                 return found[0]
         return None
 
-    def _read(self, folder: Path, target: Target) -> tuple[Entry, Manifest] | None:
+    def _read(self, folder: Path, target: Target, quiet: bool) -> tuple[Entry, Manifest] | None:
         try:
             return verify(folder, target)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (EntryError, OSError) as error:
-            warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
+            if not quiet:
+                warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
             return None
 
     def stage(self) -> Path:
@@ -112,9 +120,7 @@ class Store(NamedTuple):
         staging = self.base / "staging"
         files.make_private(staging)
         for folder in (self.root, self.base, staging):
-            problem = files.distrusted(folder)
-            if problem:
-                raise EntryError(problem)
+            _refuse_distrusted(folder)
         self._sweep(staging)
         folder = staging / secrets.token_hex(16)
         folder.mkdir(mode=0o700)
@@ -172,20 +178,26 @@ def verify(folder: Path, target: Target) -> tuple[Entry, Manifest]:
         FileNotFoundError: there is no such entry.
         EntryError, OSError: there is one, and it must not be used.
     """
-    problem = files.distrusted(folder)
+    _refuse_distrusted(folder)
+    _refuse_distrusted(folder / manifest.NAME)
     described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
     if described.key != folder.name:
         raise EntryError("its manifest is of another key")
     library = folder / described.library
-    for path in (folder / manifest.NAME, library):
-        problem = problem or files.distrusted(path)
-    if problem:
-        raise EntryError(problem)
+    _refuse_distrusted(library)
+    if library.stat().st_size != described.size:
+        raise EntryError("its library is not as long as its manifest says")
     content = library.read_bytes()
-    if len(content) != described.size or hashlib.sha256(content).hexdigest() != described.sha256:
+    if hashlib.sha256(content).hexdigest() != described.sha256:
         raise EntryError("its library is not the one that its manifest names")
     check_library(content, target)
     return Entry(folder, described.key, library), described
+
+
+def _refuse_distrusted(path: Path) -> None:
+    problem = files.distrusted(path)
+    if problem:
+        raise EntryError(problem)
 
 
 def check_library(content: bytes, target: Target) -> None:

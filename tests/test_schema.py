@@ -157,7 +157,7 @@ def test_refusals_are_opjit_errors_and_value_errors() -> None:
 
 def test_a_backward_on_a_mutating_op_is_refused(make_op: Callable[..., Op]) -> None:
     op = make_op("written(Tensor(a!) x) -> ()")
-    with pytest.raises(DeclarationError, match="writes an argument.*return a new tensor"):
+    with pytest.raises(DeclarationError, match=r"writes an argument.*return a new tensor"):
         op.backward(lambda ctx: None)
 
 
@@ -169,12 +169,16 @@ def test_a_backward_with_keyword_only_tensors_is_refused(make_op: Callable[..., 
 
 
 # What C11, GNU C and C++ keep for themselves, and what the headers define as macros.
-C_WORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl concept const
-    const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float for
-    friend goto if inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
-    register reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch template
-    this thread_local throw true try typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while
-    xor xor_eq NULL EOF""".split()
+C_WORDS = [
+    "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "char16_t",
+    "char32_t", "class", "compl", "concept", "const", "const_cast", "constexpr", "continue", "decltype", "default", "delete",
+    "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto",
+    "if", "inline", "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator",
+    "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "requires", "restrict", "return", "short",
+    "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw",
+    "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile",
+    "wchar_t", "while", "xor", "xor_eq", "NULL", "EOF",
+]
 GLUE_WORDS = ["out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
               "opjit_kernel", "i", "data", "printf", "stdin", "errno", "assert"]
 

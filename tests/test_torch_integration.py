@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def test_without_a_backward_a_gradient_is_refused(everything: Op, make_op: MakeO
     if out.requires_grad:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises((RuntimeError, UserWarning), match="autograd|backward"):
+            with pytest.raises((RuntimeError, UserWarning), match=r"autograd|backward"):
                 out.sum().backward()
 
 
@@ -155,12 +155,12 @@ def _cpp_works(tmp_path: Path) -> bool:
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile_fullgraph_before_anything_was_built(run_python: RunPython, tmp_path: Path, backend: str, dynamic: bool | None) -> None:
     if backend == "inductor" and not _cpp_works(tmp_path):
         pytest.skip("no C++ compiler with Python's headers, which inductor needs")
     if backend == "inductor" and dynamic:
-        pytest.skip("the two backends above cover dynamic shapes")
+        pytest.skip("aot_eager covers dynamic shapes")
     code = COMPILED.format(double=DOUBLE, backend=backend, dynamic=dynamic)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     assert "compiled" in run_python(code, cache=tmp_path / "cache", env=env)
@@ -220,7 +220,7 @@ def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Pa
         import torch, opjit
         from torch._subclasses.fake_tensor import FakeTensorMode
         opjit.catalog.declare_folder(Path({DOUBLE!r}))
-        for dtype, expected in ((torch.float32, torch.float32), (torch.bool, torch.int64), (torch.int8, torch.int64), (torch.bfloat16, torch.bfloat16)):
+        for dtype, expected in ((torch.float32, torch.float32), (torch.bool, torch.int64), (torch.int8, torch.int64)):
             out = torch.ops.opjit.allreduce(torch.ones(3, 4, device="meta", dtype=dtype))
             assert (out.device.type, out.dtype, out.shape) == ("meta", expected, ()), out
         out = torch.ops.optest.double(torch.empty(3, 4, device="meta").t())
@@ -277,9 +277,11 @@ UNUSUAL: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", list(UNUSUAL))
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per")
 def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: bool) -> None:
-    if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
+    if kind == "mkldnn" and not torch._C._has_mkldnn:
         pytest.skip("this torch has no MKL-DNN")
-    op = make_op("count(Tensor x) -> int", "opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }\n")
+    op = make_op("count(Tensor x) -> int", """
+        opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }
+        """)
     x = UNUSUAL[kind]()
     if warm:
         assert op(torch.ones(5)) == 5
@@ -330,21 +332,13 @@ def test_vmap_gives_each_slices_result(allreduce: Op, capfd: pytest.CaptureFixtu
 
 
 def test_functional_gradients_work_or_say_why_not(double: Op) -> None:
-    x = torch.arange(3.0)
-    try:
-        got = torch.func.grad(lambda x: double.overload(x).sum())(x)
-    except RuntimeError as error:
-        assert "setup_context" in str(error)  # torch's own sentence: register_autograd makes no functorch-ready Function
-    else:
-        assert got.tolist() == [2, 2, 2]
+    """torch.library.register_autograd makes no Function that functorch takes; torch says so in a sentence of its own."""
+    with pytest.raises(RuntimeError, match="must override the setup_context"):
+        torch.func.grad(lambda x: double.overload(x).sum())(torch.arange(3.0))
 
 
 def test_a_tensor_subclass_passes_through(double: Op) -> None:
-    class Tagged(torch.Tensor):
-        pass
-
-    out = double(torch.ones(2).as_subclass(Tagged))
-    assert out.tolist() == [2, 2]
+    assert double(torch.ones(2).as_subclass(torch.nn.Buffer)).tolist() == [2, 2]
     parameter = torch.nn.Parameter(torch.ones(2))
     double(parameter).sum().backward()
     assert parameter.grad is not None
@@ -356,12 +350,12 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
 
     seen = []
 
-    class Log(TorchDispatchMode):
+    class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with Log():
+    with Log():  # type: ignore[no-untyped-call]
         double(torch.ones(2))
     assert double.overload in seen
 
@@ -482,7 +476,7 @@ def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: Run
 
 
 def test_spawned_workers_share_the_cache(run_python: RunPython, tmp_path: Path) -> None:
-    code = f"""
+    code = """
         import torch, opjit
         from torch.utils.data import DataLoader, Dataset
 
@@ -493,7 +487,7 @@ def test_spawned_workers_share_the_cache(run_python: RunPython, tmp_path: Path) 
                 return opjit.get("allreduce", "cpu")(torch.full((i,), 2.0))
 
         print([float(v) for v in DataLoader(Sums(), batch_size=None, num_workers=2)])
-        """.replace("{", "{").replace(f"{{DOUBLE}}", "")
+        """
     assert "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]" in run_python(code, cache=tmp_path / "cache")
     assert len(_entries(tmp_path / "cache")) == 1
 
@@ -553,10 +547,9 @@ def test_an_op_declared_again_takes_the_place_of_the_first(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def ready_on_cuda(double: Op, increment: Op) -> Iterator[None]:
+def ready_on_cuda(double: Op, increment: Op) -> None:
     for op in (double, increment):
         api.ready(op, backends.for_device("cuda"))
-    yield
 
 
 @pytest.mark.gpu
@@ -580,14 +573,14 @@ def test_a_cuda_error_is_a_runtime_error(double: Op) -> None:
 def test_the_current_stream_is_used(double: Op) -> None:
     x = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)
+        torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
         x.fill_(3)
         out = double(x)  # on the side stream behind the fill, else it would read zeros
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-    assert not event.query(), "the host did not wait"
+    assert not event.query(), "the host did not wait"  # type: ignore[no-untyped-call]
     side.synchronize()
     assert out.eq(6).all()
 

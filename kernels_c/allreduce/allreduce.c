@@ -412,6 +412,18 @@ static opjit_status add_all(plan *p, total *to)
     return OPJIT_OK;
 }
 
+static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool converts, total *to)
+{
+    plan p;
+    p.x = x;
+    p.layout = opjit_coalesce(x);
+    p.result = result;
+    p.converts = converts;
+    int64_t inner = p.layout.dim - 1;
+    p.in_place = !converts && p.layout.strides[inner] == 1 && (inner == 0 || p.layout.sizes[inner] >= 64);
+    return add_all(&p, to);
+}
+
 /* ---------------------------------------------------------------------------------------------- */
 /* Entry                                                                                          */
 
@@ -446,17 +458,13 @@ opjit_status allreduce_cpu(const opjit_tensor *x, const opjit_dtype *dtype, opji
                 "allreduce takes and gives bool, integers and real floating dtypes, not %s to %s",
                 opjit_dtype_name(x->dtype), opjit_dtype_name(result));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
-    plan p;
-    p.x = x;
-    p.layout = opjit_coalesce(x);
-    p.result = result;
-    p.converts = !converts_late(x->dtype, result);
-    int64_t inner = p.layout.dim - 1;
-    p.in_place = !p.converts && p.layout.strides[inner] == 1 && (inner == 0 || p.layout.sizes[inner] >= 64);
+    bool converts = !converts_late(x->dtype, result);
     total sum = {0, 0, 0};
-    if (x->numel > 0)
-        OPJIT_TRY(add_all(&p, &sum));
-    store(&sum, opjit_is_floating(p.converts ? result : x->dtype), out);
+    if (x->contiguous && !converts && x->numel * kinds[x->dtype].size <= CHUNK_BYTES)
+        add_elements((const unsigned char *)x->data, x->dtype, x->numel, &sum); /* one chunk: no plan is needed */
+    else if (x->numel > 0)
+        OPJIT_TRY(add_planned(x, result, converts, &sum));
+    store(&sum, opjit_is_floating(converts ? result : x->dtype), out);
     return OPJIT_OK;
 }
 

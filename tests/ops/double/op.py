@@ -27,7 +27,7 @@ def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -
 
 @double.backward
 def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    return double.overload(grad)
+    return 2 * grad
 
 
 @double.samples

@@ -1,0 +1,421 @@
+"""What goes wrong on the way to an op, and that each error says what a person can do about it."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+from opjit import backends, build, diagnosis, errors, targets, toolchain
+from opjit.errors import (
+    BuildError,
+    CompileError,
+    DeviceUnavailable,
+    NoKernel,
+    OpjitError,
+    ToolMissing,
+    UnknownArch,
+    UnknownDevice,
+    UnknownOp,
+)
+from opjit.store import Store
+from tests import helpers
+from tests.helpers import PLUS, built, fake_compiler, program, write_op
+
+MakeOp = Callable[..., opjit.Op]
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Path:
+    return write_op(tmp_path / "plus")
+
+
+# --- the classes ---------------------------------------------------------------------------------------------------------------------
+
+EXAMPLES: list[OpjitError] = [
+    UnknownOp("opjit::x", ["y", "z"]), errors.SchemaError("a"), errors.DeclarationError("b"), UnknownDevice("c"), UnknownArch("d"),
+    DeviceUnavailable("e"), NoKernel("f"), ToolMissing("nvcc", "g"),
+    BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")), CompileError("i", op="o", target="t"),
+    errors.LoadError("j"), errors.EntryError("k"), OpjitError("l")]
+
+
+def test_every_error_class_has_an_example_here() -> None:
+    classes = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, OpjitError)}
+    assert {type(error) for error in EXAMPLES} == classes
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_every_error_is_an_opjit_error_and_survives_pickling_with_its_facts(error: OpjitError) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.__dict__ == error.__dict__
+    assert isinstance(error, RuntimeError)
+
+
+def test_an_error_crosses_from_a_worker_process() -> None:
+    import multiprocessing
+
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(UnknownOp, match="did you mean allreduce") as caught:
+        pool.apply(opjit.get, ("allredduce",))
+    assert caught.value.closest == ["allreduce"]
+
+
+# --- names ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["allredduce", "opjit::all_reduce", "Allreduce"])
+def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
+    with pytest.raises(UnknownOp, match=r"no op named 'opjit::.*'.*did you mean allreduce\?") as caught:
+        opjit.get(name, "cpu")
+    assert caught.value.closest == ["allreduce"]
+    assert isinstance(caught.value, KeyError)
+
+
+def test_an_unknown_op_like_no_other_is_answered_with_the_command_that_lists_them() -> None:
+    with pytest.raises(UnknownOp, match="opjit list"):
+        opjit.get("zzzzzzzz")
+
+
+@pytest.mark.parametrize("device", ["gpu9", "3.7", "", "cuda:x", "cpu:many", "cpu:0:1", 3.7, True, ["cpu"], {}, "CPU", "cpu ", "cuda:-1"])
+def test_an_unknown_device_is_refused_and_named(device: object) -> None:
+    with pytest.raises(UnknownDevice, match=re.escape(repr(device))) as caught:
+        opjit.get("allreduce", device)
+    assert "cpu" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta"), "xpu", "mps:0"])
+def test_a_device_without_a_backend_is_refused_with_the_ones_there_are(device: object) -> None:
+    with pytest.raises(UnknownDevice, match=r"no backend for device '\w+'; there are: cpu, cuda"):
+        opjit.get("allreduce", device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_every_spelling_of_a_device_gives_the_same_op(device: object) -> None:
+    assert opjit.get("allreduce", device) is torch.ops.opjit.allreduce.default
+
+
+@pytest.mark.parametrize("arch", ["sm_9", "sm90", "x86-64-v9", "", "native", "sm_90+", "sm_90+x86-64-v3", "../evil", "sm_90\n"])
+def test_an_unknown_arch_is_refused_with_the_ones_there_are(arch: str) -> None:
+    with pytest.raises(UnknownArch, match=r"unknown arch .*; known: .*x86-64-v3.*sm_90") as caught:
+        targets.named(arch)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_an_unknown_arch_in_the_environment_is_refused_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_ARCH", "x86-64-v99")
+    with pytest.raises(UnknownArch, match="x86-64-v99"):
+        targets.here(helpers.cpu())
+    monkeypatch.setenv("OPJIT_ARCH", "sm_90")  # another backend's
+    assert targets.here(helpers.cpu()).arch != "sm_90"
+
+
+def test_a_cuda_op_without_a_gpu_says_how_to_build_it_all_the_same() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceUnavailable, match="opjit get OP --arch sm_90"):
+        opjit.get("allreduce", "cuda")
+
+
+def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(make_op: MakeOp) -> None:
+    op = make_op("lonely(Tensor x) -> Tensor")
+    with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected lonely\.c .* in /"):
+        opjit.get(op.qualified, "cpu")
+
+
+def test_a_tensor_of_a_kind_without_a_backend_is_refused_in_one_sentence() -> None:
+    kinds = {"sparse": torch.ones(3).to_sparse(), "csr": torch.ones(2, 2).to_sparse_csr()}
+    if torch.backends.mkldnn.is_available():
+        kinds["mkldnn"] = torch.ones(3).to_mkldnn()
+    for x in kinds.values():
+        with pytest.raises(NotImplementedError, match="has no kernel for tensors of the kind") as caught:
+            torch.ops.opjit.allreduce(x)
+        assert "\n" not in str(caught.value).strip()
+    assert torch.ops.opjit.allreduce(torch.ones(3, device="meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.complex64, "complex64"), (torch.float8_e4m3fn, "an unsupported dtype")])
+def test_a_wrong_dtype_is_answered_with_its_name(dtype: torch.dtype, name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"allreduce.*not {name}"):
+        opjit.get("allreduce", "cpu")(torch.zeros(3).to(dtype))
+
+
+def test_offline_mode_names_what_is_in_no_cache(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    op = make_op("noop(Tensor x) -> ()", "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
+    with pytest.raises(OpjitError, match=f"{op.qualified}.* is in no cache.*OPJIT_OFFLINE"):
+        opjit.get(op.qualified, "cpu")
+
+
+# --- tools that are missing or strange -----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_compiler_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(ToolMissing, match=r"(?s)no C compiler.*apt install gcc.*OPJIT_CACHE") as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_missing_compiler_in_a_fresh_process_with_an_empty_cache(tmp_path: Path) -> None:
+    code = "import opjit\ntry: opjit.get('allreduce', 'cpu')\nexcept opjit.errors.ToolMissing as error: print(error.tool, error)"
+    done = helpers.fresh(code, {**helpers.no_compiler(tmp_path), "OPJIT_CACHE": str(tmp_path / "cache")})
+    assert done.stdout.startswith("cc no C compiler")
+
+
+@pytest.mark.parametrize("name", ["no-such", "/no/such/cc", "gcc -m32", "/"])
+def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("CC", name)
+    with pytest.raises(ToolMissing, match=re.escape(f"CC is {name!r}")) as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+
+
+def test_a_cc_that_is_a_relative_path_works(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_compiler(tmp_path / "my cc")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "./my cc")
+    built(op, tmp_path / "cache")
+
+
+GARBAGE = {"silent": "#!/bin/sh\n", "words": "#!/bin/sh\necho hello\n", "bytes": "#!/bin/sh\nprintf '\\377\\376\\0Target: '\n",
+           "fails": "#!/bin/sh\necho broken >&2; exit 1\n", "no-format": "\x00\x01\x02", "no-interpreter": "#!/no/such/interpreter\n"}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_compiler_that_does_not_say_who_it_is_is_refused(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    fake = program(tmp_path / "strange-cc", GARBAGE[kind])
+    monkeypatch.setenv("CC", str(fake))
+    with pytest.raises(ToolMissing, match=re.escape(f"{fake} is not a gcc or clang that works")) as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_an_nvcc_that_does_not_say_who_it_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    program(tmp_path / "bin" / "nvcc", GARBAGE[kind])
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(ToolMissing, match="is not an nvcc that works") as caught:
+        toolchain.require_nvcc(None)
+    assert caught.value.tool == "nvcc"
+
+
+def test_a_missing_ninja_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", helpers.real_compiler())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    with pytest.raises(ToolMissing, match="pip install ninja") as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "ninja"
+
+
+def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ninja")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(toolchain.require_ninja(), "ninja").exists()
+
+
+def test_a_missing_nvcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: Path) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    recipe = helpers.describe(op, targets.named("sm_90", cuda_version="13.0"), compiler={})
+    with pytest.raises(ToolMissing, match="CUDA Toolkit") as caught:
+        build.build(recipe, Store(tmp_path / "cache"))
+    assert caught.value.tool == "nvcc"
+
+
+# --- sources that do not compile -------------------------------------------------------------------------------------------------
+
+
+def refusal(op: Path, cache: Path) -> BuildError:
+    with pytest.raises(BuildError) as caught:
+        built(op, cache)
+    assert helpers.entries(cache) == []
+    assert list((cache / "v1" / "staging").iterdir()) == []
+    assert caught.value.op == "keytest::plus"
+    assert caught.value.target == str(targets.here(helpers.cpu()))
+    return caught.value
+
+
+def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_is(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("    return OPJIT_OK;", "    int y = undeclared_name;\n    another mistake;\n    return OPJIT_OK;"))
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError)
+    first = str(error).splitlines()[0]
+    assert re.fullmatch(re.escape(str(op / "plus.c")) + r":11:13: error: .*undeclared_name.* undeclared .*", first)
+    assert "keytest::plus" in str(error)
+    assert "-std=c++" not in str(error)
+    assert error.command is not None
+    assert error.command.startswith(toolchain.require_compiler(None).path)
+    assert " -c " in error.command
+
+
+def test_a_compile_error_s_log_holds_the_complete_output(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS + "".join(f"int f{n}(void) {{ return missing_{n}; }}\n" for n in range(40)))
+    error = refusal(op, tmp_path / "cache")
+    assert error.log is not None
+    assert str(error.log) in str(error)
+    text = error.log.read_text()
+    assert all(f"missing_{n}" in text for n in range(40))
+    assert error.command is not None
+    assert error.command in text
+    assert len(str(error).splitlines()) < 30
+
+
+def test_an_error_in_a_header_is_shown_where_it_is(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").write_text("\n\nint 5x;\n")
+    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:3:5: error: ")
+
+
+def test_a_missing_header_is_shown_where_it_is_asked_for(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").unlink()
+    assert re.match(re.escape(f"{op / 'plus.c'}:2:10: fatal error: amount.h: No such file"), str(refusal(op, tmp_path / "cache")))
+
+
+def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").write_text('#error "define AMOUNT"\n')
+    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")
+
+
+def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("\n\n", "\n\nfloat helper_without_body(float x);\n", 1).replace("+ AMOUNT", "+ helper_without_body(AMOUNT)"))
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError)
+    assert "undefined reference to `helper_without_body'" in str(error).splitlines()[0]
+    assert error.command is not None
+    assert "-shared" in error.command
+
+
+def test_a_function_that_is_not_declared_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"))
+    assert "made_up" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+def test_a_kernel_with_another_signature_shows_both(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("(const opjit_tensor *x, opjit_tensor *out)", "(const opjit_tensor *x, double a, opjit_tensor *out)"))
+    text = str(refusal(op, tmp_path / "cache"))
+    assert "conflicting types for 'plus_cpu'" in text.splitlines()[0].replace("\u2018", "'").replace("\u2019", "'")
+    assert "previous declaration" in text
+
+
+def test_an_empty_source_is_refused(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text("")
+    assert "plus_cpu" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+@pytest.mark.parametrize("header", ["Python.h", "torch/headeronly/version.h", "torch/csrc/inductor/aoti_torch/c/shim.h"])
+def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, header: str) -> None:
+    (op / "plus.c").write_text(f"#include <{header}>\n" + PLUS)
+    error = refusal(op, tmp_path / "cache")
+    text = str(error)
+    if "No such file" in text:
+        pytest.skip(f"{header} is not installed")
+    assert header in text or isinstance(error, CompileError)
+
+
+def test_a_header_of_torch_that_is_c_is_refused_by_the_list_of_what_was_read(op: Path, tmp_path: Path) -> None:
+    folder = Path(torch.__file__).parent / "include"
+    plain = next((path for path in sorted(folder.rglob("*.h")) if b"#include" not in (text := path.read_bytes()) and b"::" not in text
+                  and b"class" not in text and b"template" not in text and b"constexpr" not in text and b"namespace" not in text), None)
+    if plain is None:
+        pytest.skip("every header of this torch is C++")
+    (op / "plus.c").write_text(f"#include <{plain.relative_to(folder)}>\n" + PLUS)
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError) or "torch's and Python's headers" in str(error)
+
+
+def test_a_source_that_breaks_off_no_matter_where_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
+    for cut in (1, 60, 150, 300):
+        (op / "plus.c").write_text(PLUS[:-cut])
+        refusal(op, tmp_path / "cache")
+
+
+def test_a_source_that_is_not_text_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_bytes(bytes(range(256)) * 4)
+    assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
+
+
+# --- compilers that lie ----------------------------------------------------------------------------------------------------------
+
+WHICH_OUTPUT = "out=; previous=; for word in \"$@\"; do if [ \"$previous\" = -o ]; then out=$word; fi; previous=$word; done"
+LIES = {"nothing": 'rm -f "$out"', "an-empty-file": ': > "$out"', "text": 'echo hello > "$out"', "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
+        "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"", "an-executable": f'cp "{sys.executable}" "$out"'}
+
+
+@pytest.mark.parametrize("what", LIES)
+@pytest.mark.parametrize("when", ["links", "makes-stand-ins"])
+def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
+        op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, when: str) -> None:
+    condition = helpers.LINKS if when == "links" else 'case " $* " in *" assembler "*) true;; *) false;; esac'
+    fake = fake_compiler(tmp_path / "lying-cc", after=f"if {condition}; then {WHICH_OUTPUT}; {LIES[what]}; code=0; fi")
+    monkeypatch.setenv("CC", str(fake))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not the cache's fault
+        error = refusal(op, tmp_path / "cache")
+    assert str(fake) in str(error)
+    assert error.command is not None
+    assert str(fake) in error.command
+    monkeypatch.delenv("CC")
+    assert helpers.caught(op, tmp_path / "cache").warnings == []  # and it has spoilt nothing for the next one
+
+
+@pytest.mark.parametrize("extra", ["-lz", "-Wl,--no-as-needed -lpthread -ldl", "-Wl,-rpath,/evil"])
+def test_a_library_that_asks_for_more_than_it_may_is_not_published(
+        op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    subprocess.run([helpers.real_compiler(), "-shared", "-nostdlib", "-Wl,-soname,libextra.so.1", "-o", str(own / "libextra.so"), "-x", "c", "/dev/null"], check=True)
+    more = extra if "rpath" in extra else f"-Wl,--no-as-needed -L{own} -lextra"
+    fake = program(tmp_path / "cc", f"#!/bin/sh\nif {helpers.LINKS}; then exec '{helpers.real_compiler()}' \"$@\" {more}; fi\n"
+                                    f"exec '{helpers.real_compiler()}' \"$@\"\n")
+    monkeypatch.setenv("CC", str(fake))
+    assert re.search(r"libextra\.so\.1|run path", str(refusal(op, tmp_path / "cache")))
+
+
+def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then kill -9 $$; fi")))
+    assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
+
+
+def test_a_failing_stand_in_is_an_error_of_opjit_with_the_compiler_s_words(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_compiler(tmp_path / "cc", before='case " $* " in *" assembler "*) echo no linker here >&2; exit 7;; esac')
+    monkeypatch.setenv("CC", str(fake))
+    error = refusal(op, tmp_path / "cache")
+    assert "no linker here" in str(error)
+    assert str(fake) in str(error)
+
+
+# --- the diagnosis ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["", "\n", "FAILED: x\n", "FAILED: x", "x" * 100_000, "\x00\udcff", "error:", "FAILED: a\nFAILED: b\n"])
+def test_any_output_of_a_failed_build_becomes_an_error_with_a_first_line(tmp_path: Path, output: str) -> None:
+    error = diagnosis.diagnose(output, "ns::op", "cpu x", tmp_path / "logs")
+    assert str(error).strip()
+    assert "ns::op" in str(error)
+
+
+def test_a_log_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    error = diagnosis.diagnose("x.c:1:1: error: bad\n", "ns::op", "cpu x", tmp_path / "file" / "logs")
+    assert error.log is None
+    assert "full output" not in str(error)
+    assert str(error).startswith("x.c:1:1: error: bad\n")
+
+
+def test_the_notes_of_missing_backends_are_whole_sentences() -> None:
+    for backend in backends.all_backends():
+        missing = backend.available()
+        assert missing is None or " " in missing
