@@ -41,18 +41,19 @@
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
  *           8 half precision
  *
- * Valid as C11 and as C++17. The only state kept is the table of torch's dtype numbers (opjit_codes),
- * written once before the op is registered.
+ * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
+ * library; its first screen says what little state there is.
  */
 #ifndef OPJIT_H
 #define OPJIT_H
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "opjit_shim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define OPJIT_UNUSED __attribute__((unused))
 #define OPJIT_MUST_USE __attribute__((warn_unused_result))
@@ -87,35 +88,11 @@ typedef enum opjit_dtype {
     OPJIT_DTYPE_COUNT = OPJIT_OTHER_DTYPE
 } opjit_dtype;
 
-/* torch's numbers for the dtypes above and for this binary's device; filled by opjit_register(). */
-typedef struct opjit_code_table {
-    int32_t dtype[OPJIT_DTYPE_COUNT];
-    unsigned char from_torch[128]; /* torch's dtype number -> opjit_dtype */
-} opjit_code_table;
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern __attribute__((visibility("hidden"))) opjit_code_table opjit_codes;
-#ifdef __cplusplus
-}
-#endif
-
 /* The name as in Python, without "torch.": "float32". */
-OPJIT_UNUSED static const char *opjit_dtype_name(opjit_dtype dtype)
-{
-    static const char *const names[] = {"bool",   "uint8",  "int8",    "int16",    "int32",   "int64",
-                                        "uint16", "uint32", "uint64",  "float16",  "bfloat16", "float32",
-                                        "float64", "complex64", "complex128"};
-    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? names[dtype] : "an unsupported dtype";
-}
+const char *opjit_dtype_name(opjit_dtype dtype);
 
 /* Bytes of one element; 0 for OPJIT_OTHER_DTYPE. */
-OPJIT_UNUSED static size_t opjit_dtype_size(opjit_dtype dtype)
-{
-    static const unsigned char sizes[] = {1, 1, 1, 2, 4, 8, 2, 4, 8, 2, 2, 4, 8, 8, 16};
-    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? sizes[dtype] : 0;
-}
+size_t opjit_dtype_size(opjit_dtype dtype);
 
 OPJIT_UNUSED static bool opjit_is_floating(opjit_dtype dtype)
 {
@@ -171,40 +148,13 @@ typedef struct opjit_tensors {
 /* ---------------------------------------------------------------------------------------------- */
 /* 3. Errors                                                                                      */
 
-/* An error carries its own text, so it can travel between threads; whoever stops passing it on frees it. */
-typedef struct opjit_error {
-    const char *file;
-    int line;
-    char text[2000];
-} opjit_error;
-
-typedef opjit_error *opjit_status;
+/* NULL is success. An error carries its own text, so it can travel between threads; the glue frees it. */
+typedef struct opjit_error *opjit_status;
 
 #define OPJIT_OK ((opjit_status)0)
 
-/* Stands in for an error when there is no memory to make one; never freed. */
-OPJIT_UNUSED static opjit_error opjit_no_memory = {__FILE__, __LINE__, "out of memory"};
-
-__attribute__((format(printf, 3, 4), returns_nonnull, cold, noinline)) OPJIT_UNUSED static opjit_status
-opjit_error_new(const char *file, int line, const char *format, ...)
-{
-    opjit_error *error = (opjit_error *)malloc(sizeof *error);
-    if (!error)
-        return &opjit_no_memory;
-    error->file = file;
-    error->line = line;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
-    return error;
-}
-
-OPJIT_UNUSED static void opjit_error_free(opjit_status status)
-{
-    if (status != &opjit_no_memory)
-        free(status);
-}
+__attribute__((format(printf, 3, 4), returns_nonnull, cold)) opjit_status opjit_error_new(const char *file, int line,
+                                                                                         const char *format, ...);
 
 /* Return an error from the function at hand: OPJIT_FAIL("x is %s", why). */
 #define OPJIT_FAIL(...) return opjit_error_new(__FILE__, __LINE__, __VA_ARGS__)
@@ -232,229 +182,46 @@ OPJIT_UNUSED static void opjit_error_free(opjit_status status)
     } while (0)
 
 /* torch keeps the text of its errors from 2.13 on; before, it prints them to stderr. */
-__attribute__((returns_nonnull, cold, noinline)) OPJIT_UNUSED static opjit_status
-opjit_torch_error(const char *file, int line, const char *what)
-{
-    const char *text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : NULL;
-    return opjit_error_new(file, line, "%s", text && *text ? text : what);
-}
+__attribute__((returns_nonnull, cold)) opjit_status opjit_torch_error(const char *file, int line, const char *what);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 4. Memory                                                                                      */
-
-/* What the glue frees when the call ends: host memory that starts after this header, and what else it names. */
-typedef struct opjit_block {
-    struct opjit_block *next;
-    torch_tensor tensor;
-    void *device_memory;
-    void *padding; /* keeps the memory behind it 16-byte aligned */
-} opjit_block;
-
-/* One call of an op. */
-typedef struct opjit_call {
-    opjit_block *blocks;
-    /* The device's own allocator for the current stream, where the backend has one: cheaper than a tensor. */
-    torch_error (*device_alloc)(uint64_t bytes, void **memory);
-    torch_error (*device_free)(void *memory);
-    torch_guard guard;   /* of the device that was current before, where that is another one */
-    int32_t device_type; /* of every tensor argument; -1 until the first was seen */
-    int32_t device_index;
-} opjit_call;
-
-/* Host memory until the call ends, 16-byte aligned. */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory)
-{
-    opjit_block *block = (opjit_block *)malloc(sizeof *block + bytes);
-    if (!block)
-        return &opjit_no_memory;
-    block->next = call->blocks;
-    block->tensor = NULL;
-    block->device_memory = NULL;
-    call->blocks = block;
-    *memory = block + 1;
-    return OPJIT_OK;
-}
-
-/* Read a torch tensor's fields. The data pointer is asked for apart: writing may first need a copy (copy-on-write). */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_describe(opjit_tensor *view)
-{
-    torch_tensor tensor = view->handle;
-    int64_t *sizes, *strides;
-    int32_t dtype;
-    OPJIT_TORCH(aoti_torch_get_numel(tensor, &view->numel));
-    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
-    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
-    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
-    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
-    OPJIT_TORCH(aoti_torch_get_device_type(tensor, &view->device_type));
-    OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
-    OPJIT_TORCH(aoti_torch_is_contiguous(tensor, &view->contiguous));
-    view->sizes = sizes;
-    view->strides = strides;
-    view->dtype = (uint32_t)dtype < sizeof opjit_codes.from_torch ? (opjit_dtype)opjit_codes.from_torch[dtype]
-                                                                  : OPJIT_OTHER_DTYPE;
-    return OPJIT_OK;
-}
 
 /*
  * Make an output with uninitialised elements, on the device of `like` (any tensor argument), with the given
  * strides in elements; strides NULL means contiguous. Calling it twice for one output is an error.
  */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim,
-                                                                    const int64_t *sizes, const int64_t *strides,
-                                                                    opjit_dtype dtype, const opjit_tensor *like)
-{
-    int64_t packed[OPJIT_MAX_DIM], *made_sizes, *made_strides;
-    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
-    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
-    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
-                (long long)dim);
-    if (!strides) {
-        int64_t step = 1;
-        for (int64_t d = dim - 1; d >= 0; d--) {
-            packed[d] = step;
-            step *= sizes[d] > 1 ? sizes[d] : 1;
-        }
-        strides = packed;
-    }
-    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides, opjit_codes.dtype[dtype], like->device_type,
-                                         like->device_index, &out->handle));
-    OPJIT_TORCH(aoti_torch_get_numel(out->handle, &out->numel));
-    OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
-    OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
-    OPJIT_TORCH(aoti_torch_is_contiguous(out->handle, &out->contiguous));
-    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
-    out->dim = dim;
-    out->sizes = made_sizes;
-    out->strides = made_strides;
-    out->dtype = dtype;
-    out->device_type = like->device_type;
-    out->device_index = like->device_index;
-    return OPJIT_OK;
-}
+OPJIT_MUST_USE opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes,
+                                                const int64_t *strides, opjit_dtype dtype, const opjit_tensor *like);
 
 /* A contiguous output: opjit_empty(out, 2, (int64_t[]){n, m}, x->dtype, x). */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes,
-                                                            opjit_dtype dtype, const opjit_tensor *like)
-{
-    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
-}
-
-/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
-OPJIT_UNUSED static int opjit_stride_order(const opjit_tensor *t, int64_t a, int64_t b)
-{
-    if (t->strides[a] == 0 || t->strides[b] == 0)
-        return 0;
-    if (t->strides[a] != t->strides[b])
-        return t->strides[a] < t->strides[b] ? -1 : 1;
-    return t->sizes[a] > t->sizes[b] ? 1 : 0;
-}
-
-/* Do the elements lie side by side, each at an address of its own, in whatever order of the dimensions? */
-OPJIT_UNUSED static bool opjit_is_dense(const opjit_tensor *t)
-{
-    int64_t step = 1;
-    while (step != t->numel) {
-        int64_t d = 0;
-        while (d < t->dim && (t->strides[d] != step || t->sizes[d] < 2))
-            d++;
-        if (d == t->dim)
-            return t->contiguous; /* of an empty tensor, too */
-        step *= t->sizes[d];
-    }
-    return true;
-}
+OPJIT_MUST_USE opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
+                                        const opjit_tensor *like);
 
 /*
  * An output of the sizes of `like` and the strides that torch.empty_like would give it: those of `like` where it is
  * dense, else dense with the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
  */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like,
-                                                                 opjit_dtype dtype)
-{
-    if (like->contiguous || opjit_is_dense(like))
-        return opjit_empty_strided(out, like->dim, like->sizes, like->strides, dtype, like);
-    int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_DIM]; /* innermost first */
-    OPJIT_CHECK(like->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
-    for (int64_t d = 0; d < like->dim; d++)
-        order[d] = like->dim - 1 - d;
-    for (int64_t i = 1; i < like->dim; i++) {
-        for (int64_t j = i, k = i - 1; k >= 0; k--) {
-            int comparison = opjit_stride_order(like, order[k], order[j]);
-            if (comparison > 0) {
-                int64_t swapped = order[j];
-                order[j] = order[k];
-                order[k] = swapped;
-                j = k;
-            } else if (comparison < 0) {
-                break;
-            }
-        }
-    }
-    int64_t step = 1;
-    for (int64_t i = 0; i < like->dim; i++) {
-        strides[order[i]] = step;
-        step *= like->sizes[order[i]] > 1 ? like->sizes[order[i]] : 1;
-    }
-    return opjit_empty_strided(out, like->dim, like->sizes, strides, dtype, like);
-}
+OPJIT_MUST_USE opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype);
 
 /*
  * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends (on CUDA in
  * stream order, so a kernel that was launched may still use it). 0 bytes give a pointer that must not be read.
  */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)
-{
-    const int64_t stride = 1;
-    void *header;
-    OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
-    OPJIT_TRY(opjit_host_block(like->call, 0, &header));
-    if (like->call->device_alloc) {
-        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
-        like->call->blocks->device_memory = *memory;
-        return OPJIT_OK;
-    }
-    OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, opjit_codes.dtype[OPJIT_UINT8], like->device_type,
-                                         like->device_index, &like->call->blocks->tensor));
-    OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
-    return OPJIT_OK;
-}
+OPJIT_MUST_USE opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 5. Threads                                                                                     */
 
 typedef opjit_status opjit_range_body(int64_t begin, int64_t end, void *context);
 
-typedef struct opjit_range {
-    opjit_range_body *body;
-    void *context;
-    opjit_status error; /* the first one; set once, by compare-and-swap */
-} opjit_range;
-
-OPJIT_UNUSED static void opjit_range_run(int64_t begin, int64_t end, void *range_)
-{
-    opjit_range *range = (opjit_range *)range_;
-    opjit_status none = OPJIT_OK, error = range->body(begin, end, range->context);
-    if (error && !__atomic_compare_exchange_n(&range->error, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        opjit_error_free(error);
-}
-
 /*
  * Call body(begin, end, context) on parts of the range that cover it, on torch's thread pool: in the caller's
  * thread when the range is not longer than `grain` or when already inside a parallel region. The body runs in
  * other threads: share through context, allocate nothing, return an error as anywhere. The first error is returned.
  */
-OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain,
-                                                                   opjit_range_body *body, void *context)
-{
-    opjit_range range = {body, context, OPJIT_OK};
-    if (begin >= end)
-        return OPJIT_OK;
-    if (end - begin <= grain)
-        return body(begin, end, context);
-    OPJIT_TORCH(torch_parallel_for(begin, end, grain, opjit_range_run, &range));
-    return range.error;
-}
+OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit_range_body *body,
+                                               void *context);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 6. Dtype dispatch                                                                              */
@@ -530,41 +297,7 @@ typedef struct opjit_layout {
  * not care about the order, such as a sum: a transposed or permuted tensor becomes one contiguous dimension.
  * An empty tensor gives one dimension of size 0, a scalar one of size 1.
  */
-OPJIT_UNUSED static opjit_layout opjit_coalesce(const opjit_tensor *t)
-{
-    opjit_layout layout;
-    layout.dim = 1;
-    layout.sizes[0] = t->numel;
-    layout.strides[0] = 1;
-    if (t->contiguous || t->numel <= 1)
-        return layout;
-    int64_t dim = 0;
-    for (int64_t d = 0; d < t->dim; d++) { /* insertion sort, largest stride first */
-        int64_t at = dim;
-        if (t->sizes[d] == 1)
-            continue;
-        for (; at > 0 && layout.strides[at - 1] < t->strides[d]; at--) {
-            layout.sizes[at] = layout.sizes[at - 1];
-            layout.strides[at] = layout.strides[at - 1];
-        }
-        layout.sizes[at] = t->sizes[d];
-        layout.strides[at] = t->strides[d];
-        dim++;
-    }
-    layout.dim = 1;
-    for (int64_t d = 1; d < dim; d++) {
-        int64_t last = layout.dim - 1;
-        if (layout.strides[last] == layout.strides[d] * layout.sizes[d]) {
-            layout.sizes[last] *= layout.sizes[d];
-            layout.strides[last] = layout.strides[d];
-        } else {
-            layout.sizes[layout.dim] = layout.sizes[d];
-            layout.strides[layout.dim] = layout.strides[d];
-            layout.dim++;
-        }
-    }
-    return layout;
-}
+opjit_layout opjit_coalesce(const opjit_tensor *t);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 8. Half precision                                                                              */
@@ -642,5 +375,9 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
     return result;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

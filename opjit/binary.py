@@ -12,6 +12,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
 _FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
 _FATBIN_CUBIN = 2
+_ONLY_THIS_CHIP, _ONLY_THIS_FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
 
 # The only run path a binary may have: torch's libraries are in the process already, found by their names.
 RUN_PATH = "$ORIGIN"
@@ -81,7 +82,8 @@ def _cuda_archs(content: bytes) -> list[str]:
             if entry_header < 32:
                 break  # not an entry: the magic number was part of something else
             if kind == _FATBIN_CUBIN:
-                archs.append(f"sm_{struct.unpack_from('<I', content, at + 28)[0]}")
+                number, features = struct.unpack_from("<I8xI", content, at + 28)
+                archs.append(f"sm_{number}{'a' if features & _ONLY_THIS_CHIP else 'f' if features & _ONLY_THIS_FAMILY else ''}")
             at += entry_header + entry_size
         start = content.find(_FATBIN_MAGIC, start + 4)
     return archs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import gc
 import hashlib
 import importlib
 import logging
@@ -34,14 +35,16 @@ from opjit import binary, files, glue, headers, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
-from opjit.recipe import Recipe
+from opjit.recipe import RUNTIME, Recipe
 from opjit.store import Entry, Store, check_library, verify
 from opjit.toolchain import Compiler, Nvcc
 
+_UNIQUE = "@unique@"
 _torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
-_UNWRITABLE = re.compile(r"[$:|]")  # torch writes a source's path into ninja's file with only its spaces escaped
+# torch writes a source's path into ninja's file with only its spaces escaped, and nvcc misreads a quote or a backslash.
+_UNWRITABLE = re.compile(r"[$:|\"\\]")
 
 
 def _after_fork() -> None:
@@ -123,7 +126,8 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
     entry.mkdir(mode=0o700)
     sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
                           recipe.target.backend.stream)
-    for name, text in sources.items():
+    runtime = (resources.folder("kernels_c") / RUNTIME).read_text(encoding="utf-8")
+    for name, text in {**sources, RUNTIME: runtime}.items():
         (work / name).write_text(text, encoding="utf-8")
     with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins while Python imports torch's builder
         making = beside.submit(_stubs, recipe, compiler, base)
@@ -131,7 +135,7 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         stubs = making.result()
     name = f"opjit_{secrets.token_hex(8)}"
     started = time.perf_counter()
-    _run_torch_builder(recipe, name, [str(work / source) for source in sources], work, stubs, compiler, nvcc, ninja, base)
+    _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, RUNTIME)], work, stubs, compiler, nvcc, ninja, base)
     seconds = time.perf_counter() - started
     _check_dependencies(recipe, work, compiler, nvcc)
     try:
@@ -155,7 +159,7 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
 def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path, stubs: Path, compiler: Compiler,
                        nvcc: Nvcc | None, ninja: str, base: Path) -> None:
     """Call torch.utils.cpp_extension.load: build, do not load."""
-    places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work)}
+    places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work), "unique": _UNIQUE}
     flags = recipe.flags
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
     cpp_extension = _import_builder()
@@ -165,7 +169,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
                 name=name,
                 sources=sources,
                 extra_cflags=[_quote(flag.format(**places)) for flag in flags.c],
-                extra_cuda_cflags=[_quote(flag.format(**places)) for flag in flags.cuda],
+                extra_cuda_cflags=[_quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
                 extra_ldflags=["-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
                 extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include")],
@@ -174,12 +178,14 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
                 is_python_module=False,
                 is_standalone=True,  # an executable in torch's eyes: not loaded, and -shared above makes it a library
             )
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
             if isinstance(error, OpjitError):
                 raise
-            if any(reason in str(error) for reason in _FULL):
+            # torch reads the output as UTF-8; a compiler quotes a source as it is
+            told = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+            if any(reason in told for reason in _FULL):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
-            raise diagnose(str(error), recipe.schema.qualified, str(recipe.target), base / "logs") from None
+            raise diagnose(told, recipe.schema.qualified, str(recipe.target), base / "logs") from None
 
 
 def _import_builder() -> Any:
@@ -192,6 +198,18 @@ def _import_builder() -> Any:
             return importlib.import_module("torch.utils.cpp_extension")
         finally:
             quiet.setLevel(level)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from walking over all of torch, 0.1 s, because a build imports a few modules."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -236,9 +254,15 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def _for_nvcc(flags: list[str]) -> list[str]:
+    """What is behind -Xcompiler goes through a second shell, and nvcc splits it at commas."""
+    return [shlex.quote(flag).replace(",", "\\,") if before == "-Xcompiler" else flag
+            for before, flag in zip(["", *flags], flags, strict=False)]
+
+
 def _quote(flag: str) -> str:
-    """For the shell, and then for ninja."""
-    return shlex.quote(flag).replace("$", "$$")
+    """For the shell, and then for ninja. What stands for a unique name becomes the process id of the command's own shell."""
+    return shlex.quote(flag).replace("$", "$$").replace(_UNIQUE, "$$$$")
 
 
 def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
@@ -249,7 +273,7 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
     """
     header = (resources.folder("kernels_c") / "opjit_shim.h").read_text()
     folder = base / "stubs" / f"{compiler.machine}-{hashlib.sha256(header.encode()).hexdigest()[:16]}"
-    missing = [name for name in recipe.flags.stubs if not _is_library(folder / f"{name}.so")]
+    missing = [name for name in recipe.flags.stubs if not _is_stand_in(folder / f"{name}.so", name)]
     if not missing:
         return folder
     files.make_private(folder)
@@ -265,7 +289,7 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
         told = done.stdout.decode(errors="replace").strip()
         if any(reason in told for reason in _FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(made))
-        if done.returncode != 0 or not _is_library(made):
+        if done.returncode != 0 or not _is_stand_in(made, name):
             raise _fault(recipe, f"{compiler.path} cannot make a shared library (exit code {done.returncode}): {told or 'no output'}",
                          shlex.join(command))
         files.sync(made)
@@ -273,12 +297,13 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
     return folder
 
 
-def _is_library(path: Path) -> bool:
+def _is_stand_in(path: Path, name: str) -> bool:
     try:
-        binary.inspect(path.read_bytes())
+        content = path.read_bytes()
+        binary.inspect(content)
     except (OSError, EntryError):
         return False
-    return True
+    return f"\0{name}.so\0".encode() in content
 
 
 def _appear(path: Path, content: bytes) -> None:
@@ -291,7 +316,8 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
     include = resources.folder("kernels_c")
     trusted = [Path(folder) for folder in compiler.includes.split(":")] + ([Path(nvcc.root)] if nvcc else [])
-    forbidden = [Path(folder).resolve() for folder in (Path(torch.__file__).parent, *{sysconfig.get_path(name) for name in ("include", "platinclude")})]
+    forbidden = [Path(folder).resolve() for folder in (os.path.dirname(torch.__file__), sysconfig.get_path("include"),
+                                                       sysconfig.get_path("platinclude"))]
     for listing in work.glob("*.deps"):
         for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")):
             real = Path(os.path.realpath(work / path))

@@ -13,7 +13,8 @@ from opjit.errors import CompileError
 _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
                         r"cannot find -l|: error: |fatal error|multiple definition of )")
 # Lines about the command, not the code: ninja's frame, and gcc's remark on a C++ flag that torch always passes.
-_FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |Error building extension|.*option '-std=c\+\+\d+' is valid for C\+\+|"
+_FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
+                    r".*option '-std=c\+\+\d+' is valid for C\+\+|"
                     r"In file included from .*opjit_(?:glue\.c|kernel\.cu):\d+)")
 _SHOWN = 16  # lines of the compiler's output in the message
 

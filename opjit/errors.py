@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class OpjitError(RuntimeError):
     """Base of every error that opjit raises itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[OpjitError], args: tuple[Any, ...], facts: dict[str, Any]) -> OpjitError:
+    """An error as it was in another process; its class may not be made from its message alone."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class UnknownOp(OpjitError, KeyError):

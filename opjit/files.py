@@ -58,7 +58,7 @@ def write_note(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         make_private(path.parent)
-        with open(temporary, "x", encoding="utf-8", opener=_open_own) as file:
+        with open(temporary, "x", encoding="utf-8", errors="backslashreplace", opener=_open_own) as file:
             file.write(text)
         os.replace(temporary, path)
     except OSError:

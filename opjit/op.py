@@ -241,6 +241,9 @@ def _define(declared: Op) -> None:
             raise DeclarationError(f"torch does not take the op {qualified}, so choose another name or namespace: "
                                    f"{str(error).splitlines()[0]}") from None
         library.impl(declared.schema.name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
+        if declared.schema.mutates:
+            for key in ("Conjugate", "Negative"):
+                library.impl(declared.schema.name, _refuse_lazy_views(qualified), key)
         torch.library.register_fake(qualified, _fake(declared), lib=library)
         _libraries[qualified] = library
 
@@ -259,6 +262,17 @@ def forget(declared: Op) -> None:
     namespace = getattr(torch.ops, declared.schema.namespace)
     if declared.schema.name in namespace.__dict__:
         delattr(namespace, declared.schema.name)
+
+
+def _refuse_lazy_views(qualified: str) -> Function:
+    """For conjugated and negated views torch has a kernel of its own, which resolves them. After an op that writes it takes the
+    written tensor from the op's results without looking whether there is one, and reads memory that is not there."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NoKernel(f"{qualified} writes an argument, and then takes no tensor that is a lazily conjugated or negated view; "
+                       "call .resolve_conj() or .resolve_neg() on it first")
+
+    return refuse
 
 
 def _fake(declared: Op) -> Function:

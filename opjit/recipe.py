@@ -16,6 +16,8 @@ from opjit.targets import Target
 
 # Counted up when the meaning of a document, or of an entry's files, changes.
 FORMAT = 1
+# Compiled into every library, beside its glue.
+RUNTIME = "opjit_runtime.c"
 # Counted up when glue.py writes something else over one and the same template.
 GLUE_GENERATOR = 1
 
@@ -77,7 +79,7 @@ def document_key(document: Mapping[str, Any]) -> str:
 def read_inputs(source: Path, target: Target) -> dict[str, str]:
     """Scan and hash the kernel, the glue's headers and all that they include."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
-    shared = ["opjit_glue.h"] if target.backend.stream is None else ["opjit_glue.h", "opjit_cuda.h"]
+    shared = [RUNTIME] if target.backend.stream is None else [RUNTIME, "opjit_cuda.h"]
     found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include))
     return {headers.portable_name(path, folder, include): digest for path, digest in found.items()}
 

@@ -39,8 +39,8 @@ def device_type(device: object) -> str:
         return accelerator.type if accelerator is not None else "cpu"
     if isinstance(device, torch.device):
         return device.type
-    name = str(device).partition(":")[0]
-    if name in {backend.name for backend in backends.all_backends()}:
+    name, colon, index = str(device).partition(":")
+    if name in {backend.name for backend in backends.all_backends()} and index.isdecimal() == bool(colon):
         return name
     try:
         return torch.device(str(device)).type
@@ -59,6 +59,8 @@ def here(backend: Backend) -> Target:
     if missing:
         raise DeviceUnavailable(missing)
     override = os.environ.get("OPJIT_ARCH")
+    if override:
+        named(override)  # or it is an arch that nobody builds for
     arch = override if override and backend.takes(override) else backend.host_arch()
     return Target(backend, arch, backend.runtime(None))
 

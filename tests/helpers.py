@@ -163,11 +163,27 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def fresh(code: str, changes: Mapping[str, str | None] | None = None, *, python: str = sys.executable, flags: tuple[str, ...] = (),
-          user: int | None = None, cwd: Path | None = None, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def fresh(
+    code: str,
+    changes: Mapping[str, str | None] | None = None,
+    *,
+    python: str = sys.executable,
+    flags: tuple[str, ...] = (),
+    user: int | None = None,
+    cwd: Path | None = None,
+    before: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, which must exit with 0."""
-    done = subprocess.run([*before, python, *flags, "-c", textwrap.dedent(code)], env=environment(changes), capture_output=True, text=True,
-                          timeout=240, check=False, user=user, cwd=cwd)
+    done = subprocess.run(
+        [*before, python, *flags, "-c", textwrap.dedent(code)],
+        env=environment(changes),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        user=user,
+        cwd=cwd,
+    )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

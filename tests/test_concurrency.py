@@ -64,7 +64,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_64_processes_that_ask_for_one_cold_op_compile_it_once_and_all_get_right_answers(op: Path, here: Path, log: Path) -> None:
-    code = helpers.declare(op) + """
+    code = (
+        helpers.declare(op)
+        + """
 import os, sys, time
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
@@ -89,6 +91,7 @@ for _ in children:
 os.close(go[1])
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 64)
 """
+    )
     done = fresh(code)
     assert done.stdout == "True\n", done.stderr
     assert len(log.read_text().split()) == 1
@@ -97,7 +100,9 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 def test_without_working_locks_processes_build_more_often_and_are_all_right(op: Path, here: Path, log: Path, tmp_path: Path) -> None:
     (tmp_path / "tmp" / f"opjit-{os.geteuid()}").write_text("not a folder")
-    code = helpers.declare(op) + """
+    code = (
+        helpers.declare(op)
+        + """
 import os
 from torch.utils import cpp_extension
 children = []
@@ -109,6 +114,7 @@ for number in range(6):
     children.append(child)
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 """
+    )
     assert fresh(code).stdout == "[0, 0, 0, 0, 0, 0]\n"
     assert len(helpers.entries(here)) == 1
 
@@ -158,8 +164,14 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
     from torch.utils import cpp_extension
 
     def state() -> Any:
-        return (dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME,
-                logging.getLogger("torch.utils.cpp_extension").level, os.getcwd(), sorted(sys.path))
+        return (
+            dict(os.environ),
+            cpp_extension.TORCH_LIB_PATH,
+            cpp_extension.CUDA_HOME,
+            logging.getLogger("torch.utils.cpp_extension").level,
+            os.getcwd(),
+            sorted(sys.path),
+        )
 
     before = state()
     helpers.built(op, tmp_path / "cache")
@@ -175,8 +187,12 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
 
 def build_in_background(op: Path) -> subprocess.Popen[bytes]:
     """A process, and a group of its own, that builds the op."""
-    return subprocess.Popen([sys.executable, "-c", helpers.declare(op) + "opjit.get('keytest::plus', 'cpu')"],
-                            env=helpers.environment(), start_new_session=True, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-c", helpers.declare(op) + "opjit.get('keytest::plus', 'cpu')"],
+        env=helpers.environment(),
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -187,13 +203,18 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.005)
 
 
-STAGES = {"while-it-compiles": (helpers.COMPILES, "before"), "after-it-compiled": (helpers.COMPILES, "after"),
-          "while-it-links": (helpers.LINKS, "before"), "after-it-linked": (helpers.LINKS, "after")}
+STAGES = {
+    "while-it-compiles": (helpers.COMPILES, "before"),
+    "after-it-compiled": (helpers.COMPILES, "after"),
+    "while-it-links": (helpers.LINKS, "before"),
+    "after-it-linked": (helpers.LINKS, "after"),
+}
 
 
 @pytest.mark.parametrize(("stage", "whole_group"), [*((stage, True) for stage in STAGES), ("while-it-compiles", False)])
 def test_a_killed_builder_s_waiter_builds_at_once(
-        make_op: MakeOp, op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, whole_group: bool) -> None:
+    make_op: MakeOp, op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, whole_group: bool
+) -> None:
     reached, (when, where) = tmp_path / "reached", STAGES[stage]
     stop = f"if {when} && mkdir '{reached}' 2>/dev/null; then sleep 30; fi"  # only the first to come here
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", **{where: stop})))
@@ -225,7 +246,9 @@ def test_a_killed_builder_s_waiter_builds_at_once(
 
 
 def test_a_builder_killed_at_any_moment_leaves_nothing_that_harms(op: Path, here: Path) -> None:
-    code = helpers.declare(op) + f"""
+    code = (
+        helpers.declare(op)
+        + f"""
 import os, signal, time
 from torch.utils import cpp_extension
 from tests import helpers
@@ -251,16 +274,20 @@ for moment in range(16):
     assert helpers.caught(folder, cache) == first
 print("done")
 """
+    )
     assert fresh(code).stdout == "done\n"
 
 
 def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Path, here: Path, log: Path) -> None:
-    code = helpers.declare(op) + ("import os\nos.environ['OPJIT_VERBOSE'] = '1'\n"
-                                  "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+    code = helpers.declare(op) + (
+        "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    )
     recipe = helpers.describe(op)
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None):
-        waiter = subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        waiter = subprocess.Popen(
+            [sys.executable, "-c", code], env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert waiter.stderr is not None
         assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
         assert f"opjit: waiting for keytest::plus: process {os.getpid()}, which has been building it for" in waiter.stderr.readline()
@@ -273,10 +300,14 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
 # --- forks -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_environment_back(op: Path, here: Path, tmp_path: Path) -> None:
+def test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_environment_back(
+    op: Path, here: Path, tmp_path: Path
+) -> None:
     reached = tmp_path / "reached"
     slow = fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 1; fi")
-    code = helpers.declare(op) + f"""
+    code = (
+        helpers.declare(op)
+        + f"""
 import os, sys, threading, time, signal
 from torch.utils import cpp_extension
 torch.set_num_threads(1)
@@ -297,6 +328,7 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 builder.join()
 print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
 """
+    )
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 [2.0]\n"
 
 
@@ -318,7 +350,9 @@ os.waitpid(child, 0)
 
 
 def test_an_op_got_before_a_fork_works_in_the_child(op: Path, here: Path) -> None:
-    code = helpers.declare(op) + """
+    code = (
+        helpers.declare(op)
+        + """
 import os
 plus = opjit.get("keytest::plus", "cpu")
 child = os.fork()
@@ -326,6 +360,7 @@ if child == 0:
     os._exit(0 if plus(torch.ones(1)).tolist() == [2.0] == opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist() else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+    )
     assert fresh(code).stdout == "0\n"
 
 
@@ -410,7 +445,9 @@ def test_an_op_builds_where_tmpdir_names_no_folder(op: Path, here: Path) -> None
     assert fresh(code, {"TMPDIR": "/nonexistent/folder"}).stdout == "[2.0]\n"
 
 
-@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")])
+@pytest.mark.parametrize(
+    "error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")]
+)
 def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     import fcntl
 
@@ -421,7 +458,9 @@ def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: p
     assert len(hold()) == 1
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"pid": "x"}', '{"pid": 1}', '{"pid": 1, "since": "y"}', '{"pid": 1e999, "since": 0}'])
+@pytest.mark.parametrize(
+    "note", ["", "{", "[]", "null", '{"pid": "x"}', '{"pid": 1}', '{"pid": 1, "since": "y"}', '{"pid": 1e999, "since": 0}']
+)
 def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) -> None:
     hold()
     (lock.folder() / "key.json").write_text(note)

@@ -97,15 +97,20 @@ def test_each_kind_of_flag_and_its_order_flip_the_key(op: Path, kind: str) -> No
     flags = describe(op, compiler=GCC).flags
 
     def with_more(*more: str) -> Flags:
-        return flags._replace(**{kind: (*getattr(flags, kind), *more)})
+        return Flags(**{**flags._asdict(), kind: (*getattr(flags, kind), *more)})
 
     assert len({key(op), key(op, flags=with_more("-a")), key(op, flags=with_more("-a", "-b")), key(op, flags=with_more("-b", "-a"))}) == 4
 
 
 def test_the_arch_the_backend_and_the_runtime_flip_the_key(op: Path) -> None:
     cuda = targets.named("sm_90", cuda_version="13.0")
-    others = [targets.named("x86-64-v2"), targets.named("x86-64-v3"), cuda, targets.named("sm_80", cuda_version="13.0"),
-              cuda._replace(runtime="cuda12")]
+    others = [
+        targets.named("x86-64-v2"),
+        targets.named("x86-64-v3"),
+        cuda,
+        targets.named("sm_80", cuda_version="13.0"),
+        cuda._replace(runtime="cuda12"),
+    ]
     keys = {describe(op, target, compiler=GCC).key for target in others}
     assert len(keys) == len(others)
 
@@ -115,8 +120,15 @@ def test_the_compilers_versions_flip_the_key(op: Path, name: str) -> None:
     assert key(op, toolchain={**GCC, name: "another"}) != key(op)
 
 
-@pytest.mark.parametrize("text", ["keytest::plus(Tensor y) -> Tensor", "keytest::plus(Tensor x, int n=0) -> Tensor",
-                                  "keytest::plus(Tensor? x) -> Tensor", "other::plus(Tensor x) -> Tensor"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keytest::plus(Tensor y) -> Tensor",
+        "keytest::plus(Tensor x, int n=0) -> Tensor",
+        "keytest::plus(Tensor? x) -> Tensor",
+        "other::plus(Tensor x) -> Tensor",
+    ],
+)
 def test_the_schema_flips_the_key(op: Path, text: str) -> None:
     assert describe(op, text=text, compiler=GCC).key != key(op)
 
@@ -127,7 +139,9 @@ def test_a_default_in_the_schema_flips_the_key(op: Path) -> None:
 
 
 def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = helpers.program(tmp_path / "cc", f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n")
+    other = helpers.program(
+        tmp_path / "cc", f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n"
+    )
     before = describe(op).key
     monkeypatch.setenv("CC", str(other))
     found = toolchain.require_compiler(tmp_path / "notes")
@@ -191,9 +205,14 @@ def test_the_name_of_the_folder_does_not_enter_the_key(op: Path, tmp_path: Path)
 
 
 def test_two_homes_with_a_package_of_their_own_give_the_same_key(op: Path, tmp_path: Path) -> None:
-    code = helpers.declare(op) + "from opjit import api, targets, backends\nfrom opjit.store import Store\n" + (
-        "print(api.describe(catalog.find('keytest::plus'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
-        "print(api.describe(catalog.find('allreduce'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n")
+    code = (
+        helpers.declare(op)
+        + "from opjit import api, targets, backends\nfrom opjit.store import Store\n"
+        + (
+            "print(api.describe(catalog.find('keytest::plus'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
+            "print(api.describe(catalog.find('allreduce'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
+        )
+    )
     keys = set()
     for home in ("one", "two and a space"):
         package = helpers.copy_package(tmp_path / home / "site")
@@ -265,10 +284,27 @@ def tree(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize("line", ['#include "a.h"', "#include <a.h>", '  #  include\t"a.h"', '#include"a.h"', '#include_next "a.h"',
-                                  '#if 0\n#include "a.h"\n#endif', '// #include "a.h"', '#include "a.h" // why', '\ufeff#include "a.h"',
-                                  '#include "a.h"\r', '#import "a.h"', '%:include "a.h"', '??=include "a.h"', '#include /* c */ "a.h"',
-                                  '#inc\\\nlude "a.h"', '#include \\\n "a.h"'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "a.h"',
+        "#include <a.h>",
+        '  #  include\t"a.h"',
+        '#include"a.h"',
+        '#include_next "a.h"',
+        '#if 0\n#include "a.h"\n#endif',
+        '// #include "a.h"',
+        '#include "a.h" // why',
+        '\ufeff#include "a.h"',
+        '#include "a.h"\r',
+        '#import "a.h"',
+        '%:include "a.h"',
+        '??=include "a.h"',
+        '#include /* c */ "a.h"',
+        '#inc\\\nlude "a.h"',
+        '#include \\\n "a.h"',
+    ],
+)
 def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(tree: Callable[..., Path], line: str) -> None:
     folder = tree({"op.c": f"{line}\n", "a.h": ""})
     if "a.h" in scan(folder):
@@ -279,14 +315,29 @@ def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_
 
 
 def test_the_scan_follows_nested_headers_and_cycles(tree: Callable[..., Path]) -> None:
-    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "b.h"\n#include <c.h>', "a/b.h": '#include "a.h"\n#include "../op.c"',
-                   "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>"})
+    folder = tree(
+        {
+            "op.c": '#include "a/a.h"',
+            "a/a.h": '#include "b.h"\n#include <c.h>',
+            "a/b.h": '#include "a.h"\n#include "../op.c"',
+            "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>",
+        }
+    )
     assert scan(folder) == {"op.c", "a/a.h", "a/b.h", "c.h"}
 
 
 def test_a_quoted_header_is_looked_for_beside_its_includer_first(tree: Callable[..., Path]) -> None:
-    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "x.h"', "a/x.h": "", "x.h": "",
-                   "b/op.c": '#include "a.h"', "b/a.h": "#include <x.h>", "b/x.h": ""})
+    folder = tree(
+        {
+            "op.c": '#include "a/a.h"',
+            "a/a.h": '#include "x.h"',
+            "a/x.h": "",
+            "x.h": "",
+            "b/op.c": '#include "a.h"',
+            "b/a.h": "#include <x.h>",
+            "b/x.h": "",
+        }
+    )
     assert scan(folder) == {"op.c", "a/a.h", "a/x.h"}
     assert scan(folder / "b", folder) == {"op.c", "a.h", "x.h"}
 
@@ -383,7 +434,7 @@ def test_a_dependency_file_gives_back_the_names_that_were_written_into_it(names:
     plain = [name.replace("\\", "") or "x" for name in names]  # gcc leaves backslashes in names ambiguous
     escaped = [name.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ") for name in plain]
     text = "glue.o: \\\n " + " \\\n ".join(escaped) + "\n\n" + "".join(f"{name}:\n\n" for name in escaped)
-    assert [str(path) for path in headers.read_dependencies(text)][:len(plain)] == plain
+    assert [str(path) for path in headers.read_dependencies(text)][: len(plain)] == plain
 
 
 def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> None:
@@ -393,7 +444,9 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "x y.h").write_text("")
     (folder / "m.c").write_text('#include "x y.h"\n#include <stdio.h>\n')
-    subprocess.run([helpers.real_compiler(), "-c", str(folder / "m.c"), "-o", str(tmp_path / "m.o"), f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True)
+    subprocess.run(
+        [helpers.real_compiler(), "-c", str(folder / "m.c"), "-o", str(tmp_path / "m.o"), f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True
+    )
     found = headers.read_dependencies((tmp_path / "m.d").read_text())
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found

@@ -25,7 +25,7 @@ STRICT = ("-Werror=implicit-function-declaration", "-Werror=implicit-int", "-Wer
 # The last map that fits is taken: an op's folder may lie inside the include folder.
 PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=", "-ffile-prefix-map={folder}/=")
 # Every file that the compiler reads, system headers too, for the check after the build (torch's own rule keeps no such list).
-DEPENDENCIES = "-Wp,-MD,opjit_glue.deps"
+DEPENDENCIES = "-Wp,-MD,{unique}.deps"
 
 
 class Cpu:

@@ -1,0 +1,599 @@
+/*
+ * opjit_runtime.c - the functions of opjit.h and opjit_glue.h, and an op's registration with torch.
+ *
+ * Compiled beside every op's glue. The state of a library is all here: torch's numbers for its dtypes, read once before
+ * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
+ *
+ * Contents: dtypes, errors, memory, threads, strided access, arguments, after the kernel, registration
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "opjit_glue.h"
+
+/* None of this does arithmetic worth optimising, and it is compiled with every op: -Og takes half the time of -O3. */
+#ifndef __clang__
+#pragma GCC optimize "Og"
+#endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Dtypes                                                                                         */
+
+/* torch's numbers for the dtypes, and back. */
+static int32_t torch_dtypes[OPJIT_DTYPE_COUNT];
+static unsigned char dtypes_of_torch[128];
+
+const char *opjit_dtype_name(opjit_dtype dtype)
+{
+    static const char *const names[] = {"bool",   "uint8",  "int8",    "int16",    "int32",   "int64",
+                                        "uint16", "uint32", "uint64",  "float16",  "bfloat16", "float32",
+                                        "float64", "complex64", "complex128"};
+    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? names[dtype] : "an unsupported dtype";
+}
+
+size_t opjit_dtype_size(opjit_dtype dtype)
+{
+    static const unsigned char sizes[] = {1, 1, 1, 2, 4, 8, 2, 4, 8, 2, 2, 4, 8, 8, 16};
+    return (unsigned)dtype < OPJIT_DTYPE_COUNT ? sizes[dtype] : 0;
+}
+
+opjit_dtype opjit_dtype_of(torch_ivalue value)
+{
+    uint32_t number = (uint32_t)value;
+    return number < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[number] : OPJIT_OTHER_DTYPE;
+}
+
+static void read_codes(void)
+{
+    int32_t (*const getters[OPJIT_DTYPE_COUNT])(void) = {
+        aoti_torch_dtype_bool,    aoti_torch_dtype_uint8,     aoti_torch_dtype_int8,    aoti_torch_dtype_int16,
+        aoti_torch_dtype_int32,   aoti_torch_dtype_int64,     aoti_torch_dtype_uint16,  aoti_torch_dtype_uint32,
+        aoti_torch_dtype_uint64,  aoti_torch_dtype_float16,   aoti_torch_dtype_bfloat16, aoti_torch_dtype_float32,
+        aoti_torch_dtype_float64, aoti_torch_dtype_complex64, aoti_torch_dtype_complex128,
+    };
+    memset(dtypes_of_torch, OPJIT_OTHER_DTYPE, sizeof dtypes_of_torch);
+    for (int i = 0; i < OPJIT_DTYPE_COUNT; i++) {
+        torch_dtypes[i] = getters[i]();
+        if ((uint32_t)torch_dtypes[i] < sizeof dtypes_of_torch)
+            dtypes_of_torch[torch_dtypes[i]] = (unsigned char)i;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Errors                                                                                         */
+
+typedef struct opjit_error {
+    const char *file;
+    int line;
+    char text[2000];
+} opjit_error;
+
+/* Stands in for an error when there is no memory to make one; never freed. */
+static opjit_error no_memory = {__FILE__, __LINE__, "out of memory"};
+
+opjit_status opjit_error_new(const char *file, int line, const char *format, ...)
+{
+    opjit_error *error = (opjit_error *)malloc(sizeof *error);
+    if (!error)
+        return &no_memory;
+    error->file = file;
+    error->line = line;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+static void error_free(opjit_status status)
+{
+    if (status != &no_memory)
+        free(status);
+}
+
+/* torch keeps the text of its errors from 2.13 on; before, it prints them to stderr. */
+opjit_status opjit_torch_error(const char *file, int line, const char *what)
+{
+    const char *text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : NULL;
+    return opjit_error_new(file, line, "%s", text && *text ? text : what);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Memory                                                                                         */
+
+/* Host memory until the call ends, 16-byte aligned. */
+static opjit_status host_block(opjit_call *call, size_t bytes, void **memory)
+{
+    opjit_block *block = (opjit_block *)malloc(sizeof *block + bytes);
+    if (!block)
+        return &no_memory;
+    block->next = call->blocks;
+    block->tensor = NULL;
+    block->device_memory = NULL;
+    call->blocks = block;
+    *memory = block + 1;
+    return OPJIT_OK;
+}
+
+/* Read a torch tensor's fields. The data pointer is asked for apart: writing may first need a copy (copy-on-write). */
+static opjit_status describe(opjit_tensor *view)
+{
+    torch_tensor tensor = view->handle;
+    int64_t *sizes, *strides;
+    int32_t dtype;
+    OPJIT_TORCH(aoti_torch_get_numel(tensor, &view->numel));
+    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
+    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
+    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
+    OPJIT_TORCH(aoti_torch_get_device_type(tensor, &view->device_type));
+    OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
+    OPJIT_TORCH(aoti_torch_is_contiguous(tensor, &view->contiguous));
+    view->sizes = sizes;
+    view->strides = strides;
+    view->dtype = (uint32_t)dtype < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[dtype]
+                                                                  : OPJIT_OTHER_DTYPE;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
+                                 opjit_dtype dtype, const opjit_tensor *like)
+{
+    int64_t packed[OPJIT_MAX_DIM], *made_sizes, *made_strides;
+    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
+    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
+    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
+                (long long)dim);
+    if (!strides) {
+        int64_t step = 1;
+        for (int64_t d = dim - 1; d >= 0; d--) {
+            packed[d] = step;
+            step *= sizes[d] > 1 ? sizes[d] : 1;
+        }
+        strides = packed;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides, torch_dtypes[dtype], like->device_type,
+                                         like->device_index, &out->handle));
+    OPJIT_TORCH(aoti_torch_get_numel(out->handle, &out->numel));
+    OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
+    OPJIT_TORCH(aoti_torch_is_contiguous(out->handle, &out->contiguous));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
+    out->dim = dim;
+    out->sizes = made_sizes;
+    out->strides = made_strides;
+    out->dtype = dtype;
+    out->device_type = like->device_type;
+    out->device_index = like->device_index;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
+                         const opjit_tensor *like)
+{
+    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
+}
+
+/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
+static int stride_order(const opjit_tensor *t, int64_t a, int64_t b)
+{
+    if (t->strides[a] == 0 || t->strides[b] == 0)
+        return 0;
+    if (t->strides[a] != t->strides[b])
+        return t->strides[a] < t->strides[b] ? -1 : 1;
+    return t->sizes[a] > t->sizes[b] ? 1 : 0;
+}
+
+/* Do the elements lie side by side, each at an address of its own, in whatever order of the dimensions? */
+static bool is_dense(const opjit_tensor *t)
+{
+    int64_t step = 1;
+    while (step != t->numel) {
+        int64_t d = 0;
+        while (d < t->dim && (t->strides[d] != step || t->sizes[d] < 2))
+            d++;
+        if (d == t->dim)
+            return t->contiguous; /* of an empty tensor, too */
+        step *= t->sizes[d];
+    }
+    return true;
+}
+
+opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype)
+{
+    if (like->contiguous || is_dense(like))
+        return opjit_empty_strided(out, like->dim, like->sizes, like->strides, dtype, like);
+    int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_DIM]; /* innermost first */
+    OPJIT_CHECK(like->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
+    for (int64_t d = 0; d < like->dim; d++)
+        order[d] = like->dim - 1 - d;
+    for (int64_t i = 1; i < like->dim; i++) {
+        for (int64_t j = i, k = i - 1; k >= 0; k--) {
+            int comparison = stride_order(like, order[k], order[j]);
+            if (comparison > 0) {
+                int64_t swapped = order[j];
+                order[j] = order[k];
+                order[k] = swapped;
+                j = k;
+            } else if (comparison < 0) {
+                break;
+            }
+        }
+    }
+    int64_t step = 1;
+    for (int64_t i = 0; i < like->dim; i++) {
+        strides[order[i]] = step;
+        step *= like->sizes[order[i]] > 1 ? like->sizes[order[i]] : 1;
+    }
+    return opjit_empty_strided(out, like->dim, like->sizes, strides, dtype, like);
+}
+
+opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)
+{
+    const int64_t stride = 1;
+    void *header;
+    OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
+    OPJIT_TRY(host_block(like->call, 0, &header));
+    if (like->call->device_alloc) {
+        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
+        like->call->blocks->device_memory = *memory;
+        return OPJIT_OK;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, torch_dtypes[OPJIT_UINT8], like->device_type,
+                                         like->device_index, &like->call->blocks->tensor));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Threads                                                                                        */
+
+typedef struct range_call {
+    opjit_range_body *body;
+    void *context;
+    opjit_status error; /* the first one; set once, by compare-and-swap */
+} range_call;
+
+static void range_run(int64_t begin, int64_t end, void *range_)
+{
+    range_call *range = (range_call *)range_;
+    opjit_status none = OPJIT_OK, error = range->body(begin, end, range->context);
+    if (error && !__atomic_compare_exchange_n(&range->error, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        error_free(error);
+}
+
+opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit_range_body *body, void *context)
+{
+    range_call range = {body, context, OPJIT_OK};
+    if (begin >= end)
+        return OPJIT_OK;
+    if (end - begin <= grain)
+        return body(begin, end, context);
+    OPJIT_TORCH(torch_parallel_for(begin, end, grain, range_run, &range));
+    return range.error;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Strided access                                                                                 */
+
+opjit_layout opjit_coalesce(const opjit_tensor *t)
+{
+    opjit_layout layout;
+    layout.dim = 1;
+    layout.sizes[0] = t->numel;
+    layout.strides[0] = 1;
+    if (t->contiguous || t->numel <= 1)
+        return layout;
+    int64_t dim = 0;
+    for (int64_t d = 0; d < t->dim; d++) { /* insertion sort, largest stride first */
+        int64_t at = dim;
+        if (t->sizes[d] == 1)
+            continue;
+        for (; at > 0 && layout.strides[at - 1] < t->strides[d]; at--) {
+            layout.sizes[at] = layout.sizes[at - 1];
+            layout.strides[at] = layout.strides[at - 1];
+        }
+        layout.sizes[at] = t->sizes[d];
+        layout.strides[at] = t->strides[d];
+        dim++;
+    }
+    layout.dim = 1;
+    for (int64_t d = 1; d < dim; d++) {
+        int64_t last = layout.dim - 1;
+        if (layout.strides[last] == layout.strides[d] * layout.sizes[d]) {
+            layout.sizes[last] *= layout.sizes[d];
+            layout.strides[last] = layout.strides[d];
+        } else {
+            layout.sizes[layout.dim] = layout.sizes[d];
+            layout.strides[layout.dim] = layout.strides[d];
+            layout.dim++;
+        }
+    }
+    return layout;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Arguments                                                                                      */
+
+/* Every tensor of a call is on one device. */
+static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
+{
+    if (call->device_type < 0) {
+        call->device_type = view->device_type;
+        call->device_index = view->device_index;
+    }
+    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
+                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
+                ".to()",
+                name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
+{
+    bool defined;
+    view->handle = opjit_handle(value);
+    view->call = call;
+    OPJIT_TORCH(aoti_torch_is_defined(view->handle, &defined));
+    OPJIT_CHECK(defined, "`%s` is an undefined tensor; declare it Tensor? if it may be None", name);
+    OPJIT_TRY(describe(view));
+    OPJIT_TRY(same_device(call, view, name));
+    if (writes)
+        OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
+    else
+        OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_string(torch_ivalue value, const char **text)
+{
+    OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
+    return OPJIT_OK;
+}
+
+/* Copy a list's boxed items into memory of the call. */
+static opjit_status read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items, int64_t *len)
+{
+    torch_list list = (torch_list)(uintptr_t)value;
+    size_t size;
+    void *memory;
+    OPJIT_TORCH(torch_list_size(list, &size));
+    OPJIT_TRY(host_block(call, size * sizeof **items, &memory));
+    *items = (torch_ivalue *)memory;
+    for (size_t i = 0; i < size; i++)
+        OPJIT_TORCH(torch_list_get_item(list, i, *items + i));
+    *len = (int64_t)size;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *list)
+{
+    torch_ivalue *items;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    list->data = (const int64_t *)items; /* the boxed form of an int is the int */
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_floats(opjit_call *call, torch_ivalue value, opjit_floats *list)
+{
+    torch_ivalue *items;
+    void *memory;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(double), &memory));
+    for (int64_t i = 0; i < list->len; i++)
+        ((double *)memory)[i] = opjit_double(items[i]);
+    list->data = (const double *)memory;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_bools(opjit_call *call, torch_ivalue value, opjit_bools *list)
+{
+    torch_ivalue *items;
+    void *memory;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(bool), &memory));
+    for (int64_t i = 0; i < list->len; i++)
+        ((bool *)memory)[i] = opjit_bool(items[i]);
+    list->data = (const bool *)memory;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensors *list)
+{
+    torch_ivalue *items;
+    void *memory;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(opjit_tensor), &memory));
+    for (int64_t i = 0; i < list->len; i++)
+        OPJIT_TRY(opjit_read_tensor(call, items[i], writes, name, (opjit_tensor *)memory + i));
+    list->data = (const opjit_tensor *)memory;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_enter_device(opjit_call *call)
+{
+    int32_t current;
+    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
+    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
+    if (current != call->device_index)
+        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* After the kernel                                                                               */
+
+opjit_status opjit_wrote(const opjit_tensor *view)
+{
+    bool grad = aoti_torch_grad_mode_is_enabled();
+    aoti_torch_grad_mode_set_enabled(false);
+    torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
+    aoti_torch_grad_mode_set_enabled(grad);
+    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
+                  : OPJIT_OK;
+}
+
+opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
+{
+    OPJIT_CHECK(out->handle, "the kernel returned OPJIT_OK but did not make the output `%s`", name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
+{
+    if (!out->handle || out->handle != opjit_handle(other))
+        return status;
+    out->handle = NULL; /* its owner frees it */
+    if (status)
+        return status;
+    OPJIT_FAIL("the output `%s` is an input or another output: an op returns new tensors; copy it, or declare the "
+               "input Tensor(a!) and return ()",
+               name);
+}
+
+opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out, const char *name)
+{
+    torch_list list = (torch_list)(uintptr_t)others;
+    size_t size = 0;
+    torch_ivalue item;
+    (void)torch_list_size(list, &size);
+    for (size_t i = 0; i < size; i++)
+        if (torch_list_get_item(list, i, &item) == 0)
+            status = opjit_check_fresh(status, item, out, name);
+    return status;
+}
+
+void opjit_free_tensor(torch_ivalue value)
+{
+    if (value)
+        (void)aoti_torch_delete_tensor_object(opjit_handle(value));
+}
+
+void opjit_free_string(torch_ivalue value)
+{
+    (void)torch_delete_string((torch_string)(uintptr_t)value);
+}
+
+void opjit_free_list(torch_ivalue value)
+{
+    (void)torch_delete_list((torch_list)(uintptr_t)value);
+}
+
+void opjit_free_tensors(torch_ivalue value)
+{
+    torch_list list = (torch_list)(uintptr_t)value;
+    size_t size = 0;
+    torch_ivalue item;
+    (void)torch_list_size(list, &size);
+    for (size_t i = 0; i < size; i++)
+        if (torch_list_get_item(list, i, &item) == 0)
+            opjit_free_tensor(item);
+    (void)torch_delete_list(list);
+}
+
+/* torch made the cell with C++ new, and frees it for us only from 2.13 on. */
+void opjit_free_cell(torch_ivalue optional)
+{
+    torch_ivalue *cell = (torch_ivalue *)(uintptr_t)optional;
+    if (torch_delete_stable_ivalue)
+        (void)torch_delete_stable_ivalue(cell);
+    else if (_ZdlPv)
+        _ZdlPv(cell);
+}
+
+void opjit_free_call(opjit_call *call)
+{
+    if (call->guard)
+        (void)aoti_torch_delete_device_guard(call->guard);
+    while (call->blocks) {
+        opjit_block *block = call->blocks;
+        call->blocks = block->next;
+        if (block->tensor)
+            (void)aoti_torch_delete_tensor_object(block->tensor);
+        if (block->device_memory)
+            (void)call->device_free(block->device_memory);
+        free(block);
+    }
+}
+
+/* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
+static void make_utf8(char *text)
+{
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        unsigned char first = *at, second = at[1];
+        int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
+        int seen = 0;
+        while (seen < more && (at[seen + 1] & 0xc0) == 0x80)
+            seen++;
+        bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+        bool beyond = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
+        if (seen != more || overlong || beyond)
+            *at++ = '?';
+        else
+            at += more + 1;
+    }
+}
+
+void opjit_raise(const char *op, opjit_status status)
+{
+    char text[sizeof status->text + 400];
+    snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, status->file, status->line);
+    make_utf8(text);
+    const char *file = status->file;
+    uint32_t line = (uint32_t)status->line;
+    error_free(status);
+    aoti_torch_check(false, op, file, line, text);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Registration                                                                                   */
+
+static torch_library registration; /* torch's handle, while registered */
+
+/* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
+static torch_boxed_kernel *target = opjit_kernel;
+
+static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
+{
+    __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
+}
+
+OPJIT_EXPORT void opjit_redirect(torch_boxed_kernel *kernel);
+OPJIT_EXPORT void opjit_prepare(void);
+OPJIT_EXPORT int opjit_register(void);
+OPJIT_EXPORT int opjit_unregister(void);
+
+/* Jump to the kernel of a newer library from now on. */
+void opjit_redirect(torch_boxed_kernel *kernel)
+{
+    __atomic_store_n(&target, kernel, __ATOMIC_RELEASE);
+}
+
+/* Read torch's numbers; needed before opjit_kernel may be called. */
+void opjit_prepare(void)
+{
+    read_codes();
+}
+
+/* Make this library's kernel torch's kernel for its op. Returns 0, or 1 when torch refused. */
+int opjit_register(void)
+{
+    opjit_prepare();
+    if (registration)
+        return 0;
+    if (aoti_torch_library_init_impl(opjit_this.ns, opjit_this.dispatch_key, "opjit", 0, &registration))
+        return 1;
+    if (torch_library_impl(registration, opjit_this.name, entry, OPJIT_TORCH_FLOOR) == 0)
+        return 0;
+    opjit_unregister();
+    return 1;
+}
+
+/* Take it back: calls fall through to opjit's Python kernel again. */
+int opjit_unregister(void)
+{
+    torch_library library = registration;
+    registration = NULL;
+    return library && aoti_torch_delete_library_object(library) != 0;
+}

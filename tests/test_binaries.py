@@ -1,0 +1,379 @@
+"""The binaries: the same bytes wherever they are built, nothing of the machine in them, and no more asked for than allowed."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from opjit import binary, targets, toolchain
+from opjit.backends import cpu as cpu_backend
+from opjit.errors import EntryError
+from opjit.store import Entry, check_library
+from tests import helpers
+from tests.helpers import built, cuda_target, fresh, program, write_op
+
+OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
+CUDA_NEEDED = {"libtorch_cpu.so", "libtorch_cuda.so", "libc.so.6"}
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    folder = tmp_path_factory.mktemp("binary")
+    return folder, built(write_op(folder / "plus"), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    folder = tmp_path_factory.mktemp("cuda")
+    return folder, built(write_op(folder / "plus"), folder / "cache", cuda_target("sm_80+sm_90"))
+
+
+def places(folder: Path) -> list[str]:
+    """Paths of this machine, and names that would give it away."""
+    nvcc = toolchain.find_nvcc(None)
+    found = [
+        str(folder),
+        folder.name,
+        str(helpers.ROOT),
+        os.path.expanduser("~"),
+        sys.prefix,
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("include"),
+        str(Path(torch.__file__).parent),
+        os.getcwd(),
+        socket.gethostname(),
+        "/tmp/",
+        "/home/",
+        "/root/",
+        "staging",
+        "kernels_c",
+    ]
+    if nvcc is not None:
+        found.append(nvcc.root)
+    if getpass.getuser() not in ("root", ""):
+        found.append(getpass.getuser())
+    return [place for place in found if len(place) > 3]
+
+
+def assert_clean(content: bytes, folder: Path) -> None:
+    assert [place for place in places(folder) if place.encode() in content] == []
+
+
+def readelf(library: Path, *options: str) -> str:
+    tool = shutil.which("readelf")
+    if tool is None:
+        pytest.skip("readelf (binutils) is not installed")
+    return subprocess.run([tool, "--wide", *options, str(library)], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_binary_holds_no_path_of_the_machine(built_once: tuple[Path, Entry]) -> None:
+    content = built_once[1].library.read_bytes()
+    assert_clean(content, built_once[0])
+    assert b"plus.c\0" in content  # the kernel's errors name its file all the same
+
+
+def test_a_binary_asks_for_exactly_what_it_needs(built_once: tuple[Path, Entry]) -> None:
+    found = binary.inspect(built_once[1].library.read_bytes())
+    assert found.needed == {"libtorch_cpu.so", "libc.so.6"}
+    assert found.needed <= cpu_backend.NEEDED
+    assert found.run_path == "$ORIGIN" == binary.RUN_PATH
+    assert found.cuda_archs == frozenset()
+
+
+def test_readelf_agrees_with_opjit_s_own_reader(built_once: tuple[Path, Entry]) -> None:
+    text = readelf(built_once[1].library, "--dynamic")
+    found = binary.inspect(built_once[1].library.read_bytes())
+    assert {line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(NEEDED)" in line} == found.needed
+    assert [line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(RUNPATH)" in line or "(RPATH)" in line] == [
+        found.run_path
+    ]
+
+
+def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(built_once: tuple[Path, Entry]) -> None:
+    sections = readelf(built_once[1].library, "--sections")
+    assert ".symtab" not in sections
+    assert ".debug" not in sections
+    symbols = [line.split() for line in readelf(built_once[1].library, "--dyn-syms").splitlines()]
+    exported = {words[7] for words in symbols if len(words) == 8 and words[4] == "GLOBAL" and words[5] == "DEFAULT" and words[6] != "UND"}
+    assert exported == {"opjit_kernel", "opjit_redirect", "opjit_prepare", "opjit_register", "opjit_unregister"}
+
+
+def test_a_binary_does_nothing_when_it_is_opened(built_once: tuple[Path, Entry]) -> None:
+    sections = readelf(built_once[1].library, "--sections")
+    for name, expected in ((".init_array", 1), (".fini_array", 1)):  # the C runtime's own, and no other
+        sizes = [int(line.split(name)[1].split()[4 - 0], 16) for line in sections.splitlines() if f" {name} " in line]
+        assert all(size <= 8 * expected for size in sizes), sections
+
+
+def test_a_binary_makes_no_stack_executable_and_has_no_text_relocations(built_once: tuple[Path, Entry]) -> None:
+    stack = next(line for line in readelf(built_once[1].library, "--segments").splitlines() if "GNU_STACK" in line)
+    assert " RWE " not in stack
+    assert "TEXTREL" not in readelf(built_once[1].library, "--dynamic")
+
+
+def test_binaries_are_identical_between_build_folders(built_once: tuple[Path, Entry], tmp_path: Path) -> None:
+    other = built(write_op(tmp_path / "somewhere" / "quite another place"), tmp_path / "another cache")
+    assert other.key == built_once[1].key
+    assert other.library.read_bytes() == built_once[1].library.read_bytes()
+
+
+BUILD = """
+import json, hashlib
+from opjit import api, backends, targets, toolchain
+nvcc = toolchain.find_nvcc(None)
+wanted = [targets.here(backends.for_device("cpu"))] + ([targets.named("sm_90", cuda_version=nvcc.version)] if {cuda} and nvcc else [])
+found = {{}}
+for op in map(catalog.find, ("keytest::plus", "allreduce")):
+    for target in wanted:
+        if target.backend.name in op.backends():
+            entry = api.entry(op, target)
+            found[f"{{op.qualified}} {{target}}"] = [entry.key, hashlib.sha256(entry.library.read_bytes()).hexdigest(), str(entry.library)]
+print(json.dumps(found))
+"""
+
+
+def build_all(op: Path, changes: dict[str, str | None], python: str = sys.executable, cuda: bool = True) -> dict[str, list[str]]:
+    """Key, hash and place of all binaries that a fresh process builds or finds."""
+    found = json.loads(fresh(helpers.declare(op) + BUILD.format(cuda=cuda), changes, python=python).stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_binaries_are_identical_between_two_homes_with_a_package_of_their_own(tmp_path: Path) -> None:
+    """Two users: a home, an installed opjit, an op's folder and a cache for each."""
+    found = []
+    for user in ("one", "two with a longer name"):
+        home = tmp_path / user
+        package = helpers.copy_package(home / "site")
+        changes: dict[str, str | None] = {
+            "HOME": str(home),
+            "PYTHONPATH": str(package),
+            "OPJIT_CACHE": str(home / "cache"),
+            "USER": user,
+            "PWD": str(home),
+        }
+        found.append(build_all(write_op(home / "ops" / "plus"), changes))
+    assert found[0].keys() == found[1].keys()
+    for name, (key, digest, library) in found[0].items():
+        assert [key, digest] == found[1][name][:2], name
+        assert_clean(Path(library).read_bytes(), tmp_path)
+
+
+def test_the_environment_does_not_reach_into_a_binary(
+    built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "CFLAGS": "-O0 -g",
+        "CXXFLAGS": "-O0",
+        "LDFLAGS": "-Wl,-rpath,/evil",
+        "LD_RUN_PATH": "/evil",
+        "LIBRARY_PATH": "/evil",
+        "CPATH": str(tmp_path),
+        "NVCC_APPEND_FLAGS": "-g",
+        "TORCH_CUDA_ARCH_LIST": "7.5",
+        "MAX_JOBS": "1",
+        "LANG": "de_DE.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "NINJA_STATUS": "FAILED: ",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+        "CXX": "/no/such/c++",
+        "SOURCE_DATE_EPOCH": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    other = built(write_op(tmp_path / "plus"), tmp_path / "cache")
+    assert other.library.read_bytes() == built_once[1].library.read_bytes()
+    assert not (tmp_path / "extensions").exists()
+
+
+def test_a_binary_of_each_x86_level_is_built_and_told_apart(tmp_path: Path) -> None:
+    if targets.here(helpers.cpu()).arch == "aarch64":
+        pytest.skip("this machine is no x86-64")
+    op = write_op(tmp_path / "plus")
+    contents = {built(op, tmp_path / "cache", targets.named(arch)).library.read_bytes() for arch in ("x86-64-v2", "x86-64-v3", "x86-64-v4")}
+    assert len(contents) >= 2
+
+
+def test_a_binary_for_another_target_is_refused(built_once: tuple[Path, Entry]) -> None:
+    content = built_once[1].library.read_bytes()
+    with pytest.raises(EntryError, match="not aarch64"):
+        check_library(content, targets.named("aarch64"))
+    with pytest.raises(EntryError, match="no arch, not for sm_90"):
+        check_library(content, targets.named("sm_90", cuda_version="13.0"))
+    patched = content.replace(b"$ORIGIN\0", b"/evil/x\0")
+    with pytest.raises(EntryError, match="run path is '/evil/x'"):
+        check_library(patched, targets.here(helpers.cpu()))
+    with pytest.raises(EntryError, match=r"asks for libevil_cpu\.so, which an op may not need"):
+        check_library(content.replace(b"libtorch_cpu.so\0", b"libevil_cpu.so\0\0"), targets.here(helpers.cpu()))
+
+
+# --- CUDA, without a GPU -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_80+sm_90", "sm_90a", "sm_100f"])
+def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch: str) -> None:
+    op = write_op(tmp_path / "plus")
+    code = helpers.declare(op) + f"from opjit.cli import main\nmain(['get', 'keytest::plus', '--arch', {arch!r}])"
+    library = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip())
+    nvcc = toolchain.require_nvcc(None)
+    found = binary.inspect(library.read_bytes())
+    assert found.cuda_archs == set(arch.split("+"))
+    assert found.needed - {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux-x86-64.so.2"} == {
+        *CUDA_NEEDED,
+        f"libcudart.so.{nvcc.version.partition('.')[0]}",
+    }
+    assert found.run_path == "$ORIGIN"
+    assert_clean(library.read_bytes(), tmp_path)
+    assert library.parent.parent.name == f"{arch}.cuda{nvcc.version.partition('.')[0]}"
+
+
+@pytest.mark.nvcc
+def test_cuda_binaries_are_identical_between_build_folders(cuda_once: tuple[Path, Entry], tmp_path: Path) -> None:
+    other = built(write_op(tmp_path / "somewhere" / "else"), tmp_path / "another cache", cuda_target("sm_80+sm_90"))
+    assert other.key == cuda_once[1].key
+    assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("name", ["with a space", "dol$lar", "smörgås-日本", "{brace} & semi;colon"])
+def test_odd_characters_in_paths_do_no_harm_to_a_cuda_build(cuda_once: tuple[Path, Entry], tmp_path: Path, name: str) -> None:
+    other = built(write_op(tmp_path / name / "plus"), tmp_path / name / "cache", cuda_target("sm_80+sm_90"))
+    assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("name", ["quo'te", 'dou"ble', "back\\slash", "com,ma"])
+def test_odd_characters_in_the_cache_s_path_do_no_harm_to_a_cuda_build(cuda_once: tuple[Path, Entry], tmp_path: Path, name: str) -> None:
+    other = built(write_op(tmp_path / "plus"), tmp_path / name, cuda_target("sm_80+sm_90"))
+    assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
+
+
+@pytest.mark.nvcc
+def test_a_cuda_binary_holds_no_path_and_is_stripped(cuda_once: tuple[Path, Entry]) -> None:
+    assert_clean(cuda_once[1].library.read_bytes(), cuda_once[0])
+    assert ".symtab" not in readelf(cuda_once[1].library, "--sections")
+
+
+@pytest.mark.nvcc
+def test_cuobjdump_agrees_on_the_archs(cuda_once: tuple[Path, Entry]) -> None:
+    tool = Path(toolchain.require_nvcc(None).root) / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("cuobjdump is not installed")
+    text = subprocess.run([tool, "--list-elf", str(cuda_once[1].library)], capture_output=True, text=True, check=True).stdout
+    assert {name for name in ("sm_75", "sm_80", "sm_90", "sm_100") if f".{name}." in text} == {"sm_80", "sm_90"}
+
+
+@pytest.mark.nvcc
+def test_an_nvcc_behind_a_wrapper_script_builds_the_same_bytes(
+    cuda_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path(toolchain.require_nvcc(None).root) / "bin" / "nvcc"
+    program(tmp_path / "bin" / "nvcc", f"#!/bin/sh\nexec '{real}' \"$@\"\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    found = toolchain.require_nvcc(None)
+    assert Path(found.root, "bin", "nvcc").samefile(real)
+    other = built(write_op(tmp_path / "plus"), tmp_path / "cache", cuda_target("sm_80+sm_90"))
+    assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
+
+
+@pytest.mark.nvcc
+def test_flags_for_nvcc_in_the_environment_do_not_reach_into_a_binary(
+    cuda_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "NVCC_APPEND_FLAGS": "-DAMOUNT=7.0f -lineinfo",
+        "NVCC_PREPEND_FLAGS": "-g",
+        "TORCH_CUDA_ARCH_LIST": "7.5",
+        "PYTORCH_NVCC": "/no/such/nvcc",
+        "NVCC_CCBIN": "/no/such/gcc",
+        "CUDA_INC_PATH": "/evil",
+        "CC": helpers.real_compiler(),
+    }.items():
+        monkeypatch.setenv(name, value)
+    other = built(write_op(tmp_path / "plus"), tmp_path / "cache", cuda_target("sm_80+sm_90"))
+    assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
+
+
+@pytest.mark.nvcc
+def test_a_cuda_compile_error_leads_with_its_file_and_line(tmp_path: Path) -> None:
+    from opjit.errors import CompileError
+
+    op = write_op(tmp_path / "plus", plus_cu=helpers.PLUS_CUDA.replace("from[i] + AMOUNT", "undeclared_name"))
+    with pytest.raises(CompileError) as caught:
+        built(op, tmp_path / "cache", cuda_target("sm_90"))
+    first = str(caught.value).splitlines()[0]
+    assert "plus.cu(7)" in first
+    assert "undeclared_name" in first
+    assert caught.value.command is not None
+    assert "nvcc" in caught.value.command
+
+
+@pytest.mark.nvcc
+def test_a_header_of_the_toolkit_may_be_included(tmp_path: Path) -> None:
+    built(
+        write_op(tmp_path / "plus", plus_cu="#include <cuda_fp16.h>\n#include <cub/version.cuh>\n" + helpers.PLUS_CUDA),
+        tmp_path / "cache",
+        cuda_target("sm_90"),
+    )
+
+
+# --- another torch ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_python() -> str:
+    if not OTHER:
+        pytest.skip("OPJIT_TEST_OTHER_PYTHON does not name a Python with another torch")
+    return OTHER
+
+
+def test_another_torch_builds_the_same_binaries_under_the_same_keys(other_python: str, tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    versions = [fresh("import torch; print(torch.__version__)", python=python).stdout for python in (sys.executable, other_python)]
+    found = [
+        build_all(op, {"OPJIT_CACHE": str(tmp_path / name)}, python) for name, python in (("here", sys.executable), ("there", other_python))
+    ]
+    assert versions[0] != versions[1]
+    assert found[0].keys() == found[1].keys()
+    assert {name: one[:2] for name, one in found[0].items()} == {name: one[:2] for name, one in found[1].items()}
+
+
+def test_a_binary_built_here_is_a_hit_there_without_any_compiler(other_python: str, tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    cache = tmp_path / "cache"
+    build_all(op, {"OPJIT_CACHE": str(cache)})
+    before = helpers.snapshot(cache)
+    code = (
+        helpers.declare(op)
+        + """
+warnings.simplefilter("error", opjit.errors.CacheWarning)
+plus, allreduce = (opjit.get(name, "cpu") for name in ("keytest::plus", "allreduce"))
+assert torch.equal(plus(torch.arange(5.0)), torch.arange(5.0) + 1)
+for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    x = torch.linspace(-1, 2, 10_001).to(dtype)
+    for view in (x, x[::3], x[:0], x[5], x.expand(3, -1)):
+        torch.testing.assert_close(allreduce(view, dtype=torch.float64), view.sum(dtype=torch.float64))
+for x in (torch.arange(9).reshape(3, 3).t(), torch.ones(2, dtype=torch.bool), torch.empty(0)):
+    assert torch.equal(allreduce(x), x.sum())
+try:
+    plus(torch.ones(1, dtype=torch.int64))
+except RuntimeError as error:
+    assert "plus takes float32, not int64" in str(error)
+print("passed")
+"""
+    )
+    changes = {**helpers.no_compiler(tmp_path), "OPJIT_CACHE": str(cache), "OPJIT_OFFLINE": "1"}
+    assert fresh(code, changes, python=other_python).stdout == "passed\n"
+    assert helpers.snapshot(cache) == before

@@ -1,0 +1,209 @@
+"""The warm path, by tracing: an import and a hit start no process, take no lock, write nothing, and import nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import api, targets
+from tests import helpers
+from tests.helpers import fresh, write_op
+
+# Modules that cost more than the whole warm path may.
+HEAVY = [
+    "filelock",
+    "ninja",
+    "rich",
+    "click",
+    "jinja2",
+    "setuptools",
+    "torch.utils.cpp_extension",
+    "opjit.build",
+    "opjit.glue",
+    "opjit.lock",
+    "opjit.progress",
+    "opjit.cli",
+    "fsspec",
+]
+# Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.
+TRACE = f"""
+import json, os, sys, fcntl
+import torch
+heavy_before = {{name for name in {HEAVY!r} if name in sys.modules}}
+seen, reads, tracing = [], [], []
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+def hook(event, arguments):
+    if not tracing:
+        return
+    if event == "open":
+        path, mode, flags = arguments
+        if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
+            seen.append(f"open {{path}} {{mode}}")
+        else:
+            reads.append(str(path))
+    elif event.startswith(("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.spawn", "os.system", "pty.", "fcntl.", "socket.",
+                           "tempfile.",
+                           "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",
+                           "os.chown", "os.putenv", "os.unsetenv", "shutil.", "signal.", "urllib.")):
+        seen.append(f"{{event}} {{arguments!r}}")
+
+sys.addaudithook(hook)
+
+def report(**more):
+    tracing.clear()
+    heavy = sorted({{name for name in {HEAVY!r} if name in sys.modules}} - heavy_before)
+    print(json.dumps({{"seen": seen, "reads": reads, "heavy": heavy, **more}}))
+"""
+NO_BYTECODE: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def traced(code: str, changes: dict[str, str | None]) -> dict[str, Any]:
+    found = json.loads(fresh(TRACE + code, {**NO_BYTECODE, **changes}).stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An op, and a cache that holds it and allreduce."""
+    folder = tmp_path_factory.mktemp("warm")
+    op = write_op(folder / "plus")
+    code = helpers.declare(op) + "opjit.get('keytest::plus', 'cpu'); opjit.get('allreduce', 'cpu')"
+    fresh(code, {"OPJIT_CACHE": str(folder / "cache")})
+    return op, folder / "cache"
+
+
+def test_the_trace_sees_what_it_looks_for(tmp_path: Path) -> None:
+    """The other tests prove nothing if it does not: a cold get does all that they forbid."""
+    found = traced("import opjit\ntracing.append(1)\nopjit.get('allreduce', 'cpu')\nreport()", {"OPJIT_CACHE": str(tmp_path / "cache")})
+    kinds = {line.split()[0] for line in found["seen"]}
+    assert {"open", "subprocess.Popen", "os.mkdir", "os.rename", "fcntl.flock"} <= kinds
+    assert {"filelock", "torch.utils.cpp_extension", "opjit.build"} <= set(found["heavy"])
+
+
+def test_an_import_writes_nothing_starts_nothing_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    found = traced("tracing.append(1)\nimport opjit\nreport()", {"OPJIT_CACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)})
+    assert (found["seen"], found["heavy"]) == ([], [])
+    package = [str(helpers.ROOT / name) for name in ("opjit", "kernels_c", "templates")]
+    outside = [path for path in found["reads"] if not path.startswith(tuple(package)) and not path.endswith((".py", ".pyc", ".so"))]
+    assert outside == []
+    assert not any(path.endswith((".c", ".h", ".cu", ".in")) for path in found["reads"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warm_get_writes_nothing_starts_nothing_locks_nothing_and_imports_nothing_heavy(warm: tuple[Path, Path]) -> None:
+    before = helpers.snapshot(warm[1])
+    found = traced(
+        "tracing.append(1)\nimport opjit\nopjit.get('allreduce', 'cpu')\nreport(sum=torch.ops.opjit.allreduce(torch.ones(3)).item())",
+        {"OPJIT_CACHE": str(warm[1])},
+    )
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], 3.0)
+    assert helpers.snapshot(warm[1]) == before
+
+
+def test_a_warm_first_dispatch_does_as_little(warm: tuple[Path, Path]) -> None:
+    found = traced(
+        "import opjit\nx = torch.ones(3)\ntracing.append(1)\nsum = torch.ops.opjit.allreduce(x).item()\nreport(sum=sum)",
+        {"OPJIT_CACHE": str(warm[1])},
+    )
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], 3.0)
+
+
+def test_a_warm_get_of_a_user_s_op_does_as_little(warm: tuple[Path, Path]) -> None:
+    code = (
+        helpers.declare(warm[0]) + "tracing.append(1)\nplus = opjit.get('keytest::plus', 'cpu')\nreport(sum=plus(torch.ones(1)).tolist())"
+    )
+    found = traced(code, {"OPJIT_CACHE": str(warm[1])})
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], [2.0])
+
+
+def test_a_warm_get_reads_only_the_op_s_inputs_its_entry_and_a_note(warm: tuple[Path, Path]) -> None:
+    found = traced("import opjit\ntracing.append(1)\nopjit.get('allreduce', 'cpu')\nreport()", {"OPJIT_CACHE": str(warm[1])})
+    allowed = (str(warm[1]), str(helpers.ROOT / "kernels_c"), str(helpers.ROOT / "templates"), str(helpers.ROOT / "opjit"), "/proc/cpuinfo")
+    assert [path for path in found["reads"] if not path.startswith(allowed) and not path.endswith((".py", ".pyc"))] == []
+
+
+def test_a_repeated_get_touches_nothing(warm: tuple[Path, Path]) -> None:
+    found = traced(
+        "import opjit\nfirst = opjit.get('allreduce', 'cpu')\n"
+        "everything = []\nsys.addaudithook(lambda event, arguments: everything.append(event) if tracing else None)\n"
+        "tracing.append(1)\nsame = all([opjit.get('allreduce', 'cpu') is first for _ in range(100)])\n"
+        "tracing.clear()\nreport(same=same, events=everything)",
+        {"OPJIT_CACHE": str(warm[1])},
+    )
+    assert (found["same"], found["events"], found["seen"]) == (True, [], [])
+
+
+def test_a_hit_needs_no_compiler_no_ninja_and_no_home(warm: tuple[Path, Path], tmp_path: Path) -> None:
+    code = helpers.declare(warm[0]) + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    before = helpers.snapshot(warm[1])
+    changes = {**helpers.no_compiler(tmp_path), "OPJIT_CACHE": str(warm[1]), "HOME": None, "OPJIT_OFFLINE": "1"}
+    assert fresh(code, changes).stdout == "[2.0]\n"
+    assert fresh(code, {**changes, "CC": "no-such"}).stdout == "[2.0]\n"
+    assert helpers.snapshot(warm[1]) == before
+
+
+def test_the_first_call_through_torch_builds(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    code = (
+        helpers.declare(op)
+        + "print(torch.ops.keytest.plus(torch.ones(2)).tolist(), opjit.get('keytest::plus', 'cpu')(torch.zeros(1)).tolist())"
+    )
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[2.0, 2.0] [1.0]\n"
+    assert len(helpers.entries(tmp_path / "cache")) == 1
+
+
+def test_the_first_call_under_compile_and_in_inference_mode_builds(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    code = helpers.declare(op) + (
+        "with torch.inference_mode():\n"
+        "    print(torch.compile(lambda x: torch.ops.keytest.plus(x) * 2, fullgraph=True, backend='aot_eager')(torch.ones(2)).tolist())"
+    )
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[4.0, 4.0]\n"
+
+
+def test_torch_itself_is_the_only_package_that_an_import_needs(warm: tuple[Path, Path]) -> None:
+    """Where the build tools were never installed, a hit still works."""
+    hide = "import sys\nfor name in ('filelock', 'ninja', 'rich', 'click', 'setuptools', 'jinja2'): sys.modules[name] = None\n"
+    if fresh(hide + "try: import torch\nexcept ImportError: print('no')").stdout:
+        pytest.skip("this torch needs one of them to be imported")
+    code = hide + helpers.declare(warm[0]) + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    assert fresh(code, {"OPJIT_CACHE": str(warm[1])}).stdout == "[2.0]\n"
+
+
+def test_an_edit_of_the_source_is_seen_by_the_next_process(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    code = helpers.declare(op) + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    changes: dict[str, str | None] = {"OPJIT_CACHE": str(tmp_path / "cache")}
+    assert fresh(code, changes).stdout == "[2.0]\n"
+    (op / "amount.h").write_text("#define AMOUNT 41.0f\n")
+    os.utime(op / "amount.h", (1, 1))
+    assert fresh(code, changes).stdout == "[42.0]\n"
+
+
+def test_an_op_declared_anew_is_got_anew(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    code = (
+        helpers.declare(op)
+        + f"""
+first = opjit.get('keytest::plus', 'cpu')
+Path({str(op / "amount.h")!r}).write_text('#define AMOUNT 9.0f')
+catalog.declare_folder(Path({str(op)!r}))
+print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), torch.ops.keytest.plus(torch.ones(1)).tolist())
+"""
+    )
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[10.0] [10.0]\n"
+
+
+def test_an_entry_found_again_is_the_same_object_s_equal(make_op: Any) -> None:
+    op = make_op("same(Tensor x) -> ()", "opjit_status same_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
+    target = targets.here(helpers.cpu())
+    assert api.entry(op, target) == api.entry(op, target)
+    assert opjit.get(op.qualified, "cpu")(torch.ones(1)) is None
