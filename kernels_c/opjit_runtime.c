@@ -4,7 +4,8 @@
  * Compiled beside every op's glue. The state of a library is all here: torch's numbers for its dtypes, read once before
  * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
  *
- * Contents: dtypes, errors, memory, threads, strided access, arguments, after the kernel, registration
+ * Contents: state, what every call runs; then, compiled for speed of compilation: dtypes, errors, memory, threads,
+ * strided access, arguments, after the kernel, registration
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,17 +13,203 @@
 
 #include "opjit_glue.h"
 
-/* None of this does arithmetic worth optimising, and it is compiled with every op: -Og takes half the time of -O3. */
+/* ---------------------------------------------------------------------------------------------- */
+/* State                                                                                          */
+
+/* torch's numbers for the CPU and for the dtypes, and back. */
+static int32_t torch_cpu;
+static int32_t torch_dtypes[OPJIT_DTYPE_COUNT];
+static unsigned char dtypes_of_torch[128];
+
+static torch_library registration; /* torch's handle, while registered */
+
+/* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
+static torch_boxed_kernel *target = opjit_kernel;
+
+static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
+{
+    __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* What every call runs                                                                           */
+
+opjit_dtype opjit_dtype_of(torch_ivalue value)
+{
+    uint32_t number = (uint32_t)value;
+    return number < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[number] : OPJIT_OTHER_DTYPE;
+}
+
+/* numel and contiguous follow from sizes and strides, as torch computes them (c10/core/Contiguity.h). */
+static void measure(opjit_tensor *view)
+{
+    int64_t numel = 1;
+    bool packed = true;
+    for (int64_t d = view->dim - 1; d >= 0; d--) {
+        packed = packed && (view->sizes[d] == 1 || view->strides[d] == numel);
+        numel *= view->sizes[d];
+    }
+    view->numel = numel;
+    view->contiguous = packed || numel == 0;
+}
+
+/*
+ * Read a torch tensor's fields; a question saved is a nanosecond of every call. The data pointer is asked for apart:
+ * writing may first need a copy (copy-on-write).
+ */
+static opjit_status describe(opjit_tensor *view)
+{
+    torch_tensor tensor = view->handle;
+    int64_t *sizes, *strides;
+    int32_t dtype;
+    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
+    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
+    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
+    OPJIT_CHECK(aoti_torch_get_device_type(tensor, &view->device_type) == 0,
+                "an argument is an undefined tensor; declare it Tensor? if it may be None");
+    view->device_index = -1;
+    if (view->device_type != torch_cpu)
+        OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
+    view->sizes = sizes;
+    view->strides = strides;
+    view->dtype = opjit_dtype_of((torch_ivalue)dtype);
+    measure(view);
+    return OPJIT_OK;
+}
+
+/* Every tensor of a call is on one device. */
+static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
+{
+    if (call->device_type < 0) {
+        call->device_type = view->device_type;
+        call->device_index = view->device_index;
+    }
+    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
+                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
+                ".to()",
+                name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
+{
+    view->handle = opjit_handle(value);
+    view->call = call;
+    OPJIT_TRY(describe(view));
+    OPJIT_TRY(same_device(call, view, name));
+    if (writes)
+        OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
+    else
+        OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
+    return OPJIT_OK;
+}
+
+opjit_status opjit_enter_device(opjit_call *call)
+{
+    int32_t current;
+    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
+    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
+    if (current != call->device_index)
+        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    return OPJIT_OK;
+}
+
+opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
+                                 opjit_dtype dtype, const opjit_tensor *like)
+{
+    int64_t packed[OPJIT_MAX_DIM], *made_sizes = NULL, *made_strides = NULL;
+    uint64_t step = 1; /* torch refuses what does not fit */
+    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
+    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
+    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
+                (long long)dim);
+    for (int64_t d = dim - 1; d >= 0; d--) {
+        packed[d] = (int64_t)step;
+        step *= sizes[d] > 1 ? (uint64_t)sizes[d] : 1;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides ? strides : packed, torch_dtypes[dtype], like->device_type,
+                                         like->device_index, &out->handle));
+    if (dim > 0) {
+        OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
+        OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
+    }
+    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
+    out->dim = dim;
+    out->sizes = made_sizes;
+    out->strides = made_strides;
+    out->dtype = dtype;
+    out->device_type = like->device_type;
+    out->device_index = like->device_index;
+    measure(out);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
+                         const opjit_tensor *like)
+{
+    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
+}
+
+opjit_status opjit_wrote(const opjit_tensor *view)
+{
+    bool grad = aoti_torch_grad_mode_is_enabled();
+    aoti_torch_grad_mode_set_enabled(false);
+    torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
+    aoti_torch_grad_mode_set_enabled(grad);
+    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
+                  : OPJIT_OK;
+}
+
+opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
+{
+    OPJIT_CHECK(out->handle, "the kernel returned OPJIT_OK but did not make the output `%s`", name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
+{
+    if (!out->handle || out->handle != opjit_handle(other))
+        return status;
+    out->handle = NULL; /* its owner frees it */
+    if (status)
+        return status;
+    OPJIT_FAIL("the output `%s` is an input or another output: an op returns new tensors; copy it, or declare the "
+               "input Tensor(a!) and return ()",
+               name);
+}
+
+void opjit_free_tensor(torch_ivalue value)
+{
+    if (value)
+        (void)aoti_torch_delete_tensor_object(opjit_handle(value));
+}
+
+void opjit_free_call(opjit_call *call)
+{
+    if (call->guard)
+        (void)aoti_torch_delete_device_guard(call->guard);
+    while (call->blocks) {
+        opjit_block *block = call->blocks;
+        call->blocks = block->next;
+        if (block->tensor)
+            (void)aoti_torch_delete_tensor_object(block->tensor);
+        if (block->device_memory)
+            (void)call->device_free(block->device_memory);
+        free(block);
+    }
+}
+
+/*
+ * The rest is compiled with every op and does nothing that optimising would help: without it the compiler, for which
+ * somebody waits, takes half the time.
+ */
 #ifndef __clang__
-#pragma GCC optimize "Og"
+#pragma GCC optimize "O0"
 #endif
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Dtypes                                                                                         */
-
-/* torch's numbers for the dtypes, and back. */
-static int32_t torch_dtypes[OPJIT_DTYPE_COUNT];
-static unsigned char dtypes_of_torch[128];
 
 const char *opjit_dtype_name(opjit_dtype dtype)
 {
@@ -38,12 +225,6 @@ size_t opjit_dtype_size(opjit_dtype dtype)
     return (unsigned)dtype < OPJIT_DTYPE_COUNT ? sizes[dtype] : 0;
 }
 
-opjit_dtype opjit_dtype_of(torch_ivalue value)
-{
-    uint32_t number = (uint32_t)value;
-    return number < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[number] : OPJIT_OTHER_DTYPE;
-}
-
 static void read_codes(void)
 {
     int32_t (*const getters[OPJIT_DTYPE_COUNT])(void) = {
@@ -52,6 +233,7 @@ static void read_codes(void)
         aoti_torch_dtype_uint64,  aoti_torch_dtype_float16,   aoti_torch_dtype_bfloat16, aoti_torch_dtype_float32,
         aoti_torch_dtype_float64, aoti_torch_dtype_complex64, aoti_torch_dtype_complex128,
     };
+    torch_cpu = aoti_torch_device_type_cpu();
     memset(dtypes_of_torch, OPJIT_OTHER_DTYPE, sizeof dtypes_of_torch);
     for (int i = 0; i < OPJIT_DTYPE_COUNT; i++) {
         torch_dtypes[i] = getters[i]();
@@ -114,65 +296,6 @@ static opjit_status host_block(opjit_call *call, size_t bytes, void **memory)
     call->blocks = block;
     *memory = block + 1;
     return OPJIT_OK;
-}
-
-/* Read a torch tensor's fields. The data pointer is asked for apart: writing may first need a copy (copy-on-write). */
-static opjit_status describe(opjit_tensor *view)
-{
-    torch_tensor tensor = view->handle;
-    int64_t *sizes, *strides;
-    int32_t dtype;
-    OPJIT_TORCH(aoti_torch_get_numel(tensor, &view->numel));
-    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
-    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
-    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
-    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
-    OPJIT_TORCH(aoti_torch_get_device_type(tensor, &view->device_type));
-    OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
-    OPJIT_TORCH(aoti_torch_is_contiguous(tensor, &view->contiguous));
-    view->sizes = sizes;
-    view->strides = strides;
-    view->dtype = (uint32_t)dtype < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[dtype]
-                                                                  : OPJIT_OTHER_DTYPE;
-    return OPJIT_OK;
-}
-
-opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
-                                 opjit_dtype dtype, const opjit_tensor *like)
-{
-    int64_t packed[OPJIT_MAX_DIM], *made_sizes, *made_strides;
-    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
-    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
-    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
-                (long long)dim);
-    if (!strides) {
-        int64_t step = 1;
-        for (int64_t d = dim - 1; d >= 0; d--) {
-            packed[d] = step;
-            step *= sizes[d] > 1 ? sizes[d] : 1;
-        }
-        strides = packed;
-    }
-    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides, torch_dtypes[dtype], like->device_type,
-                                         like->device_index, &out->handle));
-    OPJIT_TORCH(aoti_torch_get_numel(out->handle, &out->numel));
-    OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
-    OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
-    OPJIT_TORCH(aoti_torch_is_contiguous(out->handle, &out->contiguous));
-    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
-    out->dim = dim;
-    out->sizes = made_sizes;
-    out->strides = made_strides;
-    out->dtype = dtype;
-    out->device_type = like->device_type;
-    out->device_index = like->device_index;
-    return OPJIT_OK;
-}
-
-opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
-                         const opjit_tensor *like)
-{
-    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
 }
 
 /* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
@@ -316,36 +439,6 @@ opjit_layout opjit_coalesce(const opjit_tensor *t)
 /* ---------------------------------------------------------------------------------------------- */
 /* Arguments                                                                                      */
 
-/* Every tensor of a call is on one device. */
-static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
-{
-    if (call->device_type < 0) {
-        call->device_type = view->device_type;
-        call->device_index = view->device_index;
-    }
-    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
-                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
-                ".to()",
-                name);
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
-{
-    bool defined;
-    view->handle = opjit_handle(value);
-    view->call = call;
-    OPJIT_TORCH(aoti_torch_is_defined(view->handle, &defined));
-    OPJIT_CHECK(defined, "`%s` is an undefined tensor; declare it Tensor? if it may be None", name);
-    OPJIT_TRY(describe(view));
-    OPJIT_TRY(same_device(call, view, name));
-    if (writes)
-        OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
-    else
-        OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
-    return OPJIT_OK;
-}
-
 opjit_status opjit_read_string(torch_ivalue value, const char **text)
 {
     OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
@@ -411,46 +504,8 @@ opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool write
     return OPJIT_OK;
 }
 
-opjit_status opjit_enter_device(opjit_call *call)
-{
-    int32_t current;
-    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
-    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
-    if (current != call->device_index)
-        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
-    return OPJIT_OK;
-}
-
 /* ---------------------------------------------------------------------------------------------- */
 /* After the kernel                                                                               */
-
-opjit_status opjit_wrote(const opjit_tensor *view)
-{
-    bool grad = aoti_torch_grad_mode_is_enabled();
-    aoti_torch_grad_mode_set_enabled(false);
-    torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
-    aoti_torch_grad_mode_set_enabled(grad);
-    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
-                  : OPJIT_OK;
-}
-
-opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
-{
-    OPJIT_CHECK(out->handle, "the kernel returned OPJIT_OK but did not make the output `%s`", name);
-    return OPJIT_OK;
-}
-
-opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
-{
-    if (!out->handle || out->handle != opjit_handle(other))
-        return status;
-    out->handle = NULL; /* its owner frees it */
-    if (status)
-        return status;
-    OPJIT_FAIL("the output `%s` is an input or another output: an op returns new tensors; copy it, or declare the "
-               "input Tensor(a!) and return ()",
-               name);
-}
 
 opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out, const char *name)
 {
@@ -462,12 +517,6 @@ opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, op
         if (torch_list_get_item(list, i, &item) == 0)
             status = opjit_check_fresh(status, item, out, name);
     return status;
-}
-
-void opjit_free_tensor(torch_ivalue value)
-{
-    if (value)
-        (void)aoti_torch_delete_tensor_object(opjit_handle(value));
 }
 
 void opjit_free_string(torch_ivalue value)
@@ -502,21 +551,6 @@ void opjit_free_cell(torch_ivalue optional)
         _ZdlPv(cell);
 }
 
-void opjit_free_call(opjit_call *call)
-{
-    if (call->guard)
-        (void)aoti_torch_delete_device_guard(call->guard);
-    while (call->blocks) {
-        opjit_block *block = call->blocks;
-        call->blocks = block->next;
-        if (block->tensor)
-            (void)aoti_torch_delete_tensor_object(block->tensor);
-        if (block->device_memory)
-            (void)call->device_free(block->device_memory);
-        free(block);
-    }
-}
-
 /* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
 static void make_utf8(char *text)
 {
@@ -548,16 +582,6 @@ void opjit_raise(const char *op, opjit_status status)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Registration                                                                                   */
-
-static torch_library registration; /* torch's handle, while registered */
-
-/* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
-static torch_boxed_kernel *target = opjit_kernel;
-
-static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
-{
-    __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
-}
 
 OPJIT_EXPORT void opjit_redirect(torch_boxed_kernel *kernel);
 OPJIT_EXPORT void opjit_prepare(void);

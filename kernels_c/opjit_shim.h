@@ -7,9 +7,8 @@
  *
  *   first in   function                                           found in
  *   --------   ------------------------------------------------   ---------------------------------
- *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _numel,      libtorch_cpu
- *              _dtype, _device_type, _device_index, _is_contiguous,
- *              _is_defined, _delete_tensor_object,
+ *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _dtype,      libtorch_cpu
+ *              _device_type, _device_index, _delete_tensor_object,
  *              _empty_strided, _copy_, _grad_mode_is_enabled,
  *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_*,
  *              _library_init_impl, _delete_library_object
@@ -57,12 +56,9 @@ torch_error torch_get_mutable_data_ptr(torch_tensor tensor, void **data);
 torch_error aoti_torch_get_sizes(torch_tensor tensor, int64_t **sizes);
 torch_error aoti_torch_get_strides(torch_tensor tensor, int64_t **strides);
 torch_error aoti_torch_get_dim(torch_tensor tensor, int64_t *dim);
-torch_error aoti_torch_get_numel(torch_tensor tensor, int64_t *numel);
 torch_error aoti_torch_get_dtype(torch_tensor tensor, int32_t *dtype);
 torch_error aoti_torch_get_device_type(torch_tensor tensor, int32_t *device_type);
 torch_error aoti_torch_get_device_index(torch_tensor tensor, int32_t *device_index);
-torch_error aoti_torch_is_contiguous(torch_tensor tensor, bool *contiguous);
-torch_error aoti_torch_is_defined(torch_tensor tensor, bool *defined);
 torch_error aoti_torch_delete_tensor_object(torch_tensor tensor);
 torch_error aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype,
                                      int32_t device_type, int32_t device_index, torch_tensor *result);

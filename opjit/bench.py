@@ -75,7 +75,9 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
         torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2 * max(1.0, args[0].numel() ** 0.5),
                                    msg=lambda text: f"{op.qualified} is wrong on {workload.label}: {text}")
         exact = op.plain(*(a.double() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-        timers = [Timer("f(*args, **kwargs)", globals={"f": f, "args": args, "kwargs": kwargs}) for f in (called, op.plain)]
+        threads = torch.get_num_threads()  # a Timer of its own accord measures with one
+        timers = [Timer("f(*args, **kwargs)", globals={"f": f, "args": args, "kwargs": kwargs}, num_threads=threads)
+                  for f in (called, op.plain)]
         counts = [max(1, min(20_000, int(_ROUND_SECONDS / timer.timeit(3).median))) for timer in timers]
         rounds = [[timer.timeit(count).median for timer, count in zip(timers, counts, strict=True)] for _ in range(_ROUNDS)]
     mine, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))

@@ -86,7 +86,7 @@ def report(device: str, seconds: float) -> None:
     x = torch.randn(_COUNT, device=device)
     exact = x.double().sum().item()
     with torch.inference_mode():
-        timers = [Timer("f(x)", globals={"f": f, "x": x}) for f in (allreduce, torch.sum)]
+        timers = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=torch.get_num_threads()) for f in (allreduce, torch.sum)]
         call, plain = (timer.blocked_autorange(min_run_time=0.2).median for timer in timers)
         result = allreduce(x).item()
         print(json.dumps({"target": str(targets.here(backends.for_device(device))), "get": seconds, "call": call, "torch": plain,

@@ -221,8 +221,14 @@ static void add_elements(const unsigned char *from, opjit_dtype dtype, int64_t n
         memcpy(last, from, left);
         add((const unsigned char *)last, 1, flip, &l);
     }
-    for (size_t i = 0; i < VECTOR / 8; i++)
-        total_add(to, &(total){l.integer[i], l.sum[i], l.rest[i]});
+    double sum = 0, rest = 0;
+    for (size_t i = 0; i < VECTOR / 8; i++) {
+        to->integer += l.integer[i];
+        sum += l.sum[i];
+        rest += l.rest[i];
+    }
+    ADD_EXACTLY(double, to, sum);
+    to->rest += rest;
     to->integer -= (flip >> (64 - 8 * kinds[dtype].size)) * (uint64_t)n;
 }
 
@@ -315,6 +321,7 @@ static void convert(word *words, opjit_dtype from, opjit_dtype to, int64_t n)
 #define CHUNKS 512               /* at most */
 #define CHUNK_BYTES (128 * 1024) /* at least, of the input */
 #define GRAIN 3                  /* chunks that are worth a thread */
+#define FEW 16                   /* elements */
 
 typedef struct plan {
     const opjit_tensor *x;
@@ -424,8 +431,25 @@ static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool 
     return add_all(&p, to);
 }
 
+#ifndef __clang__
+#pragma GCC pop_options
+#endif
+
 /* ---------------------------------------------------------------------------------------------- */
 /* Entry                                                                                          */
+
+/* Add `n` elements, where they are few and setting vectors up would take longer than adding. */
+static void add_few(const void *from, opjit_dtype dtype, int64_t n, total *to)
+{
+    if (dtype == OPJIT_FLOAT32)
+        for (int64_t i = 0; i < n; i++)
+            to->sum += (double)((const float *)from)[i];
+    else if (dtype == OPJIT_INT64)
+        for (int64_t i = 0; i < n; i++)
+            to->integer += ((const uint64_t *)from)[i];
+    else
+        add_elements((const unsigned char *)from, dtype, n, to);
+}
 
 /* Is the converted sum at least as good as the sum of the converted elements? */
 static bool converts_late(opjit_dtype from, opjit_dtype to)
@@ -460,14 +484,12 @@ opjit_status allreduce_cpu(const opjit_tensor *x, const opjit_dtype *dtype, opji
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
     bool converts = !converts_late(x->dtype, result);
     total sum = {0, 0, 0};
-    if (x->contiguous && !converts && x->numel * kinds[x->dtype].size <= CHUNK_BYTES)
+    if (x->contiguous && !converts && x->numel <= FEW)
+        add_few(x->data, x->dtype, x->numel, &sum);
+    else if (x->contiguous && !converts && x->numel * kinds[x->dtype].size <= CHUNK_BYTES)
         add_elements((const unsigned char *)x->data, x->dtype, x->numel, &sum); /* one chunk: no plan is needed */
     else if (x->numel > 0)
         OPJIT_TRY(add_planned(x, result, converts, &sum));
     store(&sum, opjit_is_floating(converts ? result : x->dtype), out);
     return OPJIT_OK;
 }
-
-#ifndef __clang__
-#pragma GCC pop_options
-#endif

@@ -55,7 +55,7 @@ class Cpu:
     def flags(self, arch: str, runtime: str) -> Flags:
         march = "armv8-a" if arch == _AARCH64 else arch
         # -fexceptions: torch's exceptions pass through the glue. -std is explicit: torch's default changes.
-        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", "-fexceptions", "-fvisibility=hidden", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", "-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
         return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
 
 
