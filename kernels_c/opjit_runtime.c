@@ -4,8 +4,8 @@
  * Compiled beside every op's glue. The state of a library is all here: torch's numbers for its dtypes, read once before
  * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
  *
- * Contents: state, what every call runs; then, compiled for speed of compilation: dtypes, errors, memory, threads,
- * strided access, arguments, after the kernel, registration
+ * Contents: state, what every call runs; and the rest: dtypes, errors, memory, threads, strided access, arguments,
+ * after the kernel, registration
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -200,10 +200,9 @@ void opjit_free_call(opjit_call *call)
     }
 }
 
-/*
- * The rest is compiled with every op and does nothing that optimising would help: without it the compiler, for which
- * somebody waits, takes half the time.
- */
+/* ---------------------------------------------------------------------------------------------- */
+
+/* What not every call runs is not optimised: it is compiled with every op, while somebody waits. */
 #ifndef __clang__
 #pragma GCC optimize "O0"
 #endif

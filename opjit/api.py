@@ -81,7 +81,8 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
 
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
         raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
-    with build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say:
-        with lock.held(recipe.key or op.qualified.replace("::", "."), lambda holder: say(f"waiting for {op.qualified}: {holder}")):
-            recipe = describe(op, target, store)  # as the sources are now, after the wait
-            return store.find(recipe, quiet=True) or build.build(recipe, store)
+    name = recipe.key or op.qualified.replace("::", ".")
+    with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
+          lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
+        recipe = describe(op, target, store)  # as the sources are now, after the wait
+        return store.find(recipe, quiet=True) or build.build(recipe, store)

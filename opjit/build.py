@@ -314,23 +314,28 @@ def _appear(path: Path, content: bytes) -> None:
 
 def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nvcc | None) -> None:
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
-    include = resources.folder("kernels_c")
-    trusted = [Path(folder) for folder in compiler.includes.split(":")] + ([Path(nvcc.root)] if nvcc else [])
-    forbidden = [Path(folder).resolve() for folder in (os.path.dirname(torch.__file__), sysconfig.get_path("include"),
-                                                       sysconfig.get_path("platinclude"))]
-    for listing in work.glob("*.deps"):
-        for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")):
-            real = Path(os.path.realpath(work / path))
-            if any(real.is_relative_to(folder) for folder in forbidden):
-                raise _fault(recipe, f"it includes {path}: an op is plain C over opjit.h, and torch's and Python's headers would "
-                                     "tie its binary to one version of them")
-            if real.is_relative_to(work.resolve()) or any(real.is_relative_to(folder) for folder in trusted):
-                continue
-            names = {headers.portable_name(headers.plain(str(work / path)), str(recipe.folder), str(include)),
-                     headers.portable_name(str(real), str(recipe.folder.resolve()), str(include.resolve()))}
-            if not names & recipe.inputs.keys():
-                raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of "
-                                     "that file would go unseen; name the file in an #include line")
+    include, folder = str(resources.folder("kernels_c")), str(recipe.folder)
+    trusted = _inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
+    forbidden = _inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
+    read = {path for listing in work.glob("*.deps")
+            for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))}
+    for path in read:
+        real = os.path.realpath(os.path.join(work, path))
+        if real.startswith(forbidden):
+            raise _fault(recipe, f"it includes {path}: an op is plain C over opjit.h, and torch's and Python's headers would tie its "
+                                 "binary to one version of them")
+        if real.startswith(trusted):
+            continue
+        names = {headers.portable_name(headers.plain(os.path.join(work, path)), folder, include),
+                 headers.portable_name(real, os.path.realpath(folder), os.path.realpath(include))}
+        if not names & recipe.inputs.keys():
+            raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of that "
+                                 "file would go unseen; name the file in an #include line")
+
+
+def _inside(folders: list[str]) -> tuple[str, ...]:
+    """What the real path of a file in one of the folders starts with."""
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
 
 
 def _fault(recipe: Recipe, what: str, command: str | None = None) -> BuildError:

@@ -49,7 +49,8 @@ def declare_folder(folder: Path) -> None:
     """Run a folder's op.py, which declares its ops."""
     name = f"opjit_ops.{folder.name}"
     spec = importlib.util.spec_from_file_location(name, folder / "op.py")
-    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    assert spec is not None
+    assert spec.loader is not None  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

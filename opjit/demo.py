@@ -64,8 +64,8 @@ def _devices() -> list[str]:
 
 
 def _measure(device: str, cache: str) -> dict[str, Any]:
-    result = subprocess.run([sys.executable, "-c", _CHILD.format(device=device)], env={**os.environ, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"},
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", _CHILD.format(device=device)], capture_output=True, text=True, check=False,
+                            env={**os.environ, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"})
     if result.returncode:
         from opjit.errors import OpjitError
 

@@ -146,7 +146,7 @@ def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(mak
 
 def test_a_tensor_of_a_kind_without_a_backend_is_refused_in_one_sentence() -> None:
     kinds = {"sparse": torch.ones(3).to_sparse()}
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if torch.backends.mkldnn.is_available():
         kinds["mkldnn"] = torch.ones(3).to_mkldnn()
     for x in kinds.values():
         with pytest.raises(NotImplementedError, match="has no kernel for tensors of the kind") as caught:

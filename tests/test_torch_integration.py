@@ -351,12 +351,12 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
 
     seen = []
 
-    class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Log(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with Log():  # type: ignore[no-untyped-call]
+    with Log():
         double(torch.ones(2))
     assert double.overload in seen
 
@@ -574,14 +574,14 @@ def test_a_cuda_error_is_a_runtime_error(double: Op) -> None:
 def test_the_current_stream_is_used(double: Op) -> None:
     x = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(200_000_000)
         x.fill_(3)
         out = double(x)  # on the side stream behind the fill, else it would read zeros
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record()
-    assert not event.query(), "the host did not wait"  # type: ignore[no-untyped-call]
+    assert not event.query(), "the host did not wait"
     side.synchronize()
     assert out.eq(6).all()
 

@@ -22,7 +22,7 @@
  */
 #include "opjit.h"
 
-/* What has to be fast is written with vectors by hand: gcc's later passes find nothing there, and cost 60 ms. */
+/* What has to be fast is written with vectors by hand: gcc's later passes find nothing there, and cost 0.1 s. */
 #ifndef __clang__
 #pragma GCC push_options
 #pragma GCC optimize "Og"
@@ -431,12 +431,12 @@ static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool 
     return add_all(&p, to);
 }
 
-#ifndef __clang__
-#pragma GCC pop_options
-#endif
-
 /* ---------------------------------------------------------------------------------------------- */
 /* Entry                                                                                          */
+
+#ifndef __clang__
+#pragma GCC optimize "O2"
+#endif
 
 /* Add `n` elements, where they are few and setting vectors up would take longer than adding. */
 static void add_few(const void *from, opjit_dtype dtype, int64_t n, total *to)
@@ -493,3 +493,7 @@ opjit_status allreduce_cpu(const opjit_tensor *x, const opjit_dtype *dtype, opji
     store(&sum, opjit_is_floating(converts ? result : x->dtype), out);
     return OPJIT_OK;
 }
+
+#ifndef __clang__
+#pragma GCC pop_options
+#endif

@@ -4,7 +4,7 @@
  * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. How the blocks' sums come
  * together depends on the size:
  *   one block      small tensors: its sum is the result
- *   one cluster    up to 2 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared
+ *   one cluster    up to 4 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared
  *                  memory, still in one launch
  *   a full grid    a partial sum per block goes to scratch memory, and a second kernel of one block adds them. On sm_90 and
  *                  later it is launched early and waits on the device (programmatic dependent launch).
@@ -24,7 +24,7 @@
 #define CLUSTER 8        /* blocks in a cluster: the most that every device with clusters takes */
 /* Up to which size one block, and one cluster, take no longer than what comes after them (measured on an H200). */
 #define ONE_BLOCK_BYTES (64 << 10)
-#define CLUSTER_BYTES (2 << 20)
+#define CLUSTER_BYTES (4 << 20)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Readers: `inner` is what a thread adds a few loads in, `partial` what everything else is added in. */

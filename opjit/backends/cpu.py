@@ -26,6 +26,8 @@ STRICT = ("-Werror=implicit-function-declaration", "-Werror=implicit-int", "-Wer
 PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=", "-ffile-prefix-map={folder}/=")
 # Every file that the compiler reads, system headers too, for the check after the build (torch's own rule keeps no such list).
 DEPENDENCIES = "-Wp,-MD,{unique}.deps"
+# For every glue. Torch's exceptions pass through it, so it is compiled with -fexceptions; torch calls nothing but what is exported.
+GLUE = ("-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
 
 
 class Cpu:
@@ -33,7 +35,7 @@ class Cpu:
     device_type = "cpu"
     dispatch_key = "CPU"
     suffix = ".c"
-    stream = None
+    stream: str | None = None
     uses_nvcc = False
 
     def available(self) -> str | None:
@@ -54,8 +56,7 @@ class Cpu:
 
     def flags(self, arch: str, runtime: str) -> Flags:
         march = "armv8-a" if arch == _AARCH64 else arch
-        # -fexceptions: torch's exceptions pass through the glue. -std is explicit: torch's default changes.
-        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", "-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", *GLUE)
         return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
 
 

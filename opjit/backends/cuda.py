@@ -7,14 +7,15 @@ import re
 import torch
 
 from opjit.backends import Flags
-from opjit.backends.cpu import DEPENDENCIES, NEEDED, PREFIX_MAPS, STRICT
+from opjit.backends.cpu import GLUE, NEEDED, PREFIX_MAPS
+
 
 class Cuda:
     name = "cuda"
     device_type = "cuda"
     dispatch_key = "CUDA"
     suffix = ".cu"
-    stream = "cudaStream_t"
+    stream: str | None = "cudaStream_t"
     uses_nvcc = True
 
     def available(self) -> str | None:
@@ -43,7 +44,7 @@ class Cuda:
 
     def flags(self, arch: str, runtime: str) -> Flags:
         numbers = [part.removeprefix("sm_") for part in arch.split("+")]
-        c = ("-x", "c", "-std=gnu11", "-O2", "-fexceptions", "-fvisibility=hidden", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+        c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
         # The seed takes the place of a random one in the names that nvcc makes up.
         cuda = ("-std=c++17", "-O3", *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers), "--frandom-seed=opjit",
                 "-Xcompiler", "-fvisibility=hidden", *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
