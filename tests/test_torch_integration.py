@@ -356,7 +356,7 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with Log():
+    with Log():  # type: ignore[no-untyped-call]
         double(torch.ones(2))
     assert double.overload in seen
 
