@@ -317,8 +317,8 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
     include, folder = str(resources.folder("kernels_c")), str(recipe.folder)
     trusted = _inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
     forbidden = _inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
-    read = {path for listing in work.glob("*.deps")
-            for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))}
+    read = dict.fromkeys(path for listing in work.glob("*.deps")
+                         for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")))
     for path in read:
         real = os.path.realpath(os.path.join(work, path))
         if real.startswith(forbidden):

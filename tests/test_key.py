@@ -57,7 +57,7 @@ def test_a_header_that_appears_flips_the_key(op: Path) -> None:
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_shim.h"])
+@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_shim.h", "opjit_runtime.c"])
 def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     package = helpers.copy_package(tmp_path / "package")
     places = {folder: package / folder for folder in ("kernels_c", "templates")}
@@ -255,7 +255,8 @@ def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> 
     text = json.dumps(describe(op).document())
     for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
         assert part not in text
-    assert set(describe(op).inputs) == {"plus.c", "amount.h", "<opjit>/opjit.h", "<opjit>/opjit_glue.h", "<opjit>/opjit_shim.h"}
+    assert set(describe(op).inputs) == {"plus.c", "amount.h", "<opjit>/opjit.h", "<opjit>/opjit_glue.h", "<opjit>/opjit_shim.h",
+                                          "<opjit>/opjit_runtime.c"}
 
 
 def test_without_a_compiler_there_is_no_key(op: Path) -> None:

@@ -221,14 +221,8 @@ static void add_elements(const unsigned char *from, opjit_dtype dtype, int64_t n
         memcpy(last, from, left);
         add((const unsigned char *)last, 1, flip, &l);
     }
-    double sum = 0, rest = 0;
-    for (size_t i = 0; i < VECTOR / 8; i++) {
-        to->integer += l.integer[i];
-        sum += l.sum[i];
-        rest += l.rest[i];
-    }
-    ADD_EXACTLY(double, to, sum);
-    to->rest += rest;
+    for (size_t i = 0; i < VECTOR / 8; i++)
+        total_add(to, &(total){l.integer[i], l.sum[i], l.rest[i]});
     to->integer -= (flip >> (64 - 8 * kinds[dtype].size)) * (uint64_t)n;
 }
 

@@ -19,6 +19,7 @@
 #include "opjit_cuda.h"
 
 #define THREADS 512
+#define MOST_THREADS 1024 /* of a block in a large cluster: few processors must keep many loads in flight */
 #define IN_FLIGHT 8      /* 16-byte loads of a thread before it adds */
 #define BLOCKS_PER_SM 2  /* resident at once */
 #define CLUSTER 8        /* blocks in a cluster: the most that every device with clusters takes */
@@ -225,7 +226,7 @@ static __device__ void store(void *out, opjit_dtype dtype, word64 sum)
 template <typename partial>
 static __device__ partial block_sum(partial value)
 {
-    __shared__ partial of_warp[THREADS / 32];
+    __shared__ partial of_warp[MOST_THREADS / 32];
     for (int step = 16; step > 0; step /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, step);
     if (threadIdx.x % 32 == 0)
@@ -233,8 +234,8 @@ static __device__ partial block_sum(partial value)
     __syncthreads();
     if (threadIdx.x >= 32)
         return value;
-    value = threadIdx.x < THREADS / 32 ? of_warp[threadIdx.x] : (partial)0;
-    for (int step = THREADS / 64; step > 0; step /= 2)
+    value = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : (partial)0;
+    for (int step = 16; step > 0; step /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, step);
     return value;
 }
@@ -304,14 +305,14 @@ static __device__ void finish(partial value, bool clustered, void *out, opjit_dt
 
 /* n elements without gaps, aligned to their size. */
 template <typename reader>
-static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+static __global__ void __launch_bounds__(MOST_THREADS)
     sum_packed(const typename reader::element *data, opjit_dtype from, int64_t n, void *out, opjit_dtype to,
                typename reader::partial *partials)
 {
     typedef typename reader::inner inner;
     typedef typename reader::partial partial;
     const bool clustered = !partials && gridDim.x > 1;
-    const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
     const int per_vector = 16 / (int)sizeof *data;
     int64_t head = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data; /* elements before the first aligned 16 bytes */
     head = head < n ? head : n;
@@ -406,6 +407,7 @@ static opjit_status plan_grid(plan *p, const opjit_tensor *x)
     const int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
     p->large_cluster = false;
     p->config.numAttrs = 0;
+    p->config.blockDim.x = THREADS;
     p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
     return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
 }
@@ -428,6 +430,7 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
     if (major < 9 || (bytes > CLUSTER_BYTES && !p->large_cluster))
         return plan_grid(p, x);
     p->config.gridDim.x = p->large_cluster ? LARGE_CLUSTER : CLUSTER;
+    p->config.blockDim.x = p->large_cluster ? MOST_THREADS : THREADS;
     p->config.numAttrs = 1;
     p->attribute.id = cudaLaunchAttributeClusterDimension;
     p->attribute.val.clusterDim.x = p->config.gridDim.x;

@@ -1,3 +1,6 @@
+#include <stdarg.h>
+#include <stdio.h>
+
 #include "opjit.h"
 
 /* JSON into a buffer of the call; what does not fit is cut off, and the test sees broken JSON. */
