@@ -312,7 +312,8 @@ def _sanitized(op: Op, folder: Path) -> Path:
     library = folder / "sanitized.so"
     arguments = _strict_glue(op.schema, folder, f"{op.schema.name}.c", "")
     _compile(CC, "-std=gnu11", "-O1", "-g", "-march=x86-64-v3" if os.uname().machine == "x86_64" else "-march=armv8-a", "-fPIC", "-shared",
-             "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments, str(HEADERS / "opjit_runtime.c"),
+             "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments,
+             str(HEADERS / "opjit_runtime.c"),
              "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lm")
     return library
 

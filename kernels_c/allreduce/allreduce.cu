@@ -4,7 +4,7 @@
  * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. How the blocks' sums come
  * together depends on the size:
  *   one block      small tensors: its sum is the result
- *   one cluster    up to 8 MiB, sm_90 and later: eight or sixteen blocks hand their sums to the first through its shared
+ *   one cluster    up to 4 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared
  *                  memory, still in one launch
  *   a full grid    a partial sum per block goes to scratch memory, and a second kernel of one block adds them. On sm_90 and
  *                  later it is launched early and waits on the device (programmatic dependent launch).
@@ -19,15 +19,12 @@
 #include "opjit_cuda.h"
 
 #define THREADS 512
-#define MOST_THREADS 1024 /* of a block in a large cluster: few processors must keep many loads in flight */
 #define IN_FLIGHT 8      /* 16-byte loads of a thread before it adds */
 #define BLOCKS_PER_SM 2  /* resident at once */
 #define CLUSTER 8        /* blocks in a cluster: the most that every device with clusters takes */
-#define LARGE_CLUSTER 16 /* the most that Hopper and data-centre Blackwell take, where a kernel allows it */
-/* Up to which size each takes no longer than what comes after it (measured on an H200). */
+/* Up to which size one block, and one cluster, take no longer than what comes after them (measured on an H200). */
 #define ONE_BLOCK_BYTES (64 << 10)
-#define CLUSTER_BYTES (1 << 20)
-#define LARGE_CLUSTER_BYTES (8 << 20)
+#define CLUSTER_BYTES (4 << 20)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Readers: `inner` is what a thread adds a few loads in, `partial` what everything else is added in. */
@@ -226,7 +223,7 @@ static __device__ void store(void *out, opjit_dtype dtype, word64 sum)
 template <typename partial>
 static __device__ partial block_sum(partial value)
 {
-    __shared__ partial of_warp[MOST_THREADS / 32];
+    __shared__ partial of_warp[THREADS / 32];
     for (int step = 16; step > 0; step /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, step);
     if (threadIdx.x % 32 == 0)
@@ -234,8 +231,8 @@ static __device__ partial block_sum(partial value)
     __syncthreads();
     if (threadIdx.x >= 32)
         return value;
-    value = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : (partial)0;
-    for (int step = 16; step > 0; step /= 2)
+    value = threadIdx.x < THREADS / 32 ? of_warp[threadIdx.x] : (partial)0;
+    for (int step = THREADS / 64; step > 0; step /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, step);
     return value;
 }
@@ -260,7 +257,7 @@ template <typename partial>
 static __device__ partial cluster_sum(partial value)
 {
 #if HAS_CLUSTERS
-    __shared__ partial of_block[LARGE_CLUSTER];
+    __shared__ partial of_block[CLUSTER];
     cluster_wait(); /* for every block to have started: only then does its shared memory exist */
     if (threadIdx.x == 0) {
         uint32_t mine = (uint32_t)__cvta_generic_to_shared(of_block + blockIdx.x), first;
@@ -272,7 +269,7 @@ static __device__ partial cluster_sum(partial value)
     cluster_arrive();
     cluster_wait();
     value = 0;
-    for (unsigned block = 0; block < gridDim.x; block++)
+    for (int block = 0; block < CLUSTER; block++)
         value += ((volatile partial *)of_block)[block];
 #endif
     return value;
@@ -305,14 +302,14 @@ static __device__ void finish(partial value, bool clustered, void *out, opjit_dt
 
 /* n elements without gaps, aligned to their size. */
 template <typename reader>
-static __global__ void __launch_bounds__(MOST_THREADS)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     sum_packed(const typename reader::element *data, opjit_dtype from, int64_t n, void *out, opjit_dtype to,
                typename reader::partial *partials)
 {
     typedef typename reader::inner inner;
     typedef typename reader::partial partial;
     const bool clustered = !partials && gridDim.x > 1;
-    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     const int per_vector = 16 / (int)sizeof *data;
     int64_t head = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data; /* elements before the first aligned 16 bytes */
     head = head < n ? head : n;
@@ -395,27 +392,12 @@ struct plan {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute attribute;
     void *partials; /* NULL where one launch does it all */
-    bool large_cluster;
 };
-
-/* As many blocks as are resident at once, or fewer where each would have nothing to do. */
-static opjit_status plan_grid(plan *p, const opjit_tensor *x)
-{
-    const int64_t bytes = x->numel * (int64_t)opjit_dtype_size(x->dtype);
-    int processors;
-    OPJIT_TRY(opjit_multiprocessors(&processors));
-    const int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
-    p->large_cluster = false;
-    p->config.numAttrs = 0;
-    p->config.blockDim.x = THREADS;
-    p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
-    return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
-}
 
 static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t stream)
 {
     const int64_t bytes = x->numel * (int64_t)opjit_dtype_size(x->dtype);
-    int device, major;
+    int device, major, processors;
     *p = plan();
     p->config.stream = stream;
     p->config.blockDim.x = THREADS;
@@ -426,16 +408,18 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
         return OPJIT_OK;
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    p->large_cluster = bytes > CLUSTER_BYTES && bytes <= LARGE_CLUSTER_BYTES && (major == 9 || major == 10);
-    if (major < 9 || (bytes > CLUSTER_BYTES && !p->large_cluster))
-        return plan_grid(p, x);
-    p->config.gridDim.x = p->large_cluster ? LARGE_CLUSTER : CLUSTER;
-    p->config.blockDim.x = p->large_cluster ? MOST_THREADS : THREADS;
-    p->config.numAttrs = 1;
-    p->attribute.id = cudaLaunchAttributeClusterDimension;
-    p->attribute.val.clusterDim.x = p->config.gridDim.x;
-    p->attribute.val.clusterDim.y = p->attribute.val.clusterDim.z = 1;
-    return OPJIT_OK;
+    if (major >= 9 && bytes <= CLUSTER_BYTES) {
+        p->config.gridDim.x = CLUSTER;
+        p->config.numAttrs = 1;
+        p->attribute.id = cudaLaunchAttributeClusterDimension;
+        p->attribute.val.clusterDim.x = CLUSTER;
+        p->attribute.val.clusterDim.y = p->attribute.val.clusterDim.z = 1;
+        return OPJIT_OK;
+    }
+    OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
+    p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
+    return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
 }
 
 /* After the first kernel: add the partial sums, where there are any. */
@@ -454,39 +438,18 @@ static opjit_status combine(plan *p, const opjit_tensor *out)
     return OPJIT_OK;
 }
 
-/* A large cluster needs the kernel's leave, and that many free processors side by side, which a part of a GPU may lack. */
-static bool may_be_large(plan *p, const void *kernel)
-{
-    if (p->large_cluster && cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess)
-        return true;
-    if (p->large_cluster)
-        (void)cudaGetLastError();
-    return false;
-}
-
 template <typename reader>
 static opjit_status launch_packed(plan *p, const opjit_tensor *x, const opjit_tensor *out)
 {
-    typedef typename reader::element element;
     typedef typename reader::partial partial;
-    if (may_be_large(p, (const void *)sum_packed<reader>)) {
-        if (cudaLaunchKernelEx(&p->config, sum_packed<reader>, (const element *)x->data, x->dtype, x->numel, out->data, out->dtype,
-                               (partial *)NULL) == cudaSuccess)
-            return OPJIT_OK;
-        (void)cudaGetLastError();
-    }
-    if (p->large_cluster)
-        OPJIT_TRY(plan_grid(p, x));
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_packed<reader>, (const element *)x->data, x->dtype, x->numel, out->data,
-                                        out->dtype, (partial *)p->partials));
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_packed<reader>, (const typename reader::element *)x->data, x->dtype,
+                                        x->numel, out->data, out->dtype, (partial *)p->partials));
     return combine<partial>(p, out);
 }
 
 template <typename partial>
 static opjit_status launch_any(plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
 {
-    if (p->large_cluster)
-        OPJIT_TRY(plan_grid(p, x));
     OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_any<partial>, (const void *)x->data, x->dtype, *layout, x->numel, out->data,
                                         out->dtype, (partial *)p->partials));
     return combine<partial>(p, out);

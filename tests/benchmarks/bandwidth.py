@@ -45,7 +45,8 @@ def main() -> None:
         return
     catalog.declare_folder(HERE / "ops" / "read16")
     x = torch.randn(1 << 28, device="cuda")
-    ops = {"read16": opjit.get("opjit_bench::read16", "cuda"), "allreduce": opjit.get("allreduce", "cuda"), "torch.sum": torch.sum}
+    ops: dict[str, Callable[..., torch.Tensor]] = {
+        "read16": opjit.get("opjit_bench::read16", "cuda"), "allreduce": opjit.get("allreduce", "cuda"), "torch.sum": torch.sum}
     torch.testing.assert_close(ops["allreduce"](x), x.double().sum().float(), rtol=1e-4, atol=1.0)
     with torch.inference_mode():
         graphs = {name: recorded(op, x) for name, op in ops.items()}
