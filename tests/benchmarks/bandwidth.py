@@ -36,7 +36,7 @@ def microseconds(graph: torch.cuda.CUDAGraph) -> float:
     graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return 1e3 * start.elapsed_time(end) / CALLS
+    return float(1e3 * start.elapsed_time(end) / CALLS)
 
 
 def main() -> None:
