@@ -195,8 +195,11 @@ OPJIT_MUST_USE opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, 
                                                 const int64_t *strides, opjit_dtype dtype, const opjit_tensor *like);
 
 /* A contiguous output: opjit_empty(out, 2, (int64_t[]){n, m}, x->dtype, x). */
-OPJIT_MUST_USE opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
-                                        const opjit_tensor *like);
+OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes,
+                                                                   opjit_dtype dtype, const opjit_tensor *like)
+{
+    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
+}
 
 /*
  * An output of the sizes of `like` and the strides that torch.empty_like would give it: those of `like` where it is

@@ -105,16 +105,6 @@ opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes
     return OPJIT_OK;
 }
 
-opjit_status opjit_enter_device(opjit_call *call)
-{
-    int32_t current;
-    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
-    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
-    if (current != call->device_index)
-        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
-    return OPJIT_OK;
-}
-
 opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
                                  opjit_dtype dtype, const opjit_tensor *like)
 {
@@ -143,22 +133,6 @@ opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *
     out->device_index = like->device_index;
     measure(out);
     return OPJIT_OK;
-}
-
-opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes, opjit_dtype dtype,
-                         const opjit_tensor *like)
-{
-    return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
-}
-
-opjit_status opjit_wrote(const opjit_tensor *view)
-{
-    bool grad = aoti_torch_grad_mode_is_enabled();
-    aoti_torch_grad_mode_set_enabled(false);
-    torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
-    aoti_torch_grad_mode_set_enabled(grad);
-    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
-                  : OPJIT_OK;
 }
 
 opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
@@ -438,6 +412,16 @@ opjit_layout opjit_coalesce(const opjit_tensor *t)
 /* ---------------------------------------------------------------------------------------------- */
 /* Arguments                                                                                      */
 
+opjit_status opjit_enter_device(opjit_call *call)
+{
+    int32_t current;
+    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
+    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
+    if (current != call->device_index)
+        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    return OPJIT_OK;
+}
+
 opjit_status opjit_read_string(torch_ivalue value, const char **text)
 {
     OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
@@ -505,6 +489,16 @@ opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool write
 
 /* ---------------------------------------------------------------------------------------------- */
 /* After the kernel                                                                               */
+
+opjit_status opjit_wrote(const opjit_tensor *view)
+{
+    bool grad = aoti_torch_grad_mode_is_enabled();
+    aoti_torch_grad_mode_set_enabled(false);
+    torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
+    aoti_torch_grad_mode_set_enabled(grad);
+    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
+                  : OPJIT_OK;
+}
 
 opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out, const char *name)
 {
