@@ -8,7 +8,7 @@ import torch
 
 from opjit import backends, catalog, loader, targets, toolchain
 from opjit.backends import Backend
-from opjit.errors import DeviceUnavailable
+from opjit.errors import DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
 from opjit.store import Entry, Store, default_root
@@ -67,11 +67,18 @@ def entry(op: Op, target: Target) -> Entry:
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """What the op is built from for a target, now."""
     source, backend = op.source(target.backend), target.backend
-    compiler = toolchain.find_compiler(store.notes)
-    nvcc = toolchain.find_nvcc(store.notes) if backend.uses_nvcc else None
-    known = compiler is not None and (nvcc is not None or not backend.uses_nvcc)
     return Recipe(op.schema, target, source, read_inputs(source, target), backend.flags(target.arch, target.runtime),
-                  toolchain.identity(compiler, nvcc) if compiler is not None and known else None)
+                  _toolchain(backend, store))
+
+
+def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
+    """Who would compile; None where somebody is missing or does not work, and then anybody's binary will do."""
+    try:
+        compiler = toolchain.find_compiler(store.notes)
+        nvcc = toolchain.find_nvcc(store.notes) if compiler is not None and backend.uses_nvcc else None
+    except ToolMissing:
+        return None
+    return None if compiler is None or (backend.uses_nvcc and nvcc is None) else toolchain.identity(compiler, nvcc)
 
 
 def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:

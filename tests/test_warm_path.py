@@ -147,6 +147,8 @@ def test_a_hit_needs_no_compiler_no_ninja_and_no_home(warm: tuple[Path, Path], t
     changes = {**helpers.no_compiler(tmp_path), "OPJIT_CACHE": str(warm[1]), "HOME": None, "OPJIT_OFFLINE": "1"}
     assert fresh(code, changes).stdout == "[2.0]\n"
     assert fresh(code, {**changes, "CC": "no-such"}).stdout == "[2.0]\n"
+    broken = helpers.program(tmp_path / "broken-cc", "#!/bin/sh\necho not a compiler\nexit 1\n")
+    assert fresh(code, {**changes, "CC": str(broken)}).stdout == "[2.0]\n"
     assert helpers.snapshot(warm[1]) == before
 
 
