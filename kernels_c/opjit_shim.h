@@ -10,14 +10,13 @@
  *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _dtype,      libtorch_cpu
  *              _device_type, _device_index, _delete_tensor_object,
  *              _empty_strided, _copy_, _grad_mode_is_enabled,
- *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_*,
+ *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_cpu,
  *              _library_init_impl, _delete_library_object
  *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
  *              _create_device_guard, _delete_device_guard,
  *              _get_current_cuda_stream,                          libtorch_cuda (CUDA builds only)
  *              _cuda_caching_allocator_raw_alloc, _raw_delete
  *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
- *              torch_get_num_threads,
  *              torch_get_const_data_ptr, _mutable_data_ptr,
  *              torch_list_size, _get_item, torch_delete_list,
  *              torch_string_c_str, torch_delete_string
@@ -70,8 +69,6 @@ void aoti_torch_grad_mode_set_enabled(bool enabled);
 
 /* torch's numbers for dtypes and devices: not part of the interface, so they are asked for at run time. */
 int32_t aoti_torch_device_type_cpu(void);
-int32_t aoti_torch_device_type_cuda(void);
-int32_t aoti_torch_device_type_privateuse1(void);
 int32_t aoti_torch_dtype_bool(void);
 int32_t aoti_torch_dtype_uint8(void);
 int32_t aoti_torch_dtype_int8(void);
@@ -100,7 +97,6 @@ __attribute__((weak)) void _ZdlPv(void *cell); /* C++ operator delete: frees suc
 /* torch's thread pool. */
 torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                void (*body)(int64_t begin, int64_t end, void *context), void *context);
-torch_error torch_get_num_threads(uint32_t *num_threads);
 
 /* Devices. What has "cuda" in its name is in libtorch_cuda: only CUDA binaries refer to it. */
 torch_error aoti_torch_get_current_device_index(int32_t *device_index);

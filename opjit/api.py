@@ -83,9 +83,9 @@ def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
 
 def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
     """Build under the key's lock; whoever waited for the lock finds what its holder built."""
-    target = recipe.target
     from opjit import build, lock, progress
 
+    target = recipe.target
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
         raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
     name = recipe.key or op.qualified.replace("::", ".")

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch.utils.benchmark import Timer
 
-from opjit import api, backends, catalog
+from opjit import api, catalog
 from opjit.op import Op, Workload
 
 _ROUNDS = 9
@@ -44,7 +44,7 @@ def run(name: str, device: str | None, only: str | None, json_file: Path | None)
     small workload shows the rate at which the host can issue it.
     """
     op = catalog.find(name)
-    names = [device] if device else [b.name for b in backends.all_backends() if b.name in op.backends() and b.available() is None]
+    names = [device] if device else op.devices()
     console = Console(width=110, highlight=False)
     lines = []
     for each in names:

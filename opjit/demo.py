@@ -32,12 +32,14 @@ def show() -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from opjit import catalog
+
     console, errors = Console(highlight=False), Console(stderr=True)
     table = Table(title="allreduce: the sum of 2^20 float32", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("built for", no_wrap=True)
     for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
         table.add_column(name, justify="right", no_wrap=True)
-    for device in _devices():
+    for device in catalog.find("allreduce").devices():
         with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
             with errors.status(f"building allreduce for {device}"):
                 cold = _measure(device, cache)
@@ -54,13 +56,6 @@ def show() -> int:
                   "warm: import opjit and load from the cache, in a fresh process\n"
                   "call: median; error: distance from the sum in float64")
     return 0
-
-
-def _devices() -> list[str]:
-    from opjit import backends, catalog
-
-    op = catalog.find("allreduce")
-    return [backend.name for backend in backends.all_backends() if backend.name in op.backends() and backend.available() is None]
 
 
 def _measure(device: str, cache: str) -> dict[str, Any]:

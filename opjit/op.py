@@ -134,10 +134,6 @@ class Op:
                                             lib=_libraries[self.qualified])
 
     @property
-    def has_backward(self) -> bool:
-        return self._backward is not None
-
-    @property
     def plain(self) -> Function:
         """The declared reference: the op in plain torch.
 
@@ -191,6 +187,11 @@ class Op:
                 continue
             found.append(backend.name)
         return found
+
+    def devices(self) -> list[str]:
+        """Names of the backends that the op has a source for and that this process can run."""
+        own = self.backends()
+        return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
 
 def op(text: str) -> Callable[[Function], Op]:
