@@ -27,7 +27,7 @@ PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=",
 # Every file that the compiler reads, system headers too, for the check after the build (torch's own rule keeps no such list).
 DEPENDENCIES = "-Wp,-MD,{unique}.deps"
 # For every glue. Torch's exceptions pass through it, so it is compiled with -fexceptions; torch calls nothing but what is exported.
-GLUE = ("-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+GLUE = ("-pipe", "-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
 
 
 class Cpu:
