@@ -62,7 +62,7 @@ def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
     (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n')
-    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
+    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++14", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
              str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
 
 
