@@ -15,7 +15,6 @@ import importlib
 import logging
 import os
 import re
-import secrets
 import shlex
 import subprocess
 import sysconfig
@@ -133,7 +132,7 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         making = beside.submit(_stubs, recipe, compiler, base)
         _import_builder()
         stubs = making.result()
-    name = f"opjit_{secrets.token_hex(8)}"
+    name = f"opjit_{files.unique()}"
     started = time.perf_counter()
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, RUNTIME)], work, stubs, compiler, nvcc, ninja, base)
     seconds = time.perf_counter() - started
@@ -283,7 +282,7 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
     for name in missing:
         functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching)", f)) == (name == "libtorch_cuda"))
         source = "".join(f".globl {function}\n.type {function},@function\n{function}:\n.size {function},0\n" for function in functions)
-        made = folder / f".{secrets.token_hex(8)}"
+        made = folder / f".{files.unique()}"
         command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
         done = subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         told = done.stdout.decode(errors="replace").strip()
@@ -307,7 +306,7 @@ def _is_stand_in(path: Path, name: str) -> bool:
 
 
 def _appear(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{files.unique()}")
     temporary.write_bytes(content)
     os.replace(temporary, path)
 

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import os
 import platform
-import secrets
 import time
 import warnings
 from collections.abc import Iterator
@@ -122,7 +121,7 @@ class Store(NamedTuple):
         for folder in (self.root, self.base, staging):
             _refuse_distrusted(folder)
         self._sweep(staging)
-        folder = staging / secrets.token_hex(16)
+        folder = staging / files.unique()
         folder.mkdir(mode=0o700)
         return folder
 
@@ -148,7 +147,7 @@ class Store(NamedTuple):
             with suppress(EntryError, OSError):
                 return verify(place, target)[0]  # the winner's; ours goes with its staging folder
             with suppress(OSError):  # a bad one: out of the way, so that it does not live for ever
-                os.rename(place, self.base / "staging" / secrets.token_hex(16))
+                os.rename(place, self.base / "staging" / files.unique())
         return verify(place, target)[0]
 
     def entries(self) -> Iterator[Path]:
