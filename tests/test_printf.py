@@ -200,8 +200,10 @@ def test_a_library_in_a_process_without_python_writes_to_the_file_descriptor(tmp
         void opjit_kernel(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs) { (void)stack, (void)num_args, (void)num_outputs; }
         int main(void) { opjit_printf("C %d\\n", 1); return 0; }
         """)
-    torch_s = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", (kernels_c / "opjit_shim.h").read_text()))  # never called here
+    shim = (kernels_c / "opjit_shim.h").read_text()
+    torch_s = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", shim))  # never called here
     (tmp_path / "torch.s").write_text("".join(f".globl {name}\n{name}:\n" for name in torch_s))
-    command = [helpers.real_compiler(), "-std=gnu11", f"-I{kernels_c}", "main.c", "torch.s", str(kernels_c / "opjit_runtime.c"), "-o", "main"]
+    runtime = str(kernels_c / "opjit_runtime.c")
+    command = [helpers.real_compiler(), "-std=gnu11", f"-I{kernels_c}", "main.c", "torch.s", runtime, "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout == "C 1\n"
