@@ -17,7 +17,8 @@ class Flags(NamedTuple):
         cuda: for the `.cu` kernel; empty where there is none.
         link: behind the objects.
         stubs: sonames of torch's libraries that the binary shall ask for, without ``.so``.
-        needed: every library that the binary may ask for.
+        needed: every library that the binary may ask for, besides those that `link` names.
+        include: folders that an op's author adds to the include path.
     """
 
     c: tuple[str, ...]
@@ -25,6 +26,7 @@ class Flags(NamedTuple):
     link: tuple[str, ...]
     stubs: tuple[str, ...]
     needed: frozenset[str]
+    include: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -57,6 +59,9 @@ class Backend(Protocol):
 
     def takes(self, arch: str) -> bool:
         """Whether `arch` is one that can be built for."""
+
+    def runs(self, arch: str) -> bool:
+        """Whether this process can run kernels that were built for `arch`. Called only when available."""
 
     def runtime(self, cuda_version: str | None) -> str:
         """What else a binary depends on, as part of its folder's name: ``"cuda13"``, or an empty string."""

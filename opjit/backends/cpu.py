@@ -51,6 +51,12 @@ class Cpu:
     def takes(self, arch: str) -> bool:
         return arch in self.archs()
 
+    def runs(self, arch: str) -> bool:
+        """Each x86-64 level includes the ones below it."""
+        known = list(_LEVELS)
+        host = self.host_arch()
+        return arch == host or (arch in known and host in known and known.index(arch) >= known.index(host))
+
     def runtime(self, cuda_version: str | None) -> str:
         return ""
 
