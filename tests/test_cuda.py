@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog
 
 pytestmark = pytest.mark.gpu
 
@@ -80,13 +79,6 @@ def test_a_result_dtype_converts_each_element_first(allreduce: Callable[..., tor
         x = x.abs()  # a negative float has no meaning as an unsigned integer
     assert_sum(allreduce(x, dtype=result), x, result)
     assert_sum(allreduce(x[:99], dtype=result), x[:99], result)
-
-
-def test_the_declared_samples_agree_with_torch(allreduce: Callable[..., torch.Tensor]) -> None:
-    op = catalog.find("allreduce")
-    for args, kwargs in op.sample("cuda"):
-        got, expected = allreduce(*args, **kwargs), op.plain(*args, **kwargs)
-        torch.testing.assert_close(got, expected, rtol=2e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4, atol=1e-2)
 
 
 def test_float32_is_no_less_exact_than_torch(allreduce: Callable[..., torch.Tensor]) -> None:
