@@ -171,7 +171,8 @@ def test_a_tensor_on_the_cpu_beside_one_on_the_gpu_is_served_by_its_own_kernel(a
 # compute-sanitizer --------------------------------------------------------------------------------------------------------------
 
 
-WRONG = {"memcheck": "to[n] = 1", "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last", "initcheck": "to[0] = to[1]"}
+WRONG = {"memcheck": "to[n] = 1", "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last",
+         "initcheck": "to[0] = to[1]"}
 WRONG_OP = """
 import torch
 

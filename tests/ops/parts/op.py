@@ -56,3 +56,16 @@ def parts_samples(device: str) -> Iterator[tuple[tuple[torch.Tensor], dict[str, 
 def joined_samples(device: str) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]]:
     for x in _numbers(device):
         yield parts_reference(x), {}
+
+
+@parts.workloads
+def parts_workloads(device: str) -> Iterator[opjit.Workload]:
+    for power in (6, 10):
+        x = torch.linspace(-3.3, 4.4, 1 << power, device=device)
+        yield opjit.Workload(f"float32 2^{power}", (x,), {}, 3 * x.nbytes)
+
+
+@joined.workloads
+def joined_workloads(device: str) -> Iterator[opjit.Workload]:
+    x = torch.linspace(-3.3, 4.4, 1 << 10, device=device)
+    yield opjit.Workload("float32 2^10", parts_reference(x), {}, 0)
