@@ -24,6 +24,15 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+def test_the_tutorials_op_in_c_and_in_cpp() -> None:
+    """compare.py itself stops unless both sides' sums are torch's."""
+    printed = run("from_cpp/compare.py")
+    ratios = {row[:22].strip(): float(row.split()[-1]) for row in printed.splitlines()[2:]}
+    assert list(ratios) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
+    assert ratios["build"] < 0.1
+    assert ratios["library"] < 0.5
+
+
 class Toy(Cpu):
     """A backend like the example's, without its device."""
 
