@@ -103,12 +103,12 @@ def clear() -> None:
 
 
 @main.command()
-@click.argument("op")
+@click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers to this file.")
-def bench(op: str, device: str | None, only: str | None, json_file: Path | None) -> None:
-    """Measure OP against its reference in plain torch, after checking that both agree."""
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None) -> None:
+    """Measure each OP against its reference in plain torch, after checking that both agree."""
     from opjit.bench import run
 
-    sys.exit(run(op, device, only, json_file))
+    sys.exit(run(ops, device, only, json_file))

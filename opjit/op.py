@@ -171,15 +171,19 @@ class Op:
     def source(self, backend: Backend) -> Path:
         """The kernel's source for a backend: named after the op or, where a folder has several ops, after the folder.
 
+        It lies in the op's folder or, for a backend that brings kernels of its own, in `backend.kernels`.
+
         Raises:
             NoKernel: there is none.
         """
-        candidates = [self.folder / f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name)]
-        for path in candidates:
-            if path.is_file():
-                return path
-        wanted = " or ".join(path.name for path in dict.fromkeys(candidates))
-        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {wanted} in {self.folder}")
+        folders = [self.folder, *([backend.kernels / self.schema.namespace] if backend.kernels else [])]
+        names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
+        for folder in folders:
+            for name in names:
+                if (folder / name).is_file():
+                    return folder / name
+        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
+                       f"{' or '.join(map(str, folders))}")
 
     def backends(self) -> list[str]:
         """Names of the backends that the op has a source for."""

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opjit
-from opjit import Op, catalog, glue, resources, toolchain
+from opjit import Op, backends, catalog, glue, resources, toolchain
 from opjit.schema import Schema, parse
+from tests.helpers import BUNDLED
 
 MakeOp = Callable[..., Op]
 HEADERS = resources.folder("kernels_c")
@@ -233,20 +234,17 @@ def test_generated_glue_is_strict_c11(text: str, tmp_path: Path) -> None:
     _compile(CC, "-std=c11", *STRICT, "-O2", "-S", "-o", os.devnull, *arguments)
 
 
-def _c_sources() -> list[tuple[str, Path]]:
-    return [(op.qualified, op.folder / f"{op.schema.name}.c") for op in catalog.all_ops()
-            if op.folder.parent in (HEADERS, Path(__file__).parent / "ops")]
+OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
 
 
 @pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.usefixtures("everything", "double", "increment")
+@pytest.mark.usefixtures("everything", "double", "increment", "parts")
 def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("x86-64 levels")
-    found = [(op, path) for op, path in _c_sources() if path.is_file()]
-    assert {"opjit::allreduce", "optest::everything", "optest::double", "optest::increment"} <= {op for op, _ in found}
-    for qualified, path in found:
-        arguments = _strict_glue(catalog.find(qualified).schema, tmp_path, path.name, "")
+    for op in map(catalog.find, [*BUNDLED, *OWN]):
+        path = op.source(backends.for_device("cpu"))
+        arguments = _strict_glue(op.schema, tmp_path, path.name, "")
         _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, f"-I{path.parent}", *arguments)
 
 
@@ -260,7 +258,7 @@ SANITIZED = """
     from pathlib import Path
 
     folder, qualified, library = Path({folder!r}), {qualified!r}, {library!r}
-    if qualified != "opjit::allreduce":
+    if not qualified.startswith("opjit::"):
         opjit.catalog.declare_folder(folder)
     op = opjit.catalog.find(qualified)
     assert ctypes.CDLL(library).opjit_register() == 0
@@ -286,6 +284,7 @@ COMPARED = """
         torch.set_num_threads(threads)
         for args, kwargs in op.sample("cpu"):
             torch.testing.assert_close(call(*args, **kwargs), op.plain(*args, **kwargs), rtol=1e-2, atol=1e-1)
+    bad = [torch.zeros_like(v, dtype=torch.float8_e4m3fn) if isinstance(v, torch.Tensor) else v for v in next(op.sample("cpu"))[0]]
     """
 INCREMENTED = """
     for dtype in (torch.float32, torch.int64, torch.int8):
@@ -310,7 +309,7 @@ SANITIZERS = {
 def _sanitized(op: Op, folder: Path) -> Path:
     """The op's library, compiled with both sanitizers and linked to the torch at hand."""
     library = folder / "sanitized.so"
-    arguments = _strict_glue(op.schema, folder, f"{op.schema.name}.c", "")
+    arguments = _strict_glue(op.schema, folder, op.source(backends.for_device("cpu")).name, "")
     _compile(CC, "-std=gnu11", "-O1", "-g", "-march=x86-64-v3" if os.uname().machine == "x86_64" else "-march=armv8-a", "-fPIC", "-shared",
              "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments,
              str(HEADERS / "opjit_runtime.c"),
@@ -320,8 +319,7 @@ def _sanitized(op: Op, folder: Path) -> Path:
 
 @pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
 @pytest.mark.parametrize(("qualified", "calls", "bad"), [
-    ("opjit::allreduce", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
-    ("optest::double", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
+    *((name, COMPARED, "*bad") for name in [*BUNDLED, "optest::double", "optest::parts", "optest::joined"]),
     ("optest::increment", INCREMENTED, "torch.ones(3, dtype=torch.complex64)"),
     ("optest::everything", """
     full = [torch.ones(2, 3).t(), torch.ones(1), [torch.ones(2), torch.ones(0)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t",
@@ -333,8 +331,9 @@ def _sanitized(op: Op, folder: Path) -> Path:
     late = [*full[:3], -2, *full[4:]]
     """, "*[*full[:3], -1 - calls % 2, *full[4:]]"),
 ])
-def test_ops_are_clean_under_asan_and_ubsan(everything: Op, double: Op, increment: Op, tmp_path: Path, run_python: Callable[..., str],
-                                            qualified: str, calls: str, bad: str) -> None:
+@pytest.mark.usefixtures("everything", "double", "increment", "parts")
+def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, run_python: Callable[..., str], qualified: str, calls: str, bad: str) -> None:
+    """Every sample of every op in the table, with one thread and with three, and three refused calls."""
     op = catalog.find(qualified)
     library = _sanitized(op, tmp_path)
     code = SANITIZED.format(folder=str(op.folder), qualified=qualified, library=str(library), calls=calls.strip(), bad=bad)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from opjit.errors import UnknownDevice
@@ -36,7 +37,9 @@ class Backend(Protocol):
         name: as in the kernel's name, ``allreduce_<name>``.
         device_type: ``torch.device.type``.
         dispatch_key: torch's key for kernels on it.
-        suffix: of an op's source for it, such as ``".c"``.
+        suffix: of an op's source for it, such as ``".c"``; another one for each backend, ``".toy.c"``.
+        kernels: a folder with sources for ops whose own folder has none with that suffix, ``<kernels>/<namespace>/<op><suffix>``:
+            so a device brings kernels for ops that do not know of it. None for no such folder.
         stream: C type of the stream a kernel takes last; None for a plain C kernel.
         uses_nvcc: whether a build needs the CUDA toolkit.
     """
@@ -45,6 +48,7 @@ class Backend(Protocol):
     device_type: str
     dispatch_key: str
     suffix: str
+    kernels: Path | None
     stream: str | None
     uses_nvcc: bool
 

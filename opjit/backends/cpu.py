@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from pathlib import Path
 
 from opjit.backends import Flags
 
@@ -35,6 +36,7 @@ class Cpu:
     device_type = "cpu"
     dispatch_key = "CPU"
     suffix = ".c"
+    kernels: Path | None = None
     stream: str | None = None
     uses_nvcc = False
 

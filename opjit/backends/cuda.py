@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ class Cuda:
     device_type = "cuda"
     dispatch_key = "CUDA"
     suffix = ".cu"
+    kernels: Path | None = None
     stream: str | None = "cudaStream_t"
     uses_nvcc = True
 
