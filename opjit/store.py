@@ -165,7 +165,7 @@ def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry
     """
     directory.mkdir(parents=True, exist_ok=True)
     place = directory / f"{qualified.replace('::', '.')}.{target.folder}.{entry.key[:20]}"
-    staged, aside = (directory / f".{secrets.token_hex(8)}" for _ in range(2))
+    staged, aside = (directory / f".{files.unique()}" for _ in range(2))
     staged.mkdir(mode=0o755)
     try:
         for name in sorted(os.listdir(entry.folder), key=manifest.NAME.__eq__):  # the manifest last
