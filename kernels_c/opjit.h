@@ -37,10 +37,10 @@
  * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.
  * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
  * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
- * Debugging: opjit_printf("x[0] = %g\n", x0) shows its text where Python's print() would, at once and in order.
+ * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, shows its text where Python's print() would.
  *
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
- *           8 half precision  9 printing
+ *           8 half precision
  *
  * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
  * library; its first screen says what little state there is.
@@ -379,17 +379,6 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
     return result;
 }
-
-/* ---------------------------------------------------------------------------------------------- */
-/* 9. Printing                                                                                    */
-
-/*
- * printf for debugging. The text goes to Python's sys.stdout and is flushed: in a terminal, a pipe, a test's captured
- * output or a notebook cell it stands in order between the lines that Python prints. (Plain printf fills a buffer of
- * C's own, which a pipe or a notebook sees late or never.) In other threads than the main one, such as those of
- * opjit_parallel_for, and without Python, it goes straight to the standard output's file descriptor.
- */
-__attribute__((format(printf, 1, 2), cold)) void opjit_printf(const char *format, ...);
 
 #ifdef __cplusplus
 }

@@ -5,13 +5,11 @@
  * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
  *
  * Contents: state, what every call runs; and the rest: dtypes, errors, memory, threads, strided access, arguments,
- * after the kernel, printing, registration
+ * after the kernel, registration
  */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "opjit_glue.h"
 
@@ -573,63 +571,6 @@ void opjit_raise(const char *op, opjit_status status)
     uint32_t line = (uint32_t)status->line;
     error_free(status);
     aoti_torch_check(false, op, file, line, text);
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-/* Printing                                                                                       */
-
-/*
- * Python's, where the process has one: functions of its limited API, the same in every version, found as its extension
- * modules find them. Weak, so that the library also loads without Python.
- */
-typedef struct python_object python_object;
-__attribute__((weak)) int Py_IsInitialized(void);
-__attribute__((weak)) int PyGILState_Ensure(void);
-__attribute__((weak)) void PyGILState_Release(int state);
-__attribute__((weak)) python_object *PySys_GetObject(const char *name); /* borrowed */
-__attribute__((weak)) python_object *PyObject_CallMethod(python_object *object, const char *name, const char *format, ...);
-__attribute__((weak)) void Py_DecRef(python_object *object);
-__attribute__((weak)) void PyErr_Clear(void);
-
-/* sys.stdout.write(text); sys.stdout.flush(). What they raise is dropped: the op has no part in it. */
-static void python_print(const char *text)
-{
-    int state = PyGILState_Ensure();
-    python_object *out = PySys_GetObject("stdout");
-    python_object *written = out ? PyObject_CallMethod(out, "write", "s", text) : NULL;
-    python_object *flushed = written ? PyObject_CallMethod(out, "flush", NULL) : NULL;
-    if (!flushed)
-        PyErr_Clear();
-    Py_DecRef(written);
-    Py_DecRef(flushed);
-    PyGILState_Release(state);
-}
-
-/*
- * Only the main thread waits for Python's lock: a caller may hold that lock for as long as it waits for the threads of
- * an opjit_parallel_for.
- */
-void opjit_printf(const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(NULL, 0, format, arguments);
-    va_end(arguments);
-    char *text = length < 0 ? NULL : (char *)malloc((size_t)length + 1);
-    if (!text)
-        return;
-    va_start(arguments, format);
-    vsnprintf(text, (size_t)length + 1, format, arguments);
-    va_end(arguments);
-    fflush(stdout); /* what plain printf has kept */
-    if (Py_IsInitialized && Py_IsInitialized() && syscall(SYS_gettid) == getpid()) {
-        make_utf8(text);
-        python_print(text);
-    } else {
-        fputs(text, stdout);
-        fflush(stdout);
-    }
-    free(text);
 }
 
 /* ---------------------------------------------------------------------------------------------- */

@@ -45,7 +45,11 @@ def test_a_header_is_strict_c11(header: str) -> None:
 
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h"])
+def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> None:
+    _compile(CC, "-std=gnu11", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text='#include "opjit_printf.h"\n')
+
+
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
     assert CXX is not None
     _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
@@ -569,5 +573,6 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    assert sorted(path.name for path in HEADERS.glob("*.h")) == ["opjit.h", "opjit_cuda.h", "opjit_glue.h", "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_cuda.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
+    assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__

@@ -1,5 +1,6 @@
 /* The kernel function. STACK_SIZE, the bytes of stack that it may take for its block, comes from extra_cflags in op.py. */
 #include "opjit.h"
+#include "opjit_printf.h"
 
 enum { BLOCK = STACK_SIZE / sizeof(float) };
 
