@@ -24,6 +24,14 @@
  * The device of the tensors is current and `stream` is torch's current stream on it: launch everything there,
  * never synchronise, and the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory
  * that is safe to use until the call's kernels have run. No extern "C" is needed.
+ *
+ * Debugging: printf in a __global__ function keeps its text on the device until a synchronisation, and then in C's
+ * buffer. Behind the launch,
+ *
+ *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
+ *     opjit_printf("scale done\n");
+ *
+ * shows the device's lines and then its own. From Python: torch.cuda.synchronize(); ctypes.CDLL(None).fflush(None).
  */
 #ifndef OPJIT_CUDA_H
 #define OPJIT_CUDA_H

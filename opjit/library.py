@@ -9,6 +9,7 @@ a change of the op makes another folder. So no build ever writes to a file that 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from opjit.op import Op
 from opjit.schema import Schema, parse
 from opjit.store import Entry
 from opjit.targets import Target
+
+_declaring = threading.Lock()  # one declaration from a manifest at a time
 
 
 def build_library(name: str, build_directory: str | os.PathLike[str], device: object = None, arch: str | None = None) -> Path:
@@ -67,6 +70,7 @@ def load_library(path: str | os.PathLike[str]) -> torch._ops.OpOverload:
     Raises:
         LoadError: there is no such library, it is not what its manifest says, it may not be trusted, or it was not built for this
             machine; or the dynamic loader or torch refused it.
+        DeviceUnavailable: it is for a kind of device that is not here.
         DeclarationError: the op is declared here with another schema.
 
     Example:
@@ -137,9 +141,10 @@ def _refuse_elsewhere(place: Path, schema: Schema, target: Target) -> None:
 
 def _declared(schema: Schema, place: Path) -> Op:
     """The op of a library: as this process declares it, else as the library's manifest does."""
-    known = catalog.declared(schema.qualified)
-    if known is None:
-        return catalog.add(Op(schema.text, _no_fake(schema, place), place.parent, library=place))
+    with _declaring:
+        known = catalog.declared(schema.qualified)
+        if known is None:
+            return catalog.add(Op(schema.text, _no_fake(schema, place), place.parent, library=place))
     if known.schema.text != schema.text:
         raise DeclarationError(f"{place} is not loaded: it was built for {schema.text!r}, and this process declares {known.schema.text!r} "
                                f"(in {known.folder}); build the library again from that declaration, or import the one it was built from")

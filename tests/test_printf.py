@@ -189,6 +189,25 @@ ctypes.PyDLL(catalog.find("printtest::parts").loaded["cpu"].registered._name).op
     assert sorted(fresh(code).stdout.splitlines()) == sorted(f"part {i}" for i in range(10, 40))
 
 
+@pytest.mark.gpu
+def test_a_gpu_s_lines_are_shown_after_a_synchronisation(make_op: MakeOp, capfd: pytest.CaptureFixture[str]) -> None:
+    op = make_op("say(Tensor x, int n) -> ()", fake=lambda x, n: None, cuda="""
+        #include <stdio.h>
+        static __global__ void say_kernel(const float *x, int n) { printf("device %d %g\\n", n, x[0]); }
+        opjit_status say_cuda(const opjit_tensor *x, int64_t n, cudaStream_t stream)
+        {
+            say_kernel<<<1, 1, 0, stream>>>((const float *)x->data, (int)n);
+            OPJIT_TRY(OPJIT_LAUNCHED());
+            OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
+            opjit_printf("host %d\\n", (int)n);
+            return OPJIT_OK;
+        }
+        """)
+    for n in range(3):
+        op(torch.full((1,), 2.5, device="cuda"), n)
+    assert capfd.readouterr().out == "".join(f"device {n} 2.5\nhost {n}\n" for n in range(3))
+
+
 def test_plain_printf_before_it_comes_before_it(folder: Path) -> None:
     (folder / "say.c").write_text((folder / "say.c").read_text().replace("    opjit_printf", '    printf("plain ");\n    opjit_printf'))
     assert fresh(helpers.declare(folder) + "torch.ops.printtest.say(torch.ones(1), 5)").stdout == "plain C 5\n"
