@@ -1,5 +1,5 @@
 """Backends: what opjit needs to know of a kind of device. `cpu` and `cuda` are two of them; a third party adds one with
-`opjit.register_backend` for a device of its own, without touching opjit."""
+`opjit.register_backend` for a device of its own, without touching opjit; examples/out_of_tree_device does."""
 
 from __future__ import annotations
 
