@@ -26,12 +26,12 @@
  * that is safe to use until the call's kernels have run. No extern "C" is needed.
  *
  * Debugging: printf in a __global__ function keeps its text on the device until a synchronisation, and then in C's
- * buffer. Behind the launch,
+ * buffer. With opjit_printf.h and, behind the launch,
  *
  *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
  *     opjit_printf("scale done\n");
  *
- * shows the device's lines and then its own. From Python: torch.cuda.synchronize(); ctypes.CDLL(None).fflush(None).
+ * the device's lines are shown, and then the host's. From Python: torch.cuda.synchronize(); ctypes.CDLL(None).fflush(None).
  */
 #ifndef OPJIT_CUDA_H
 #define OPJIT_CUDA_H

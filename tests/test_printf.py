@@ -192,7 +192,7 @@ ctypes.PyDLL(catalog.find("printtest::parts").loaded["cpu"].registered._name).op
 @pytest.mark.gpu
 def test_a_gpu_s_lines_are_shown_after_a_synchronisation(make_op: MakeOp, capfd: pytest.CaptureFixture[str]) -> None:
     op = make_op("say(Tensor x, int n) -> ()", fake=lambda x, n: None, cuda="""
-        #include <stdio.h>
+        #include "opjit_printf.h"
         static __global__ void say_kernel(const float *x, int n) { printf("device %d %g\\n", n, x[0]); }
         opjit_status say_cuda(const opjit_tensor *x, int64_t n, cudaStream_t stream)
         {
