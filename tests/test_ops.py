@@ -60,6 +60,8 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(name, device, id=f"{name.partition('::')[2]}-{device}", marks=pytest.mark.gpu if device == "cuda" else ())
 
 
+# What torch 2.11 says of itself when torch._dynamo.reset() imports inductor.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 every_op = pytest.mark.parametrize(("name", "device"), list(_cases()))
 every_cuda_op = pytest.mark.parametrize("name", [name for name in (*BUNDLED, *OWN) if "cuda" in catalog.find(name).backends()])
 
