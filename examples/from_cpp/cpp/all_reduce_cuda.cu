@@ -1,4 +1,3 @@
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/extension.h>
@@ -20,9 +19,11 @@ static at::Tensor all_reduce_cuda(const at::Tensor& x) {
   cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   at::Tensor input = x.contiguous();
   at::Tensor out = at::empty({1}, x.options());
-  int64_t blocks = std::min<int64_t>((input.numel() + 255) / 256, at::cuda::getCurrentDeviceProperties()->multiProcessorCount * 8);
+  int processors = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, x.get_device()));
+  int64_t blocks = std::clamp<int64_t>((input.numel() + 255) / 256, 1, processors * 8);
   C10_CUDA_CHECK(cudaMemsetAsync(out.data_ptr(), 0, sizeof(int32_t), stream));
-  all_reduce_kernel<<<std::max<int64_t>(blocks, 1), 256, 0, stream>>>(
+  all_reduce_kernel<<<blocks, 256, 0, stream>>>(
       input.const_data_ptr<int32_t>(), out.mutable_data_ptr<int32_t>(), input.numel());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return out;
