@@ -39,7 +39,7 @@
  * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
  *
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
- *           8 half precision
+ *           8 half precision. For ops that work element by element there is more in opjit_elementwise.h.
  *
  * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
  * library; its first screen says what little state there is.
@@ -206,6 +206,30 @@ OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status opjit_empty(opjit_tensor 
  * dense, else dense with the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
  */
 OPJIT_MUST_USE opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype);
+
+OPJIT_UNUSED static bool opjit_same_sizes(const opjit_tensor *a, const opjit_tensor *b)
+{
+    int64_t d = 0;
+    if (a->dim != b->dim)
+        return false;
+    while (d < a->dim && a->sizes[d] == b->sizes[d])
+        d++;
+    return d == a->dim;
+}
+
+/*
+ * An output for two tensors that belong together element by element: the sizes that both broadcast to, or an error
+ * that names two that disagree; strides as torch.add gives its result, so that tensors of one layout keep it.
+ */
+OPJIT_MUST_USE opjit_status opjit_empty_broadcast_any(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b,
+                                                      opjit_dtype dtype);
+OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status
+opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b, opjit_dtype dtype)
+{
+    if (a->contiguous && b->contiguous && opjit_same_sizes(a, b)) /* the usual case, without a look at each dimension */
+        return opjit_empty(out, a->dim, a->sizes, dtype, a);
+    return opjit_empty_broadcast_any(out, a, b, dtype);
+}
 
 /*
  * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends (on CUDA in
