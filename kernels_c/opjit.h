@@ -207,30 +207,6 @@ OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status opjit_empty(opjit_tensor 
  */
 OPJIT_MUST_USE opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype);
 
-OPJIT_UNUSED static bool opjit_same_sizes(const opjit_tensor *a, const opjit_tensor *b)
-{
-    int64_t d = 0;
-    if (a->dim != b->dim)
-        return false;
-    while (d < a->dim && a->sizes[d] == b->sizes[d])
-        d++;
-    return d == a->dim;
-}
-
-/*
- * An output for two tensors that belong together element by element: the sizes that both broadcast to, or an error
- * that names two that disagree; strides as torch.add gives its result, so that tensors of one layout keep it.
- */
-OPJIT_MUST_USE opjit_status opjit_empty_broadcast_any(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b,
-                                                      opjit_dtype dtype);
-OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status
-opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b, opjit_dtype dtype)
-{
-    if (a->contiguous && b->contiguous && opjit_same_sizes(a, b)) /* the usual case, without a look at each dimension */
-        return opjit_empty(out, a->dim, a->sizes, dtype, a);
-    return opjit_empty_broadcast_any(out, a, b, dtype);
-}
-
 /*
  * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends (on CUDA in
  * stream order, so a kernel that was launched may still use it). 0 bytes give a pointer that must not be read.
@@ -359,12 +335,16 @@ OPJIT_HOST_DEVICE float opjit_bfloat16_to_float(opjit_bfloat16 value)
 
 OPJIT_HOST_DEVICE opjit_bfloat16 opjit_float_to_bfloat16(float value)
 {
-    uint32_t bits = opjit_bits_of_float(value);
     opjit_bfloat16 result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    uint32_t bits = opjit_bits_of_float(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         result.bits = 0x7fc0;
     else
         result.bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
     return result;
 }
 
@@ -389,8 +369,11 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
 
 OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
 {
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     opjit_half result;
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u)
         rest = 0x7e00u;
     else if (rest >= 0x477ff000u) /* 65520 and more round to infinity */
@@ -400,6 +383,7 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     else /* subnormal: adding 0.5 puts the wanted bits last, rounded */
         rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u;
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
+#endif
     return result;
 }
 

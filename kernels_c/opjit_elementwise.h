@@ -23,17 +23,18 @@
  *
  * A row is as long as the strides allow: dense tensors of one layout are a single row, whatever their dimensions, and
  * it is cut only for threads. A row function does well to have a loop of its own for strides of 1, which the compiler
- * turns into vector instructions.
+ * turns into vector instructions, or vectors by hand (OPJIT_MAP_VECTORS).
  *
  * In a .cu file, opjit_map() runs a function over the elements, 16 bytes at a time where they are dense:
  *
  *     struct subtract {
- *         __device__ float operator()(float a, float b) const { return a - b; }
+ *         enum { inputs = 2, outputs = 1 };
+ *         __device__ void operator()(const float *x, float *y) const { y[0] = x[0] - x[1]; }
  *     };
  *     ...
- *         return opjit_map<float, float, float>(&elements, subtract(), stream);
+ *         return opjit_map<float>(&elements, subtract(), stream);
  *
- * Contents: 1 dtypes  2 elements  3 vectors and rows on the CPU  4 elements on CUDA
+ * Contents: 1 results  2 elements  3 vectors and rows on the CPU  4 elements on CUDA
  */
 #ifndef OPJIT_ELEMENTWISE_H
 #define OPJIT_ELEMENTWISE_H
@@ -45,7 +46,39 @@
 #endif
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 1. Dtypes                                                                                      */
+/* 1. Results                                                                                     */
+
+/* A tensor's size in the d-th of the `dim` dimensions that it broadcasts to: sizes are matched from the last one. */
+OPJIT_UNUSED static int64_t opjit_size_among(const opjit_tensor *t, int64_t dim, int64_t d)
+{
+    return d < dim - t->dim ? 1 : t->sizes[d - dim + t->dim];
+}
+
+/*
+ * An output for two tensors that belong together element by element: of the sizes that both broadcast to, or an error
+ * that names two that disagree. It lies like the first tensor that has these sizes (torch.empty_like), so that tensors of
+ * one layout keep it, and is contiguous where neither has them.
+ */
+OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a,
+                                                                      const opjit_tensor *b, opjit_dtype dtype)
+{
+    int64_t sizes[OPJIT_MAX_DIM], dim = a->dim > b->dim ? a->dim : b->dim;
+    bool like_a = a->dim == dim, like_b = b->dim == dim;
+    OPJIT_CHECK(dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
+    for (int64_t d = 0; d < dim; d++) {
+        int64_t of_a = opjit_size_among(a, dim, d), of_b = opjit_size_among(b, dim, d);
+        OPJIT_CHECK(of_a == of_b || of_a == 1 || of_b == 1,
+                    "expected sizes that broadcast: equal or 1 in each dimension, counted from the last; dimension %lld "
+                    "has %lld in one tensor and %lld in the other",
+                    (long long)(d - dim), (long long)of_a, (long long)of_b);
+        sizes[d] = of_a == 1 ? of_b : of_a;
+        like_a = like_a && of_a == sizes[d];
+        like_b = like_b && of_b == sizes[d];
+    }
+    if (like_a || like_b)
+        return opjit_empty_like(out, like_a ? a : b, dtype);
+    return opjit_empty(out, dim, sizes, dtype, a);
+}
 
 /* The dtype that holds both dtypes' values, as torch.promote_types. */
 OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_promote(opjit_dtype a, opjit_dtype b, opjit_dtype *to)
@@ -330,7 +363,148 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_for_rows(const opjit_eleme
 #endif
 
 #else
-/* CUDA */
+/* ---------------------------------------------------------------------------------------------- */
+/* 4. Elements on CUDA                                                                            */
+
+#define OPJIT_MAP_THREADS 256
+#define OPJIT_PACK_BYTES 16 /* the most that a thread loads or stores at once */
+
+/* Neighbouring elements that are loaded and stored at once. */
+template <typename element>
+struct __align__(OPJIT_PACK_BYTES) opjit_pack {
+    enum { width = OPJIT_PACK_BYTES / sizeof(element) };
+    element at[width];
+};
+
+/* How many packs there are; 0 where the operands are not packed or do not start at a multiple of a pack's size. */
+OPJIT_UNUSED static int64_t opjit_packs(const opjit_elements *e)
+{
+    for (int k = 0; k < e->operands; k++)
+        if ((uintptr_t)e->data[k] % OPJIT_PACK_BYTES != 0)
+            return 0;
+    return opjit_is_packed(e) ? e->numel / (OPJIT_PACK_BYTES / e->bytes[0]) : 0;
+}
+
+template <int operands, typename index>
+static __device__ void opjit_walk(const opjit_elements &e, index i, int64_t *at)
+{
+#pragma unroll
+    for (int k = 0; k < operands; k++)
+        at[k] = 0;
+    for (int d = (int)e.dim - 1; d > 0; d--) {
+        const index size = (index)e.sizes[d], outer = i / size, inner = i - outer * size;
+#pragma unroll
+        for (int k = 0; k < operands; k++)
+            at[k] += (int64_t)inner * e.strides[d][k];
+        i = outer;
+    }
+#pragma unroll
+    for (int k = 0; k < operands; k++)
+        at[k] += (int64_t)i * e.strides[0][k];
+}
+
+/* Where element i of each operand lies, counted in elements from its data: a thread's way through any strides. */
+template <int operands>
+static __device__ void opjit_offsets(const opjit_elements &e, int64_t i, int64_t *at)
+{
+    if (e.numel <= UINT32_MAX) /* a division of 64 bits takes several times as long */
+        opjit_walk<operands>(e, (uint32_t)i, at);
+    else
+        opjit_walk<operands>(e, (uint64_t)i, at);
+}
+
+/* What the packed kernel has to know: the whole of opjit_elements would make each launch longer. */
+struct opjit_packed {
+    void *data[OPJIT_MAX_OPERANDS];
+    int64_t packs, numel;
+};
+
+template <typename element, typename function>
+static __global__ void __launch_bounds__(OPJIT_MAP_THREADS) opjit_map_packed(function f, const opjit_packed p)
+{
+    typedef opjit_pack<element> pack;
+    const int inputs = function::inputs, outputs = function::outputs;
+    OPJIT_KERNEL_LOOP(i, p.packs) {
+        pack from[inputs], to[outputs];
+#pragma unroll
+        for (int k = 0; k < inputs; k++)
+            from[k] = ((const pack *)p.data[outputs + k])[i];
+#pragma unroll
+        for (int j = 0; j < pack::width; j++) {
+            element x[inputs], y[outputs];
+#pragma unroll
+            for (int k = 0; k < inputs; k++)
+                x[k] = from[k].at[j];
+            f(x, y);
+#pragma unroll
+            for (int k = 0; k < outputs; k++)
+                to[k].at[j] = y[k];
+        }
+#pragma unroll
+        for (int k = 0; k < outputs; k++)
+            ((pack *)p.data[k])[i] = to[k];
+    }
+    const int64_t done = p.packs * pack::width;
+    OPJIT_KERNEL_LOOP(i, p.numel - done) {
+        element x[inputs], y[outputs];
+        for (int k = 0; k < inputs; k++)
+            x[k] = ((const element *)p.data[outputs + k])[done + i];
+        f(x, y);
+        for (int k = 0; k < outputs; k++)
+            ((element *)p.data[k])[done + i] = y[k];
+    }
+}
+
+template <typename element, typename function>
+static __global__ void __launch_bounds__(OPJIT_MAP_THREADS)
+    opjit_map_strided(function f, const __grid_constant__ opjit_elements e)
+{
+    const int inputs = function::inputs, outputs = function::outputs;
+    OPJIT_KERNEL_LOOP(i, e.numel) {
+        int64_t at[outputs + inputs];
+        element x[inputs], y[outputs];
+        opjit_offsets<outputs + inputs>(e, i, at);
+#pragma unroll
+        for (int k = 0; k < inputs; k++)
+            x[k] = ((const element *)e.data[outputs + k])[at[outputs + k]];
+        f(x, y);
+#pragma unroll
+        for (int k = 0; k < outputs; k++)
+            ((element *)e.data[k])[at[k]] = y[k];
+    }
+}
+
+/*
+ * Call f(x, y) for all elements: x has those of the function::inputs last operands, y takes those of the
+ * function::outputs first ones. All are of type `element`. This one takes packed operands only, and compiles in half the
+ * time.
+ */
+template <typename element, typename function>
+OPJIT_MUST_USE static opjit_status opjit_map_dense(const opjit_elements *e, function f, cudaStream_t stream)
+{
+    opjit_packed p;
+    OPJIT_CHECK(opjit_is_packed(e) && e->operands == function::inputs + function::outputs,
+                "expected %d packed operands", function::inputs + function::outputs);
+    p.packs = opjit_packs(e);
+    p.numel = e->numel;
+    memcpy(p.data, e->data, sizeof p.data);
+    if (e->numel > 0)
+        opjit_map_packed<element><<<opjit_blocks(p.packs > 0 ? p.packs : p.numel, OPJIT_MAP_THREADS), OPJIT_MAP_THREADS, 0,
+                                    stream>>>(f, p);
+    return OPJIT_LAUNCHED();
+}
+
+/* The same with any strides. */
+template <typename element, typename function>
+OPJIT_MUST_USE static opjit_status opjit_map(const opjit_elements *e, function f, cudaStream_t stream)
+{
+    if (opjit_is_packed(e))
+        return opjit_map_dense<element>(e, f, stream);
+    OPJIT_CHECK(e->operands == function::inputs + function::outputs, "expected %d operands, not %d",
+                function::inputs + function::outputs, e->operands);
+    opjit_map_strided<element><<<opjit_blocks(e->numel, OPJIT_MAP_THREADS), OPJIT_MAP_THREADS, 0, stream>>>(f, *e);
+    return OPJIT_LAUNCHED();
+}
 #endif
 
 #endif

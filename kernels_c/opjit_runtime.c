@@ -271,50 +271,14 @@ static opjit_status host_block(opjit_call *call, size_t bytes, void **memory)
     return OPJIT_OK;
 }
 
-/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where no tensor can tell. */
-static int dimension_order(int tensors, int64_t (*strides)[OPJIT_MAX_DIM], const int64_t *sizes, int64_t a, int64_t b)
+/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
+static int stride_order(const opjit_tensor *t, int64_t a, int64_t b)
 {
-    for (int k = 0; k < tensors; k++) {
-        if (strides[k][a] == 0 || strides[k][b] == 0)
-            continue;
-        if (strides[k][a] != strides[k][b])
-            return strides[k][a] < strides[k][b] ? -1 : 1;
-        if (sizes[a] > sizes[b])
-            return 1;
-    }
-    return 0;
-}
-
-/*
- * A dense output with the dimensions in the memory order of tensors that broadcast to its sizes: what infer_dense_strides
- * in ATen/ExpandUtils.cpp gives one tensor, and reorder_dimensions in ATen/TensorIterator.cpp several.
- */
-static opjit_status empty_ordered(opjit_tensor *out, int64_t dim, const int64_t *sizes, int tensors,
-                                  int64_t (*strides)[OPJIT_MAX_DIM], opjit_dtype dtype, const opjit_tensor *like)
-{
-    int64_t order[OPJIT_MAX_DIM], made[OPJIT_MAX_DIM], step = 1; /* innermost first */
-    bool packed = true;
-    for (int64_t d = 0; d < dim; d++)
-        order[d] = dim - 1 - d;
-    for (int64_t i = 1; i < dim; i++) {
-        for (int64_t j = i, k = i - 1; k >= 0; k--) {
-            int comparison = dimension_order(tensors, strides, sizes, order[k], order[j]);
-            if (comparison > 0) {
-                int64_t swapped = order[j];
-                order[j] = order[k];
-                order[k] = swapped;
-                j = k;
-            } else if (comparison < 0) {
-                break;
-            }
-        }
-    }
-    for (int64_t i = 0; i < dim; i++) {
-        packed = packed && order[i] == dim - 1 - i;
-        made[order[i]] = step;
-        step *= sizes[order[i]];
-    }
-    return opjit_empty_strided(out, dim, sizes, packed ? NULL : made, dtype, like);
+    if (t->strides[a] == 0 || t->strides[b] == 0)
+        return 0;
+    if (t->strides[a] != t->strides[b])
+        return t->strides[a] < t->strides[b] ? -1 : 1;
+    return t->sizes[a] > t->sizes[b] ? 1 : 0;
 }
 
 /* Do the elements lie side by side, each at an address of its own, in whatever order of the dimensions? */
@@ -334,66 +298,31 @@ static bool is_dense(const opjit_tensor *t)
 
 opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype)
 {
-    int64_t strides[1][OPJIT_MAX_DIM];
     if (like->contiguous || is_dense(like))
         return opjit_empty_strided(out, like->dim, like->sizes, like->strides, dtype, like);
+    int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_DIM]; /* innermost first */
     OPJIT_CHECK(like->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
-    memcpy(strides[0], like->strides, (size_t)like->dim * sizeof **strides);
-    return empty_ordered(out, like->dim, like->sizes, 1, strides, dtype, like);
-}
-
-/* Is it a batch of images in torch's channels_last order, and which strides does torch give such a one? */
-static bool is_channels_last(const opjit_tensor *t, int64_t *strides)
-{
-    const int order[] = {1, 3, 2, 0};
+    for (int64_t d = 0; d < like->dim; d++)
+        order[d] = like->dim - 1 - d;
+    for (int64_t i = 1; i < like->dim; i++) {
+        for (int64_t j = i, k = i - 1; k >= 0; k--) {
+            int comparison = stride_order(like, order[k], order[j]);
+            if (comparison > 0) {
+                int64_t swapped = order[j];
+                order[j] = order[k];
+                order[k] = swapped;
+                j = k;
+            } else if (comparison < 0) {
+                break;
+            }
+        }
+    }
     int64_t step = 1;
-    bool found = t->dim == 4;
-    for (int i = 0; i < 4 && found; i++) {
-        found = t->sizes[order[i]] == 1 || t->strides[order[i]] == step;
+    for (int64_t i = 0; i < like->dim; i++) {
         strides[order[i]] = step;
-        step *= t->sizes[order[i]];
+        step *= like->sizes[order[i]] > 1 ? like->sizes[order[i]] : 1;
     }
-    return found;
-}
-
-/* The strides that torch gives the result of two tensors of one size that lie alike (fast_set_up in TensorIterator.cpp). */
-static bool common_strides(const opjit_tensor *a, const opjit_tensor *b, int64_t *strides)
-{
-    if (is_channels_last(a, strides) && is_channels_last(b, strides))
-        return true;
-    memcpy(strides, a->strides, (size_t)a->dim * sizeof *strides);
-    return memcmp(strides, b->strides, (size_t)a->dim * sizeof *strides) == 0 && is_dense(a);
-}
-
-/* A tensor's size and stride in dimension `d` of the `dim` that it broadcasts to. */
-static int64_t broadcast_size(const opjit_tensor *t, int64_t dim, int64_t d)
-{
-    return d < dim - t->dim ? 1 : t->sizes[d - dim + t->dim];
-}
-
-static int64_t broadcast_stride(const opjit_tensor *t, int64_t dim, int64_t d, int64_t size)
-{
-    return broadcast_size(t, dim, d) != size || d < dim - t->dim ? 0 : t->strides[d - dim + t->dim];
-}
-
-opjit_status opjit_empty_broadcast_any(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b, opjit_dtype dtype)
-{
-    int64_t sizes[OPJIT_MAX_DIM], strides[2][OPJIT_MAX_DIM], common[OPJIT_MAX_DIM];
-    int64_t dim = a->dim > b->dim ? a->dim : b->dim;
-    OPJIT_CHECK(dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
-    for (int64_t d = 0; d < dim; d++) {
-        int64_t of_a = broadcast_size(a, dim, d), of_b = broadcast_size(b, dim, d);
-        OPJIT_CHECK(of_a == of_b || of_a == 1 || of_b == 1,
-                    "expected sizes that broadcast: equal or 1 in each dimension, counted from the last; dimension %lld "
-                    "has %lld in one tensor and %lld in the other",
-                    (long long)(d - dim), (long long)of_a, (long long)of_b);
-        sizes[d] = of_a == 1 ? of_b : of_a;
-        strides[0][d] = broadcast_stride(a, dim, d, sizes[d]);
-        strides[1][d] = broadcast_stride(b, dim, d, sizes[d]);
-    }
-    if (opjit_same_sizes(a, b) && common_strides(a, b, common))
-        return opjit_empty_strided(out, dim, sizes, common, dtype, a);
-    return empty_ordered(out, dim, sizes, 2, strides, dtype, a);
+    return opjit_empty_strided(out, like->dim, like->sizes, strides, dtype, like);
 }
 
 opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)

@@ -1,11 +1,10 @@
 /*
- * add_custom on the CPU: self + other, with torch.add's broadcasting, dtypes and results; and add_custom_backward: two
- * copies of a gradient.
+ * add_custom on the CPU: self + other, with torch.add's broadcasting, dtypes and results.
  *
  * Additions are loops over elements of one dtype that lie side by side. What does not lie so, or has another dtype than
  * the result, is first brought into a buffer of PIECE elements, which stays in the first cache.
  *
- * Layout of this file: additions, pieces, add_custom, add_custom_backward.
+ * Layout of this file: additions, pieces, entry.
  */
 #include "opjit_elementwise.h"
 
@@ -151,7 +150,7 @@ static void convert(int64_t n, const void *from, int64_t stride, opjit_dtype dty
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* add_custom                                                                                     */
+/* Entry                                                                                          */
 
 typedef struct sum {
     opjit_dtype self, other, result;
@@ -204,47 +203,4 @@ opjit_status add_custom_cpu(const opjit_tensor *self, const opjit_tensor *other,
     if (s.result >= OPJIT_COMPLEX64)
         opjit_split_complex(&elements);
     return opjit_for_rows(&elements, add_row, &s);
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-/* add_custom_backward                                                                            */
-
-#define COPY_TWICE(type_) \
-    do { \
-        const type_ *from = (const type_ *)data[2]; \
-        type_ *to_self = (type_ *)data[0], *to_other = (type_ *)data[1]; \
-        for (int64_t i = 0; i < n; i++) \
-            to_self[i] = to_other[i] = from[i * strides[2]]; \
-    } while (0)
-
-/* The two results are dense and in the same order. Rows that lie side by side are copied while they are in the cache. */
-static void copy_row(int64_t n, void *const *data, const int64_t *strides, const void *context)
-{
-    const int64_t bytes = *(const int64_t *)context, most = 16384 / bytes;
-    if (strides[2] == 1)
-        for (int64_t i = 0; i < n; i += most) {
-            size_t part = (size_t)((n - i < most ? n - i : most) * bytes);
-            memcpy((char *)data[0] + i * bytes, (const char *)data[2] + i * bytes, part);
-            memcpy((char *)data[1] + i * bytes, (const char *)data[2] + i * bytes, part);
-        }
-    else if (bytes == 1)
-        COPY_TWICE(uint8_t);
-    else if (bytes == 2)
-        COPY_TWICE(uint16_t);
-    else if (bytes == 4)
-        COPY_TWICE(uint32_t);
-    else
-        COPY_TWICE(uint64_t);
-}
-
-opjit_status add_custom_backward_cpu(const opjit_tensor *grad, opjit_tensor *grad_self, opjit_tensor *grad_other)
-{
-    opjit_elements elements;
-    OPJIT_CHECK(grad->dtype != OPJIT_OTHER_DTYPE, "add_custom_backward takes bool, integers, floating and complex dtypes");
-    OPJIT_TRY(opjit_empty_like(grad_self, grad, grad->dtype));
-    OPJIT_TRY(opjit_empty_like(grad_other, grad, grad->dtype));
-    OPJIT_TRY(opjit_elements_of(&elements, 3, (const opjit_tensor *[]){grad_self, grad_other, grad}));
-    if (elements.bytes[0] == 16)
-        opjit_split_complex(&elements);
-    return opjit_for_rows(&elements, copy_row, elements.bytes);
 }

@@ -1,4 +1,8 @@
-"""add_custom: self + other, as torch.add; and add_custom_backward, which hands its gradient to both."""
+"""add_custom: self + other, as torch.add; and add_custom_backward, which hands its gradient to both.
+
+Sizes broadcast and dtypes are promoted as torch.add's, and operands are converted to the result's dtype before they are added.
+The result lies like the first operand of its sizes (torch.empty_like), and is contiguous where neither has them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,13 @@ COMPLEX = (torch.complex64, torch.complex128)
 
 @opjit.op("add_custom(Tensor self, Tensor other) -> Tensor")
 def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    if self.dtype != other.dtype:
-        torch._check(not self.dtype.is_complex and not other.dtype.is_complex, lambda: (
-            f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
-    return torch.add(self, other)  # of tensors without data: sizes, strides and dtype
+    dtype, sizes = torch.result_type(self, other), torch.broadcast_shapes(self.shape, other.shape)
+    torch._check(self.dtype == other.dtype or not dtype.is_complex, lambda: (
+        f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
+    for like in (self, other):
+        if like.shape == sizes:
+            return torch.empty_like(like, dtype=dtype)
+    return self.new_empty(sizes, dtype=dtype)
 
 
 add_custom.reference(torch.add)
@@ -52,13 +59,14 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
                      (x.flatten()[1:], y.flatten()[:-1]), (x.to(memory_format=last), y.to(memory_format=last)),
                      (x.to(memory_format=last), y), (x[0].expand(2, 3, 5, 4), y)):
             yield pair, {}
+    sizes: tuple[tuple[int, ...], ...] = ((), (1,), (4,), (5, 1), (3, 1, 4), (2, 1, 1, 1), (7, 1, 1, 1, 1), (0, 1, 1, 1, 1))
     for dtype in (torch.int32, torch.float16, torch.float64):
         x = _numbers((2, 3, 5, 4), dtype, device)
-        for shape in ((), (1,), (4,), (5, 1), (3, 1, 4), (2, 1, 1, 1), (7, 1, 1, 1, 1)):
-            y = _numbers(shape, dtype, device, 3)
+        for size in sizes:
+            y = _numbers(size, dtype, device, 3)
             yield (x, y), {}
-            yield (y, x.transpose(0, 1)[:, :, ::2] if len(shape) < 2 else x), {}
-        yield (x[:, :1], _numbers((0, 1, 5, 1), dtype, device)[:, :, :, :1].expand(0, 2, 5, 1).sum(0).to(dtype).expand(2, 2, 5, 1)), {}
+            yield (y, x.to(memory_format=torch.channels_last)), {}
+        yield (x[:, :, :1, ::2], x[:, :1, :, 1::2]), {}
     for one, two in ((torch.int8, torch.uint8), (torch.bool, torch.int64), (torch.int64, torch.float16), (torch.float16, torch.bfloat16),
                      (torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.int32, torch.float32)):
         x, y = _numbers((9, 70), one, device), _numbers((9, 70), two, device, 3)
@@ -95,7 +103,7 @@ def copies(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @add_custom_backward.backward
 def add_up(ctx: Any, grad_self: torch.Tensor, grad_other: torch.Tensor) -> torch.Tensor:
-    return add_custom(grad_self, grad_other)
+    return grad_self + grad_other
 
 
 @add_custom_backward.samples

@@ -24,7 +24,7 @@ tensor_negate.reference(torch.neg)
 
 @tensor_negate.backward
 def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    return tensor_negate(grad)
+    return torch.neg(grad)
 
 
 @tensor_negate.samples
