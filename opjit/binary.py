@@ -43,7 +43,7 @@ def inspect(content: bytes) -> Binary:
     """
     try:
         return _inspect(content)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise EntryError(f"the library is not a shared library that can be read: {error}") from None
 
 

@@ -38,18 +38,18 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 # The headers --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_glue.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_glue.h"])
 def test_a_header_is_strict_c11(header: str) -> None:
     unused = ["-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
     _compile(CC, "-std=c11", *STRICT, *unused, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
 
 
-@pytest.mark.skipif(CXX is None, reason="no C++ compiler")
 def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> None:
     _compile(CC, "-std=gnu11", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text='#include "opjit_printf.h"\n')
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_printf.h"])
+@pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
     assert CXX is not None
     _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
@@ -66,8 +66,8 @@ def test_clang_takes_the_headers_too(language: str) -> None:
 def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
-    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n')
-    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++14", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
+    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n')
+    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
              str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
 
 
@@ -100,11 +100,43 @@ USES_ALL = """
     """
 
 
+USES_ELEMENTS = """
+    #include "opjit_elementwise.h"
+    typedef OPJIT_VECTOR(float, OPJIT_VECTOR_BYTES) floats;
+    opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out);
+    static void row(int64_t n, void *const *data, const int64_t *strides, const void *context)
+    {
+        const float *a = (const float *)data[1], *b = (const float *)data[2], half = *(const float *)context;
+        float *to = (float *)data[0];
+        if (strides[0] == 1 && strides[1] == 1 && strides[2] == 1)
+            OPJIT_MAP_VECTORS(floats, n, to, a, b, half * (x + y));
+        else
+            for (int64_t i = 0; i < n; i++)
+                to[i * strides[0]] = half * (a[i * strides[1]] + b[i * strides[2]]);
+    }
+    opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out)
+    {
+        const opjit_tensor *tensors[3];
+        const float half = 0.5f;
+        opjit_elements elements;
+        opjit_dtype dtype;
+        OPJIT_TRY(opjit_result_dtype(a, b, &dtype));
+        OPJIT_TRY(opjit_empty_broadcast(out, a, b, dtype));
+        tensors[0] = out, tensors[1] = a, tensors[2] = b;
+        OPJIT_TRY(opjit_elements_of(&elements, 3, tensors));
+        opjit_split_complex(&elements);
+        OPJIT_CHECK(opjit_is_packed(&elements), "not packed");
+        return opjit_for_rows(&elements, row, &half);
+    }
+    """
+
+
+@pytest.mark.parametrize("text", [USES_ALL, USES_ELEMENTS], ids=["opjit.h", "opjit_elementwise.h"])
 @pytest.mark.parametrize(("compiler", "flags"), [(CC, ["-x", "c", "-std=c11"]), (CXX, ["-x", "c++", "-std=c++17"])])
-def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str]) -> None:
+def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str], text: str) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
-    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=USES_ALL)
+    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=text)
 
 
 def test_what_an_author_must_not_ignore_is_a_warning() -> None:
@@ -573,6 +605,6 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    headers = ["opjit.h", "opjit_cuda.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__
