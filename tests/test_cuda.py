@@ -179,7 +179,7 @@ import torch
 import opjit
 
 
-@opjit.op("optest::wrong(Tensor x) -> Tensor")
+@opjit.op("optest::{name}(Tensor x) -> Tensor")
 def wrong(x):
     return torch.empty_like(x)
 
@@ -191,7 +191,23 @@ def reference(x):
 
 @wrong.samples
 def samples(device):
-    yield (torch.zeros(64, device=device),), {}
+    yield (torch.zeros(64, device=device),), {{}}
+"""
+WRONG_CU = """
+#include "opjit_cuda.h"
+
+static __global__ void wrong_kernel(float *to, int64_t n)
+{{
+    to[threadIdx.x] = 0;
+    {statement};
+}}
+
+opjit_status {name}_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    wrong_kernel<<<1, {threads}, 0, stream>>>((float *)out->data, x->numel);
+    return OPJIT_LAUNCHED();
+}}
 """
 
 
@@ -214,24 +230,10 @@ def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: st
 
 @pytest.mark.parametrize("tool", list(TOOLS))
 def test_compute_sanitizer_would_notice(sanitizer: str, tool: str, tmp_path: Path) -> None:
-    (tmp_path / "op.py").write_text(WRONG_OP)
-    (tmp_path / "wrong.cu").write_text(f"""
-#include "opjit_cuda.h"
-
-static __global__ void wrong_kernel(float *to, int64_t n)
-{{
-    to[threadIdx.x] = 0;
-    {WRONG[tool]};
-}}
-
-opjit_status wrong_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
-{{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    wrong_kernel<<<1, {1 if tool == "initcheck" else 64}, 0, stream>>>((float *)out->data, x->numel);
-    return OPJIT_LAUNCHED();
-}}
-""")
+    name = f"wrong_under_{tool}"
+    (tmp_path / "op.py").write_text(WRONG_OP.format(name=name))
+    (tmp_path / f"{name}.cu").write_text(WRONG_CU.format(name=name, statement=WRONG[tool], threads=1 if tool == "initcheck" else 64))
     catalog.declare_folder(tmp_path)
-    done = sanitize(sanitizer, tool, ["optest::wrong"], [tmp_path])
+    done = sanitize(sanitizer, tool, [f"optest::{name}"], [tmp_path])
     assert done.returncode == FOUND, done.stdout
     assert "wrong_kernel" in done.stdout
