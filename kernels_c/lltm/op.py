@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 import opjit
 
@@ -78,24 +77,24 @@ def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ..
     ctx.save_for_backward(gates, input, weights, old_h)
 
 
-def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    wants_input, wants_weights, wants_bias, wants_h, wants_cell = ctx.needs_input_grad
-    input, weights, bias, old_h, old_cell = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_input or wants_h,
-                                                      wants_weights or wants_bias)
-    return (input if wants_input else None, weights if wants_weights else None, bias if wants_bias else None,
-            old_h if wants_h else None, old_cell if wants_cell else None)
-
-
 _backward = lltm_backward.overload
-_gradients_once = once_differentiable(_gradients)
 
 
 @lltm_forward.backward
-def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """With create_graph, torch says in a sentence of its own that the result cannot be differentiated again."""
-    gradients = _gradients_once if torch.is_grad_enabled() else _gradients
-    found: tuple[Tensor | None, ...] = gradients(ctx, *grads)
-    return found
+def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    wanted = wants_input, wants_weights, wants_bias, wants_h, _ = ctx.needs_input_grad
+    with torch.no_grad():
+        found = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_input or wants_h, wants_weights or wants_bias)
+    gradients = tuple(gradient if wants else None for gradient, wants in zip(found, wanted))
+    return _differentiable_once(gradients) if torch.is_grad_enabled() else gradients
+
+
+def _differentiable_once(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """For create_graph: gradients that say what is missing, as soon as somebody differentiates them."""
+    text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; use the plain torch form of the cell for a second one"
+    fail = torch._C._functions.DelayedError(text, len(gradients))
+    failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients))
+    return failing
 
 
 def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
