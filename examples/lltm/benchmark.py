@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable
 
 import torch
-from cells import VARIANTS, LLTM, State, device_of, make
+from cells import LLTM, VARIANTS, State, device_of, make
 
 SCALES = {"s": 1.0, "ms": 1e3, "us": 1e6}
 
 
-def measure(cell: LLTM, input: torch.Tensor, state: State, runs: int, synchronize: Callable[[], None]) -> tuple[list[float], list[float]]:
+def measure(cell: LLTM, x: torch.Tensor, state: State, runs: int, synchronize: Callable[[], None]) -> tuple[list[float], list[float]]:
     """Seconds of each forward and each backward, after some runs that nobody counts."""
     forward, backward = [], []
     for turn in range(runs + 10):
         cell.zero_grad()
         synchronize()
         start = time.perf_counter()
-        new_h, new_cell = cell(input, state)
+        new_h, new_cell = cell(x, state)
         synchronize()
         middle = time.perf_counter()
         (new_h.sum() + new_cell.sum()).backward()
@@ -51,10 +51,10 @@ def main() -> None:
 
     device, dtype = device_of(options.variant, options.cuda), torch.float64 if options.double else torch.float32
     cell = make(options.variant, options.features, options.state_size, dtype, device)
-    input, *state = (torch.randn(options.batch_size, size, dtype=dtype, device=device, requires_grad=True)
+    x, *state = (torch.randn(options.batch_size, size, dtype=dtype, device=device, requires_grad=True)
                      for size in (options.features, options.state_size, options.state_size))
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times = measure(cell, input, (state[0], state[1]), options.runs, synchronize)
+    times = measure(cell, x, (state[0], state[1]), options.runs, synchronize)
     scale = SCALES[options.scale]
     forward, backward = (f"{scale * min(one):.3f}/{scale * sum(one) / len(one):.3f} {options.scale}" for one in times)
     print(f"Forward: {forward} | Backward {backward}")

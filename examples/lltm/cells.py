@@ -30,9 +30,9 @@ class LLTM(nn.Module):
 class PythonLLTM(LLTM):
     """torch's own ops, each with its own call and its own tensor."""
 
-    def forward(self, input: Tensor, state: State) -> State:
+    def forward(self, x: Tensor, state: State) -> State:
         old_h, old_cell = state
-        z = functional.linear(torch.cat([old_h, input], dim=1), self.weights, self.bias)
+        z = functional.linear(torch.cat([old_h, x], dim=1), self.weights, self.bias)
         z0, z1, z2 = z.chunk(3, dim=1)
         input_gate, output_gate, candidate = torch.sigmoid(z0), torch.sigmoid(z1), functional.elu(z2)
         new_cell = old_cell + candidate * input_gate
@@ -46,16 +46,16 @@ class CppLLTM(LLTM):
         super().__init__(features, state_size)
         build_cpp()
 
-    def forward(self, input: Tensor, state: State) -> State:
-        new_h, new_cell = _CppFunction.apply(input, self.weights, self.bias, *state)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, state: State) -> State:
+        new_h, new_cell = _CppFunction.apply(x, self.weights, self.bias, *state)
         return new_h, new_cell
 
 
 class OpjitLLTM(LLTM):
     """One op: plain C on the CPU, CUDA C on a GPU. The third result is what its backward needs."""
 
-    def forward(self, input: Tensor, state: State) -> State:
-        new_h, new_cell, _ = lltm_forward(input, self.weights, self.bias, *state)
+    def forward(self, x: Tensor, state: State) -> State:
+        new_h, new_cell, _ = lltm_forward(x, self.weights, self.bias, *state)
         return new_h, new_cell
 
 
@@ -93,8 +93,8 @@ def build_cpp() -> None:
 
 class _CppFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> State:
-        new_h, new_cell, *saved = torch.ops.lltm_cpp.forward.default(input, weights, bias, old_h, old_cell)
+    def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> State:
+        new_h, new_cell, *saved = torch.ops.lltm_cpp.forward.default(x, weights, bias, old_h, old_cell)
         ctx.save_for_backward(weights, *saved)
         return new_h, new_cell
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 
 import torch
-from cells import VARIANTS, LLTM, State, device_of, make
+from cells import LLTM, VARIANTS, State, device_of, make
 
 
 def check(cell: LLTM, device: str, batch: int, features: int, state_size: int) -> None:
-    """Stop unless the gradients of every input and parameter are the function's slopes."""
+    """Stop unless the gradients of every x and parameter are the function's slopes."""
     generator = torch.Generator().manual_seed(3)
     leaves = [torch.randn(batch, size, generator=generator, dtype=torch.float64).to(device).requires_grad_()
               for size in (features, state_size, state_size)]
 
-    def run(input: torch.Tensor, old_h: torch.Tensor, old_cell: torch.Tensor, *_: torch.Tensor) -> State:
-        found: State = cell(input, (old_h, old_cell))
+    def run(x: torch.Tensor, old_h: torch.Tensor, old_cell: torch.Tensor, *_: torch.Tensor) -> State:
+        found: State = cell(x, (old_h, old_cell))
         return found
 
     torch.autograd.gradcheck(run, (*leaves, *cell.parameters()))

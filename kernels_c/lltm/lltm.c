@@ -3,15 +3,18 @@
  *
  * Forward: the rows of the product are the rows of the weights, read where they are; its columns are the rows of the
  * batch, in vectors. Backward: both products have columns that lie side by side in memory. So one kind of tile, a few rows
- * of one or two vectors held in registers, does all of them, and nothing large is copied. The gates are vectors, too, with
- * an exponential function of their own.
+ * held in registers, does all of them, and nothing large is copied. The gates are vectors, too, with an exponential
+ * function of their own.
  *
- * Every element is added up in one order that depends on the depth of its product alone: the number of threads, the other
- * rows of the batch, and where an element lies in a tile make no difference to its bits.
+ * The order in which an element is added up depends on the sizes of the tensors alone, not on the number of threads.
  */
 #include "lltm.h"
 
-/* One hardware register each: wider types would be split and spilled. With AVX-512 there are 32 registers, else 16. */
+/*
+ * A vector is one hardware register: wider types would be split and spilled. ROWS x VECTORS sums of a tile are in registers,
+ * of which AVX-512 has 32 and others have 16, and enough of them not to wait for each other. In the forward a vector of
+ * AVX-512 holds a batch of 16: there, a second one would be half empty.
+ */
 #if defined(__AVX512F__)
 #define VECTOR 64
 #define ROWS 8
@@ -22,9 +25,15 @@
 #define VECTOR 16
 #define ROWS 4
 #endif
+#if defined(__AVX512F__) && defined(OPJIT_OP_lltm_forward)
+#define VECTORS 1
+#else
+#define VECTORS 2
+#endif
 
 #define BLOCK 128                /* products that are added to one sum before that is added to the total */
 #define STATES 32                /* that are worked on at once; whole vectors */
+#define FEW 4                    /* a panel is worth its zeros from a FEWth of it on */
 #define WORTH_A_THREAD (1 << 21) /* multiplications */
 
 #define APART __attribute__((noinline))
@@ -62,6 +71,12 @@ static opjit_status side_by_side(const opjit_tensor *t, const void **data, int64
     return OPJIT_OK;
 }
 
+/* Tiles are spelled out and need few of gcc's passes, which cost more time than all else of a build. */
+#ifndef __clang__
+#pragma GCC push_options
+#pragma GCC optimize "O2", "no-tree-vectorize", "no-schedule-insns2", "no-gcse", "no-tree-pre"
+#endif
+
 #define REAL float
 #define WORD uint32_t
 #define NAME(name_) name_##_f32
@@ -86,6 +101,10 @@ static opjit_status side_by_side(const opjit_tensor *t, const void **data, int64
 #undef EXP_DIGITS
 #undef EXP_POLYNOMIAL
 
+#ifndef __clang__
+#pragma GCC optimize "O1", "expensive-optimizations"
+#endif
+
 #define REAL double
 #define WORD uint64_t
 #define NAME(name_) name_##_f64
@@ -101,6 +120,10 @@ static opjit_status side_by_side(const opjit_tensor *t, const void **data, int64
      0.000198412698748407686, 2.48015873255621258e-05, 2.75572553746587421e-06, 2.75572736248664763e-07, \
      2.51052276365517591e-08, 2.09146945603515916e-09}
 #include "lltm_cpu.h"
+
+#ifndef __clang__
+#pragma GCC pop_options
+#endif
 
 #ifdef OPJIT_OP_lltm_forward
 

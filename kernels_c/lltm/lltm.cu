@@ -253,7 +253,7 @@ struct backward_call {
         return {cell * g * i * (1 - i), h * t * o * (1 - o), cell * i * (g > 0 ? (real)1 : g + 1), cell};
     }
 
-    /* Column k of [old_h, input]. */
+    /* Column k of [old_h, x]. */
     __device__ real x(int64_t b, int64_t k) const { return k < state ? old_h.at(b, k) : input.at(b, k - state); }
 };
 

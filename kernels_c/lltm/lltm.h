@@ -3,7 +3,7 @@
  *
  * An LLTM cell ("long long-term memory": an LSTM without a forget gate, with an elu) computes, for a batch of B rows
  *
- *     z  = [old_h, input] weights^T + bias          (B, 3S), in three parts z0, z1, z2
+ *     z  = [old_h, x] weights^T + bias          (B, 3S), in three parts z0, z1, z2
  *     i  = sigmoid(z0)   o = sigmoid(z1)   g = elu(z2)
  *     new_cell = old_cell + g i     t = tanh(new_cell)     new_h = t o
  *
@@ -58,10 +58,10 @@ static opjit_status lltm_check_sizes(const char *op, const opjit_tensor *input, 
     sizes->batch = input->sizes[0];
     sizes->features = input->sizes[1];
     sizes->state = old_h->sizes[1];
-    OPJIT_TRY(lltm_check_size(op, old_h, "old_h", 0, sizes->batch, "the batch of `input` is"));
+    OPJIT_TRY(lltm_check_size(op, old_h, "old_h", 0, sizes->batch, "the batch of `x` is"));
     OPJIT_TRY(lltm_check_size(op, weights, "weights", 0, 3 * sizes->state, "three times the state size of `old_h` is"));
     return lltm_check_size(op, weights, "weights", 1, sizes->state + sizes->features,
-                           "the state size of `old_h` and the features of `input` together are");
+                           "the state size of `old_h` and the features of `x` together are");
 }
 
 OPJIT_UNUSED static opjit_status lltm_check_forward(const opjit_tensor *input, const opjit_tensor *weights,
@@ -70,11 +70,11 @@ OPJIT_UNUSED static opjit_status lltm_check_forward(const opjit_tensor *input, c
 {
     const char *op = "lltm_forward";
     const lltm_argument arguments[] = {
-        {input, "input", 2}, {weights, "weights", 2}, {bias, "bias", 1}, {old_h, "old_h", 2}, {old_cell, "old_cell", 2}};
+        {input, "x", 2}, {weights, "weights", 2}, {bias, "bias", 1}, {old_h, "old_h", 2}, {old_cell, "old_cell", 2}};
     OPJIT_TRY(lltm_check_tensors(op, arguments, 5, input->dtype));
     OPJIT_TRY(lltm_check_sizes(op, input, weights, old_h, sizes));
     OPJIT_TRY(lltm_check_size(op, bias, "bias", 0, 3 * sizes->state, "three times the state size of `old_h` is"));
-    OPJIT_TRY(lltm_check_size(op, old_cell, "old_cell", 0, sizes->batch, "the batch of `input` is"));
+    OPJIT_TRY(lltm_check_size(op, old_cell, "old_cell", 0, sizes->batch, "the batch of `x` is"));
     return lltm_check_size(op, old_cell, "old_cell", 1, sizes->state, "the state size of `old_h` is");
 }
 
@@ -89,12 +89,12 @@ typedef struct lltm_backward_call {
 OPJIT_UNUSED static opjit_status lltm_check_backward(lltm_backward_call *c)
 {
     const char *op = "lltm_backward";
-    const lltm_argument arguments[] = {{c->input, "input", 2}, {c->weights, "weights", 2}, {c->old_h, "old_h", 2},
+    const lltm_argument arguments[] = {{c->input, "x", 2}, {c->weights, "weights", 2}, {c->old_h, "old_h", 2},
                                        {c->gates, "gates", 2}, {c->grad_h, "grad_h", 2},   {c->grad_cell, "grad_cell", 2}};
     OPJIT_TRY(lltm_check_tensors(op, arguments, 6, c->input->dtype));
     OPJIT_TRY(lltm_check_sizes(op, c->input, c->weights, c->old_h, &c->n));
     for (int i = 3; i < 6; i++)
-        OPJIT_TRY(lltm_check_size(op, arguments[i].tensor, arguments[i].name, 0, c->n.batch, "the batch of `input` is"));
+        OPJIT_TRY(lltm_check_size(op, arguments[i].tensor, arguments[i].name, 0, c->n.batch, "the batch of `x` is"));
     OPJIT_TRY(lltm_check_size(op, c->gates, "gates", 1, 4 * c->n.state, "four times the state size of `old_h` is"));
     OPJIT_TRY(lltm_check_size(op, c->grad_h, "grad_h", 1, c->n.state, "the state size of `old_h` is"));
     return lltm_check_size(op, c->grad_cell, "grad_cell", 1, c->n.state, "the state size of `old_h` is");

@@ -6,6 +6,7 @@
  */
 
 #define LANES ((int64_t)(VECTOR / sizeof(REAL)))
+#define WIDTH (VECTORS * LANES) /* of a tile */
 #define V NAME(vector)
 #define W NAME(words)
 #define V_AT NAME(vector_at)
@@ -120,7 +121,7 @@ static ALWAYS_INLINE V NAME(elu)(V x)
 
 /*
  * c = a b. Row r of a begins at a + r * row and goes on in steps of `step`; the rows of b and c are side by side
- * elements, of one or two vectors. Products are added in order, BLOCK at a time.
+ * elements, WIDTH of them. Products are added in order, BLOCK at a time.
  */
 typedef struct NAME(product) {
     const REAL *a, *b;
@@ -130,70 +131,59 @@ typedef struct NAME(product) {
 } NAME(product);
 
 /* A row's share of a tile: its sums, one more product for each, and what comes of a BLOCK. */
-#define SUMS_1(r_) V s##r_ = {0};
-#define SUMS_2(r_) V s##r_ = {0}, t##r_ = {0};
+#if VECTORS == 1
+#define SUMS(r_) V s##r_ = {0};
+#define ADD(r_) s##r_ += x * A_ROW(r_);
+#define MORE(r_) s##r_ += C_ROW(r_)[0];
+#define PUT(r_) C_ROW(r_)[0] = s##r_;
+#else
+#define SUMS(r_) V s##r_ = {0}, t##r_ = {0};
+#define ADD(r_) s##r_ += x * A_ROW(r_), t##r_ += y * A_ROW(r_);
+#define MORE(r_) s##r_ += C_ROW(r_)[0], t##r_ += C_ROW(r_)[1];
+#define PUT(r_) C_ROW(r_)[0] = s##r_, C_ROW(r_)[1] = t##r_;
+#endif
 #define A_ROW(r_) ((r_) < 4 ? a : e)[(r_) % 4 * row] /* two pointers and few offsets fit into the registers */
-#define ADD_1(r_) s##r_ += x * A_ROW(r_);
-#define ADD_2(r_) s##r_ += x * A_ROW(r_), t##r_ += y * A_ROW(r_);
-#define MORE_1(r_) s##r_ += *(V_AT *)(c + (r_)*p->c_row);
-#define MORE_2(r_) MORE_1(r_) t##r_ += *(V_AT *)(c + (r_)*p->c_row + LANES);
-#define PUT_1(r_) *(V_AT *)(c + (r_)*p->c_row) = s##r_;
-#define PUT_2(r_) PUT_1(r_) *(V_AT *)(c + (r_)*p->c_row + LANES) = t##r_;
+#define C_ROW(r_) ((V_AT *)(c + (r_)*p->c_row))
 #define ROWS_1(do_) do_(0)
 #define ROWS_4(do_) do_(0) do_(1) do_(2) do_(3)
 #define ROWS_8(do_) ROWS_4(do_) do_(4) do_(5) do_(6) do_(7)
 
 /* Some rows of c, in registers. Spelled out, it needs no loop to be unrolled, which would take the compiler longer. */
-#define TILE(rows_, vectors_) \
-    static APART void NAME(tile_##rows_##_##vectors_)(const NAME(product) * p, int64_t first) \
+#define TILE(name_, rows_) \
+    static APART void NAME(name_)(const NAME(product) * p, int64_t first) \
     { \
         const int64_t row = p->row, step = p->step, b_row = p->b_row; \
         const REAL *a = p->a + first * row, *e OPJIT_UNUSED = a + 4 * row, *b = p->b; \
         REAL *c = p->c + first * p->c_row; \
         bool started = false; \
         for (int64_t left = p->depth; left > 0 || !started; left -= BLOCK, started = true) { \
-            ROWS_##rows_(SUMS_##vectors_) \
+            rows_(SUMS) \
             for (int64_t n = left < BLOCK ? left : BLOCK; n > 0; n--, a += step, e += step, b += b_row) { \
                 V x = ((const V_AT *)b)[0]; \
-                V y OPJIT_UNUSED = ((const V_AT *)b)[vectors_ - 1]; \
-                ROWS_##rows_(ADD_##vectors_) \
+                V y OPJIT_UNUSED = ((const V_AT *)b)[VECTORS - 1]; \
+                rows_(ADD) \
             } \
             if (started) { \
-                ROWS_##rows_(MORE_##vectors_) \
+                rows_(MORE) \
             } \
-            ROWS_##rows_(PUT_##vectors_) \
+            rows_(PUT) \
         } \
     }
 
-#define TILES(rows_) \
-    TILE(rows_, 1) \
-    TILE(rows_, 2) \
-    static void NAME(rows_of_##rows_)(const NAME(product) * p, int64_t vectors, int64_t first) \
-    { \
-        if (vectors == 1) \
-            NAME(tile_##rows_##_1)(p, first); \
-        else \
-            NAME(tile_##rows_##_2)(p, first); \
-    }
-
-TILES(1)
+TILE(row, ROWS_1)
 #if ROWS == 8
-TILES(8)
+TILE(rows, ROWS_8)
 #else
-TILES(4)
+TILE(rows, ROWS_4)
 #endif
 
-static void NAME(multiply)(const NAME(product) * p, int64_t vectors)
+static void NAME(multiply)(const NAME(product) * p)
 {
     int64_t r = 0;
     for (; r + ROWS <= p->rows; r += ROWS)
-#if ROWS == 8
-        NAME(rows_of_8)(p, vectors, r);
-#else
-        NAME(rows_of_4)(p, vectors, r);
-#endif
+        NAME(rows)(p, r);
     for (; r < p->rows; r++)
-        NAME(rows_of_1)(p, vectors, r);
+        NAME(row)(p, r);
 }
 
 #ifdef OPJIT_OP_lltm_forward
@@ -226,44 +216,78 @@ static APART void NAME(transpose)(MATRIX from, int64_t rows, int64_t columns, co
 }
 
 /*
- * The rows of the product are rows of the weights, and its columns are rows of the batch: [old_h, input] transposed, in
- * panels of one or two vectors. So neither the weights nor the concatenation is copied.
+ * The rows of the product are rows of the weights, and its columns are rows of the batch: [old_h, x] transposed, in
+ * panels. So neither the weights nor the concatenation is copied. Few rows of the batch that fill no panel go without.
  */
 typedef struct NAME(forward) {
     lltm_sizes n;
-    int64_t vectors; /* in a row of a panel */
-    MATRIX weights, old_cell;
+    int64_t packed; /* rows of the batch that are in panels */
+    MATRIX weights, input, old_h, old_cell;
     const REAL *bias;
     REAL *panels, *gates, *new_h, *new_cell;
 } NAME(forward);
 
-/* [old_h, input]^T, in panels, filled up with zeros. */
-static void NAME(pack)(const NAME(forward) * f, MATRIX old_h, MATRIX input)
+/* [old_h, x]^T, in panels, filled up with zeros. */
+static void NAME(pack)(const NAME(forward) * f)
 {
-    const int64_t width = f->vectors * LANES, depth = f->n.state + f->n.features;
-    for (int64_t b = 0; b < f->n.batch; b += width) {
-        REAL *panel = f->panels + b * depth, *inputs = panel + f->n.state * width;
-        int64_t rows = f->n.batch - b < width ? f->n.batch - b : width;
-        if (rows < width)
-            memset(panel, 0, (size_t)(depth * width) * sizeof *panel);
-        NAME(transpose)((MATRIX){old_h.data + b * old_h.row, old_h.row, old_h.column}, rows, f->n.state, NULL, panel, width);
-        NAME(transpose)((MATRIX){input.data + b * input.row, input.row, input.column}, rows, f->n.features, NULL, inputs, width);
+    const int64_t depth = f->n.state + f->n.features;
+    for (int64_t b = 0; b < f->packed; b += WIDTH) {
+        REAL *panel = f->panels + b * depth, *inputs = panel + f->n.state * WIDTH;
+        int64_t rows = f->packed - b < WIDTH ? f->packed - b : WIDTH;
+        if (rows < WIDTH)
+            memset(panel, 0, (size_t)(depth * WIDTH) * sizeof *panel);
+        NAME(transpose)((MATRIX){f->old_h.data + b * f->old_h.row, f->old_h.row, f->old_h.column}, rows, f->n.state, NULL, panel, WIDTH);
+        NAME(transpose)((MATRIX){f->input.data + b * f->input.row, f->input.row, f->input.column}, rows, f->n.features, NULL, inputs,
+                        WIDTH);
     }
 }
 
-/* z0, z1 and z2 of the states from s on, for the whole batch, into their places in gates. */
+/* z0, z1 and z2 of the states from s on, for what is in panels, into their places in gates. */
 static void NAME(add_up)(const NAME(forward) * f, int64_t s, int64_t count)
 {
-    const int64_t width = f->vectors * LANES, depth = f->n.state + f->n.features;
-    REAL tile[STATES * 2 * LANES];
+    const int64_t depth = f->n.state + f->n.features;
+    REAL tile[STATES * WIDTH];
     for (int64_t gate = 0; gate < 3; gate++) {
         const int64_t first = gate * f->n.state + s;
-        NAME(product) p = {f->weights.data + first * f->weights.row, f->panels, tile, f->weights.row, 1, width, width, count, depth};
-        for (int64_t b = 0; b < f->n.batch; b += width, p.b += width * depth) {
-            int64_t rows = f->n.batch - b < width ? f->n.batch - b : width;
-            NAME(multiply)(&p, f->vectors);
-            NAME(transpose)((MATRIX){tile, width, 1}, count, rows, f->bias + first, f->gates + b * 4 * f->n.state + first,
+        NAME(product) p = {f->weights.data + first * f->weights.row, f->panels, tile, f->weights.row, 1, WIDTH, WIDTH, count, depth};
+        for (int64_t b = 0; b < f->packed; b += WIDTH, p.b += WIDTH * depth) {
+            int64_t rows = f->packed - b < WIDTH ? f->packed - b : WIDTH;
+            NAME(multiply)(&p);
+            NAME(transpose)((MATRIX){tile, WIDTH, 1}, count, rows, f->bias + first, f->gates + b * 4 * f->n.state + first,
                             4 * f->n.state);
+        }
+    }
+}
+
+/* The same for one row of the batch that is in no panel: four sums at a time, along the depth. */
+static void NAME(add_up_row)(const NAME(forward) * f, int64_t b, int64_t s, int64_t count)
+{
+    REAL *z = f->gates + b * 4 * f->n.state;
+    V sums[4];
+    for (int64_t i = 0; i < 3 * count; i += 4) {
+        int64_t n[4];
+        for (int64_t r = 0; r < 4; r++) {
+            int64_t at = i + r < 3 * count ? i + r : i;
+            n[r] = at / count * f->n.state + s + at % count;
+        }
+        V s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+        for (int part = 0; part < 2; part++) {
+            const MATRIX x = part ? f->input : f->old_h;
+            const int64_t begin = part ? f->n.state : 0, depth = part ? f->n.features : f->n.state;
+            for (int64_t k = 0; k < depth; k += LANES) {
+                const V of = NAME(load)(x, b, k, depth - k);
+                s0 += of * NAME(load)(f->weights, n[0], begin + k, depth - k);
+                s1 += of * NAME(load)(f->weights, n[1], begin + k, depth - k);
+                s2 += of * NAME(load)(f->weights, n[2], begin + k, depth - k);
+                s3 += of * NAME(load)(f->weights, n[3], begin + k, depth - k);
+            }
+        }
+        sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
+        for (int64_t r = 0; r < 4; r++) {
+            REAL sum = 0;
+            for (int64_t lane = 0; lane < LANES; lane++)
+                sum += sums[r][lane];
+            z[n[r]] = sum + f->bias[n[r]];
         }
     }
 }
@@ -290,6 +314,8 @@ static opjit_status NAME(forward_range)(int64_t begin, int64_t end, void *contex
     for (int64_t s = begin * STATES; s < end * STATES && s < f->n.state; s += STATES) {
         int64_t count = f->n.state - s < STATES ? f->n.state - s : STATES;
         NAME(add_up)(f, s, count);
+        for (int64_t b = f->packed; b < f->n.batch; b++)
+            NAME(add_up_row)(f, b, s, count);
         for (int64_t b = 0; b < f->n.batch; b++)
             for (int64_t at = 0; at < count; at += LANES)
                 NAME(activate)(f, b, s + at, count - at);
@@ -301,18 +327,22 @@ static opjit_status NAME(run_forward)(const lltm_sizes *n, const opjit_tensor *i
                                       const opjit_tensor *bias, const opjit_tensor *old_h, const opjit_tensor *old_cell,
                                       REAL *new_h, REAL *new_cell, REAL *gates)
 {
-    NAME(forward) f = {.n = *n, .old_cell = NAME(view)(old_cell), .gates = gates, .new_h = new_h, .new_cell = new_cell};
+    NAME(forward) f = {.n = *n, .input = NAME(view)(input), .old_h = NAME(view)(old_h), .old_cell = NAME(view)(old_cell),
+                       .gates = gates, .new_h = new_h, .new_cell = new_cell};
+    const int64_t depth = n->state + n->features, rest = n->batch % WIDTH;
     const void *dense, *dense_bias;
-    void *panels;
-    int64_t vectors = (n->batch + LANES - 1) / LANES, depth = n->state + n->features;
-    f.vectors = vectors % 2 ? 1 : 2;
     OPJIT_TRY(side_by_side(weights, &dense, &f.weights.row));
     OPJIT_TRY(side_by_side(bias, &dense_bias, NULL));
-    OPJIT_TRY(opjit_scratch(&panels, vectors * LANES * depth * (int64_t)sizeof(REAL), input));
     f.weights.data = (const REAL *)dense;
+    f.weights.column = 1;
     f.bias = (const REAL *)dense_bias;
-    f.panels = (REAL *)panels;
-    NAME(pack)(&f, NAME(view)(old_h), NAME(view)(input));
+    f.packed = rest <= WIDTH / FEW ? n->batch - rest : n->batch;
+    if (f.packed > 0) {
+        void *panels;
+        OPJIT_TRY(opjit_scratch(&panels, (f.packed + WIDTH - 1) / WIDTH * WIDTH * depth * (int64_t)sizeof(REAL), input));
+        f.panels = (REAL *)panels;
+        NAME(pack)(&f);
+    }
     return opjit_parallel_for(0, (n->state + STATES - 1) / STATES, grain(3 * STATES * depth * n->batch), NAME(forward_range), &f);
 }
 
@@ -328,12 +358,12 @@ typedef struct NAME(backward) {
     REAL *dz, *bias, *old_cell; /* (B, 3S); the gradients of bias and old_cell */
 } NAME(backward);
 
-/* The gradients of z and old_cell, and the sum over the batch, for a vector of states. */
-static ALWAYS_INLINE void NAME(differentiate)(const NAME(backward) * d, int64_t s, int64_t count)
+/* The gradients of z and old_cell of some rows of the batch, for a vector of states; those of z are added to the sums. */
+static ALWAYS_INLINE void NAME(differentiate)(const NAME(backward) * d, int64_t begin, int64_t end, int64_t s, int64_t count, V *sums)
 {
     const int64_t state = d->n.state;
     V sum0 = {0}, sum1 = {0}, sum2 = {0};
-    for (int64_t b = 0; b < d->n.batch; b++) {
+    for (int64_t b = begin; b < end; b++) {
         REAL *dz = d->dz + b * 3 * state + s;
         V i = NAME(load)(d->gates, b, s, count), o = NAME(load)(d->gates, b, state + s, count);
         V g = NAME(load)(d->gates, b, 2 * state + s, count), t = NAME(load)(d->gates, b, 3 * state + s, count);
@@ -346,22 +376,33 @@ static ALWAYS_INLINE void NAME(differentiate)(const NAME(backward) * d, int64_t 
         NAME(store)(d->old_cell + b * state + s, cell, count);
         sum0 += z0, sum1 += z1, sum2 += z2;
     }
-    if (d->bias) {
-        NAME(store)(d->bias + s, sum0, count);
-        NAME(store)(d->bias + state + s, sum1, count);
-        NAME(store)(d->bias + 2 * state + s, sum2, count);
+    sums[0] += sum0, sums[1] += sum1, sums[2] += sum2;
+}
+
+/* Rows are added by 16, those sums by 16, and these: as exact as a tree of additions. */
+static void NAME(differentiate_all)(const NAME(backward) * d, int64_t s, int64_t count)
+{
+    V sums[3] = {{0}}, total[3] = {{0}};
+    for (int64_t b = 0; b < d->n.batch; b += 16) {
+        NAME(differentiate)(d, b, b + 16 < d->n.batch ? b + 16 : d->n.batch, s, count, sums);
+        for (int gate = 0; gate < 3 && (b % 256 == 240 || b + 16 >= d->n.batch); gate++) {
+            total[gate] += sums[gate];
+            sums[gate] = (V){0};
+        }
     }
+    for (int64_t gate = 0; gate < 3 && d->bias; gate++)
+        NAME(store)(d->bias + gate * d->n.state + s, total[gate], count);
 }
 
 static opjit_status NAME(differentiate_range)(int64_t begin, int64_t end, void *context)
 {
     const NAME(backward) *d = (const NAME(backward) *)context;
     for (int64_t s = begin * LANES; s < end * LANES && s < d->n.state; s += LANES)
-        NAME(differentiate)(d, s, d->n.state - s);
+        NAME(differentiate_all)(d, s, d->n.state - s);
     return OPJIT_OK;
 }
 
-/* A product of any number of columns. Those that do not fill two vectors are copied, with zeros behind them. */
+/* A product of any number of columns. Those that do not fill a tile are copied, with zeros behind them. */
 typedef struct NAME(columns) {
     NAME(product) p;
     int64_t count;
@@ -370,30 +411,29 @@ typedef struct NAME(columns) {
 
 static void NAME(multiply_rest)(NAME(product) p, const REAL *rest, int64_t count)
 {
-    const int64_t rows = p.rows, c_row = p.c_row, width = 2 * LANES;
-    REAL tile[ROWS * 2 * LANES], *c = p.c;
+    const int64_t rows = p.rows, c_row = p.c_row;
+    REAL tile[ROWS * WIDTH], *c = p.c;
     p.b = rest;
     p.c = tile;
-    p.b_row = p.c_row = width;
+    p.b_row = p.c_row = WIDTH;
     for (int64_t r = 0; r < rows; r += ROWS, p.a += ROWS * p.row) {
         p.rows = rows - r < ROWS ? rows - r : ROWS;
-        NAME(multiply)(&p, count > LANES ? 2 : 1);
+        NAME(multiply)(&p);
         for (int64_t i = 0; i < p.rows; i++)
-            memcpy(c + (r + i) * c_row, tile + i * width, (size_t)count * sizeof *c);
+            memcpy(c + (r + i) * c_row, tile + i * WIDTH, (size_t)count * sizeof *c);
     }
 }
 
 static opjit_status NAME(multiply_range)(int64_t begin, int64_t end, void *context)
 {
     const NAME(columns) *all = (const NAME(columns) *)context;
-    const int64_t width = 2 * LANES;
     for (int64_t panel = begin; panel < end; panel++) {
         NAME(product) p = all->p;
-        const int64_t left = all->count - panel * width;
-        p.b += panel * width;
-        p.c += panel * width;
-        if (left >= width)
-            NAME(multiply)(&p, 2);
+        const int64_t left = all->count - panel * WIDTH;
+        p.b += panel * WIDTH;
+        p.c += panel * WIDTH;
+        if (left >= WIDTH)
+            NAME(multiply)(&p);
         else
             NAME(multiply_rest)(p, all->rest, left);
     }
@@ -402,17 +442,17 @@ static opjit_status NAME(multiply_range)(int64_t begin, int64_t end, void *conte
 
 static opjit_status NAME(multiply_columns)(NAME(product) p, int64_t count, const opjit_tensor *like)
 {
-    const int64_t width = 2 * LANES, whole = count / width * width;
+    const int64_t whole = count / WIDTH * WIDTH;
     NAME(columns) all = {p, count, NULL};
     void *memory;
     if (whole < count) {
-        OPJIT_TRY(opjit_scratch(&memory, p.depth * width * (int64_t)sizeof(REAL), like));
+        OPJIT_TRY(opjit_scratch(&memory, p.depth * WIDTH * (int64_t)sizeof(REAL), like));
         all.rest = (REAL *)memory;
-        memset(memory, 0, (size_t)(p.depth * width) * sizeof(REAL));
+        memset(memory, 0, (size_t)(p.depth * WIDTH) * sizeof(REAL));
         for (int64_t i = 0; i < p.depth; i++)
-            memcpy(all.rest + i * width, p.b + i * p.b_row + whole, (size_t)(count - whole) * sizeof(REAL));
+            memcpy(all.rest + i * WIDTH, p.b + i * p.b_row + whole, (size_t)(count - whole) * sizeof(REAL));
     }
-    return opjit_parallel_for(0, (count + width - 1) / width, grain(width * p.rows * p.depth), NAME(multiply_range), &all);
+    return opjit_parallel_for(0, (count + WIDTH - 1) / WIDTH, grain(WIDTH * p.rows * p.depth), NAME(multiply_range), &all);
 }
 
 /* The gradients of old_h and input: dz weights, whose columns are those of both. */
@@ -432,7 +472,7 @@ static opjit_status NAME(backward_inputs)(const NAME(backward) * d, const opjit_
     return NAME(multiply_columns)(p, d->n.features, weights);
 }
 
-/* The gradient of the weights: dz^T [old_h, input]. */
+/* The gradient of the weights: dz^T [old_h, x]. */
 static opjit_status NAME(backward_weights)(const NAME(backward) * d, const opjit_tensor *old_h, const opjit_tensor *input,
                                            REAL *weights)
 {

@@ -2,7 +2,7 @@
 
 For a batch of B rows, F features and S states; ``weights`` is (3S, S + F) with the columns of ``old_h`` first, ``bias`` is (3S)::
 
-    z0, z1, z2 = [old_h, input] @ weights.T + bias
+    z0, z1, z2 = [old_h, x] @ weights.T + bias
     i, o, g = sigmoid(z0), sigmoid(z1), elu(z2)
     new_cell = old_cell + g * i
     new_h = tanh(new_cell) * o
@@ -22,31 +22,31 @@ import opjit
 Tensor = torch.Tensor
 
 
-@opjit.op("lltm_forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+@opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
           " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
-def lltm_forward(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, state = old_h.shape
-    return input.new_empty(batch, state), input.new_empty(batch, state), input.new_empty(batch, 4 * state)
+    return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
 
-@opjit.op("lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor input, Tensor weights, Tensor old_h,"
+@opjit.op("lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
           " bool inputs, bool parameters)"
           " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)")
-def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, input: Tensor, weights: Tensor, old_h: Tensor,
+def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
                   inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``inputs`` and ``parameters`` say whose gradients are wanted; the others come back without elements."""
-    batch, features, state = *input.shape, old_h.shape[1]
+    batch, features, state = *x.shape, old_h.shape[1]
 
     def wanted(of: bool, *sizes: int) -> Tensor:
-        return input.new_empty(sizes if of else (0,) * len(sizes))
+        return x.new_empty(sizes if of else (0,) * len(sizes))
 
     return (wanted(inputs, batch, features), wanted(parameters, 3 * state, state + features), wanted(parameters, 3 * state),
-            wanted(inputs, batch, state), input.new_empty(batch, state))
+            wanted(inputs, batch, state), x.new_empty(batch, state))
 
 
 @lltm_forward.reference
-def forward_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    z = torch.nn.functional.linear(torch.cat([old_h, input], dim=1), weights, bias)
+def forward_reference(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    z = torch.nn.functional.linear(torch.cat([old_h, x], dim=1), weights, bias)
     i, o, g = z.chunk(3, dim=1)
     i, o, g = torch.sigmoid(i), torch.sigmoid(o), torch.nn.functional.elu(g)
     new_cell = old_cell + g * i
@@ -55,7 +55,7 @@ def forward_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tenso
 
 
 @lltm_backward.reference
-def backward_reference(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, input: Tensor, weights: Tensor, old_h: Tensor,
+def backward_reference(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
                        inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     state = old_h.shape[1]
     i, o, g, t = gates.chunk(4, dim=1)
@@ -63,18 +63,18 @@ def backward_reference(grad_h: Tensor | None, grad_cell: Tensor | None, gates: T
     d_cell = d_h * o * (1 - t * t) + (0 if grad_cell is None else grad_cell)
     d_z = torch.cat([d_cell * g * i * (1 - i), d_h * t * o * (1 - o), d_cell * i * torch.where(g > 0, 1, g + 1)], dim=1)
     d_x = d_z @ weights if inputs else weights.new_empty(0, 0)
-    d_weights = d_z.t() @ torch.cat([old_h, input], dim=1) if parameters else weights.new_empty(0, 0)
+    d_weights = d_z.t() @ torch.cat([old_h, x], dim=1) if parameters else weights.new_empty(0, 0)
     d_bias = d_z.sum(0) if parameters else weights.new_empty(0)
     return d_x[:, state:].contiguous(), d_weights, d_bias, d_x[:, :state].contiguous(), d_cell
 
 
 @lltm_forward.setup_context
 def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    input, weights, _, old_h, _ = inputs
+    x, weights, _, old_h, _ = inputs
     gates = output[2]
     ctx.mark_non_differentiable(gates)
     ctx.set_materialize_grads(False)  # a result that nobody used needs no zeros
-    ctx.save_for_backward(gates, input, weights, old_h)
+    ctx.save_for_backward(gates, x, weights, old_h)
 
 
 _backward = lltm_backward.overload
@@ -85,14 +85,14 @@ def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None)
     wanted = wants_input, wants_weights, wants_bias, wants_h, _ = ctx.needs_input_grad
     with torch.no_grad():
         found = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_input or wants_h, wants_weights or wants_bias)
-    gradients = tuple(gradient if wants else None for gradient, wants in zip(found, wanted))
+    gradients = tuple(gradient if wants else None for gradient, wants in zip(found, wanted, strict=True))
     return _differentiable_once(gradients) if torch.is_grad_enabled() else gradients
 
 
 def _differentiable_once(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """For create_graph: gradients that say what is missing, as soon as somebody differentiates them."""
-    text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; use the plain torch form of the cell for a second one"
-    fail = torch._C._functions.DelayedError(text, len(gradients))
+    text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
+    fail: Any = torch._C._functions.DelayedError(text, len(gradients))
     failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients))
     return failing
 
@@ -133,13 +133,13 @@ def forward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, An
 
 @lltm_backward.samples
 def backward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    for (input, weights, bias, old_h, old_cell), _ in forward_samples(device):
-        gates = forward_reference(input, weights, bias, old_h, old_cell)[2]
+    for (x, weights, bias, old_h, old_cell), _ in forward_samples(device):
+        gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
         grad_h, grad_cell = old_cell.flip(0), old_h.flip(1) / 2
-        yield (grad_h, grad_cell, gates, input, weights, old_h, True, True), {}
-    yield (grad_h, None, gates, input, weights, old_h, True, False), {}
-    yield (None, grad_cell, gates, input, weights, old_h, False, True), {}
-    yield (grad_h.new_ones(()).expand_as(grad_h), None, gates, input, weights, old_h, False, False), {}
+        yield (grad_h, grad_cell, gates, x, weights, old_h, True, True), {}
+    yield (grad_h, None, gates, x, weights, old_h, True, False), {}
+    yield (None, grad_cell, gates, x, weights, old_h, False, True), {}
+    yield (grad_h.new_ones(()).expand_as(grad_h), None, gates, x, weights, old_h, False, False), {}
 
 
 WORK = ((16, 32, 128), (64, 128, 512))
@@ -159,7 +159,7 @@ def forward_workloads(device: str) -> Iterator[opjit.Workload]:
 @lltm_backward.workloads
 def backward_workloads(device: str) -> Iterator[opjit.Workload]:
     for batch, features, state in WORK:
-        input, weights, bias, old_h, old_cell = _arguments(batch, features, state, torch.float32, device)
-        gates = forward_reference(input, weights, bias, old_h, old_cell)[2]
-        args = (old_cell.flip(0), old_cell, gates, input, weights, old_h, True, True)
-        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args[:6], input, weights, bias, old_h, old_cell))
+        x, weights, bias, old_h, old_cell = _arguments(batch, features, state, torch.float32, device)
+        gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
+        args = (old_cell.flip(0), old_cell, gates, x, weights, old_h, True, True)
+        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args[:6], x, weights, bias, old_h, old_cell))
