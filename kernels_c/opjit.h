@@ -32,6 +32,9 @@
  *     int[] float[] bool[] Tensor[]      const opjit_ints *, opjit_floats *, opjit_bools *, opjit_tensors *
  *     -> Tensor  int  float  bool        opjit_tensor *  int64_t *  double *  bool *
  *
+ * A folder may declare several ops and hold their kernels in one file, named after the folder. It is compiled for each
+ * of them, with OPJIT_OP_<op> defined: what the others need can be left out.
+ *
  * Memory: inputs are borrowed, outputs are handed over, scratch is freed after the call. You never free.
  * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it
  * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.

@@ -9,13 +9,15 @@
  *   --------   ------------------------------------------------   ---------------------------------
  *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _dtype,      libtorch_cpu
  *              _device_type, _device_index, _delete_tensor_object,
- *              _empty_strided, _copy_, _grad_mode_is_enabled,
+ *              _empty_strided, __reinterpret_tensor, _copy_,
+ *              _grad_mode_is_enabled,
  *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_cpu,
  *              _library_init_impl, _delete_library_object
  *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
  *              _create_device_guard, _delete_device_guard,
  *              _get_current_cuda_stream,                          libtorch_cuda (CUDA builds only)
- *              _cuda_caching_allocator_raw_alloc, _raw_delete
+ *              _cuda_caching_allocator_raw_alloc, _raw_delete,
+ *              _cuda_mm_out, _cuda_addmm_out
  *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
  *              torch_get_const_data_ptr, _mutable_data_ptr,
  *              torch_list_size, _get_item, torch_delete_list,
@@ -61,6 +63,9 @@ torch_error aoti_torch_get_device_index(torch_tensor tensor, int32_t *device_ind
 torch_error aoti_torch_delete_tensor_object(torch_tensor tensor);
 torch_error aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype,
                                      int32_t device_type, int32_t device_index, torch_tensor *result);
+/* A view of another tensor's memory; the offset is counted from that tensor's first element. */
+torch_error aoti_torch__reinterpret_tensor(torch_tensor self, int64_t dim, const int64_t *sizes, const int64_t *strides,
+                                           int64_t offset, torch_tensor *result);
 torch_error aoti_torch_copy_(torch_tensor self, torch_tensor source, int32_t non_blocking);
 
 /* Modes. */
@@ -105,6 +110,10 @@ torch_error aoti_torch_delete_device_guard(torch_guard guard);
 torch_error aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
 torch_error aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **memory); /* for the current stream */
 torch_error aoti_torch_cuda_caching_allocator_raw_delete(void *memory);
+
+/* Matrix products on CUDA, without the dispatcher: out = a b, and out = beta added + alpha a b. */
+torch_error aoti_torch_cuda_mm_out(torch_tensor out, torch_tensor a, torch_tensor b);
+torch_error aoti_torch_cuda_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta, double alpha);
 
 /* Errors. aoti_torch_check throws a C++ exception when `condition` is false. */
 void aoti_torch_check(bool condition, const char *function, const char *file, uint32_t line, const char *message);

@@ -282,7 +282,7 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
         _appear(folder / f"lib{unused}.a", b"!<arch>\n")
     declared = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header))
     for name in missing:
-        functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching)", f)) == (name == "libtorch_cuda"))
+        functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching|mm|addmm)", f)) == (name == "libtorch_cuda"))
         source = "".join(f".globl {function}\n.type {function},@function\n{function}:\n.size {function},0\n" for function in functions)
         made = folder / f".{files.unique()}"
         command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]

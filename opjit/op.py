@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import backends, schema
+from opjit import autograd, backends, schema
 from opjit.backends import Backend, Flags
 from opjit.errors import DeclarationError, NoKernel
 from opjit.loader import Loaded
@@ -134,8 +134,7 @@ class Op:
 
     def _register_backward(self) -> None:
         if self._backward is not None:
-            torch.library.register_autograd(self.qualified, self._backward, setup_context=self._setup_context,
-                                            lib=_libraries[self.qualified])
+            autograd.bind(self, self._backward, self._setup_context, _libraries[self.qualified])
 
     @property
     def plain(self) -> Function:

@@ -1,0 +1,165 @@
+"""The LLTM cell (an LSTM without a forget gate, with an elu): lltm_forward and lltm_backward.
+
+For a batch of B rows, F features and S states; ``weights`` is (3S, S + F) with the columns of ``old_h`` first, ``bias`` is (3S)::
+
+    z0, z1, z2 = [old_h, x] @ weights.T + bias
+    i, o, g = sigmoid(z0), sigmoid(z1), elu(z2)
+    new_cell = old_cell + g * i
+    new_h = tanh(new_cell) * o
+
+``gates`` is (B, 4S): i, o, g and tanh(new_cell), for the backward. float32 and float64. There is no second derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import opjit
+
+Tensor = torch.Tensor
+
+
+@opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+          " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
+def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, state = old_h.shape
+    return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
+
+
+@opjit.op("lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
+          " bool inputs, bool parameters)"
+          " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)")
+def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
+                  inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``inputs`` and ``parameters`` say whose gradients are wanted; the others come back without elements."""
+    batch, features, state = *x.shape, old_h.shape[1]
+
+    def wanted(of: bool, *sizes: int) -> Tensor:
+        return x.new_empty(sizes if of else (0,) * len(sizes))
+
+    return (wanted(inputs, batch, features), wanted(parameters, 3 * state, state + features), wanted(parameters, 3 * state),
+            wanted(inputs, batch, state), x.new_empty(batch, state))
+
+
+@lltm_forward.reference
+def forward_reference(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    z = torch.nn.functional.linear(torch.cat([old_h, x], dim=1), weights, bias)
+    i, o, g = z.chunk(3, dim=1)
+    i, o, g = torch.sigmoid(i), torch.sigmoid(o), torch.nn.functional.elu(g)
+    new_cell = old_cell + g * i
+    t = torch.tanh(new_cell)
+    return t * o, new_cell, torch.cat([i, o, g, t], dim=1)
+
+
+@lltm_backward.reference
+def backward_reference(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
+                       inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    state = old_h.shape[1]
+    i, o, g, t = gates.chunk(4, dim=1)
+    d_h = torch.zeros_like(t) if grad_h is None else grad_h
+    d_cell = d_h * o * (1 - t * t) + (0 if grad_cell is None else grad_cell)
+    d_z = torch.cat([d_cell * g * i * (1 - i), d_h * t * o * (1 - o), d_cell * i * torch.where(g > 0, 1, g + 1)], dim=1)
+    d_x = d_z @ weights if inputs else weights.new_empty(0, 0)
+    d_weights = d_z.t() @ torch.cat([old_h, x], dim=1) if parameters else weights.new_empty(0, 0)
+    d_bias = d_z.sum(0) if parameters else weights.new_empty(0)
+    return d_x[:, state:].contiguous(), d_weights, d_bias, d_x[:, :state].contiguous(), d_cell
+
+
+@lltm_forward.setup_context
+def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    x, weights, _, old_h, _ = inputs
+    gates = output[2]
+    ctx.mark_non_differentiable(gates)
+    ctx.set_materialize_grads(False)  # a result that nobody used needs no zeros
+    ctx.save_for_backward(gates, x, weights, old_h)
+
+
+_backward = lltm_backward.overload
+
+
+@lltm_forward.backward
+def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    wanted = wants_input, wants_weights, wants_bias, wants_h, _ = ctx.needs_input_grad
+    with torch.no_grad():
+        found = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_input or wants_h, wants_weights or wants_bias)
+    gradients = tuple(gradient if wants else None for gradient, wants in zip(found, wanted, strict=True))
+    return _differentiable_once(gradients) if torch.is_grad_enabled() else gradients
+
+
+def _differentiable_once(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """For create_graph: gradients that say what is missing, as soon as somebody differentiates them."""
+    text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
+    fail: Any = torch._C._functions.DelayedError(text, len(gradients))
+    failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients))
+    return failing
+
+
+def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """The same on every device, between -2 and 2."""
+    return 2 * torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), device=device, dtype=torch.float64) ** 1.5).to(dtype).reshape(shape)
+
+
+def _arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    def numbers(*shape: int) -> Tensor:
+        return _numbers(*shape, dtype=dtype, device=device)
+
+    return (numbers(batch, features), numbers(3 * state, state + features) / max(1, state + features) ** 0.5, numbers(3 * state),
+            numbers(batch, state), numbers(batch, state))
+
+
+def _apart(x: Tensor) -> Tensor:
+    """The same numbers, in memory that has others between them and runs the other way."""
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 7.0)
+    wide = wide.t().contiguous().t() if x.dim() == 2 else wide
+    return wide[..., ::2].copy_(x)
+
+
+SHAPES = ((16, 32, 128), (1, 1, 1), (1, 32, 128), (3, 5, 7), (17, 33, 65), (40, 3, 31), (2, 130, 4), (0, 3, 5), (2, 0, 5), (2, 3, 0))
+
+
+@lltm_forward.samples
+def forward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    for dtype in (torch.float32, torch.float64):
+        for shape in SHAPES:
+            yield _arguments(*shape, dtype, device), {}
+        yield tuple(_apart(x) for x in _arguments(3, 5, 7, dtype, device)), {}
+        yield tuple(x.double().to(dtype)[..., 1:] if x.dim() == 1 else x[:, 1:] for x in
+                    (x.new_zeros(*x.shape[:-1], x.shape[-1] + 1).index_copy(-1, torch.arange(1, x.shape[-1] + 1, device=device), x)
+                     for x in _arguments(17, 33, 65, dtype, device))), {}
+
+
+@lltm_backward.samples
+def backward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    for (x, weights, bias, old_h, old_cell), _ in forward_samples(device):
+        gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
+        grad_h, grad_cell = old_cell.flip(0), old_h.flip(1) / 2
+        yield (grad_h, grad_cell, gates, x, weights, old_h, True, True), {}
+    yield (grad_h, None, gates, x, weights, old_h, True, False), {}
+    yield (None, grad_cell, gates, x, weights, old_h, False, True), {}
+    yield (grad_h.new_ones(()).expand_as(grad_h), None, gates, x, weights, old_h, False, False), {}
+
+
+WORK = ((16, 32, 128), (64, 128, 512))
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@lltm_forward.workloads
+def forward_workloads(device: str) -> Iterator[opjit.Workload]:
+    for batch, features, state in WORK:
+        args = _arguments(batch, features, state, torch.float32, device)
+        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args) + 6 * _bytes(args[-1]))
+
+
+@lltm_backward.workloads
+def backward_workloads(device: str) -> Iterator[opjit.Workload]:
+    for batch, features, state in WORK:
+        x, weights, bias, old_h, old_cell = _arguments(batch, features, state, torch.float32, device)
+        gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
+        args = (old_cell.flip(0), old_cell, gates, x, weights, old_h, True, True)
+        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args[:6], x, weights, bias, old_h, old_cell))

@@ -1,0 +1,497 @@
+"""lltm_forward and lltm_backward: torch's values and gradients, own exp and tanh as exact as stated, the same bits each time."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from opjit import Op, backends, catalog, targets
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "lltm"
+FLOATING = [torch.float32, torch.float64]
+LEVELS = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
+Tensor = torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def forward() -> Op:
+    return catalog.find("lltm_forward")
+
+
+@pytest.fixture(scope="module")
+def backward() -> Op:
+    return catalog.find("lltm_backward")
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Tensor]:
+    """x, weights, bias, old_h, old_cell."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, features), (3 * state, state + features), (3 * state,), (batch, state), (batch, state)]
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    made[1] /= max(1, state + features) ** 0.5
+    return [x.to(device, dtype) for x in made]
+
+
+def gradient_arguments(forward: Op, args: list[Tensor], seed: int = 9) -> list[Any]:
+    """What lltm_backward takes after such a forward, with gradients of both results."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weights, _, old_h, old_cell = args
+    grads = [torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell) for _ in range(2)]
+    return [*grads, forward.plain(*args)[2], x, weights, old_h, True, True]
+
+
+def exact(op: Op, args: list[Any]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = op.plain(*(x.double() if isinstance(x, Tensor) else x for x in args))
+    return found
+
+
+def assert_right(op: Op, args: list[Any]) -> None:
+    """As near to the float64 reference as a sum of so many products in the dtype is."""
+    for got, wanted in zip(op(*args), exact(op, args), strict=True):
+        dtype = args[2].dtype
+        assert got.dtype == dtype
+        assert got.shape == wanted.shape
+        assert got.is_contiguous()
+        if got.numel():
+            allowed = 64 * torch.finfo(dtype).eps * (1 + wanted.abs().max().item())
+            assert (got.double() - wanted).abs().max().item() <= allowed
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.integers(0, 40), features=st.integers(0, 70), state=st.integers(0, 70), dtype=st.sampled_from(FLOATING),
+       seed=st.integers(0, 99))
+def test_any_sizes_give_the_references_values(forward: Op, backward: Op, batch: int, features: int, state: int, dtype: torch.dtype,
+                                              seed: int) -> None:
+    args = arguments(batch, features, state, dtype, seed=seed)
+    assert_right(forward, args)
+    assert_right(backward, gradient_arguments(forward, args))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_sizes_beyond_a_block_of_the_depth_and_one_thread(forward: Op, backward: Op, dtype: torch.dtype) -> None:
+    for sizes in ((64, 128, 512), (5, 700, 33), (300, 2, 65)):
+        args = arguments(*sizes, dtype)
+        assert_right(forward, args)
+        assert_right(backward, gradient_arguments(forward, args))
+
+
+def reversed_in_memory(x: Tensor) -> Tensor:
+    """The same numbers, with the dimensions in the other order."""
+    return x.t().contiguous().t() if x.dim() == 2 else x
+
+
+def apart(x: Tensor) -> Tensor:
+    """The same numbers, with others between them that nothing may read."""
+    wide = x.new_full((*(2 * size for size in x.shape),), math.nan)
+    return wide[tuple(slice(1, None, 2) for _ in x.shape)].copy_(x)
+
+
+@pytest.mark.parametrize("layout", [reversed_in_memory, apart, lambda x: x[..., :1].expand(x.shape)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_strides_make_no_difference(forward: Op, backward: Op, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> None:
+    args = arguments(19, 13, 34, dtype)
+    given_back = gradient_arguments(forward, args)
+    for op, all_args in ((forward, args), (backward, given_back)):
+        for at in [*range(len(all_args)), None]:
+            laid = [layout(x) if isinstance(x, Tensor) and at in (index, None) else x for index, x in enumerate(all_args)]
+            dense = [x.contiguous() if isinstance(x, Tensor) else x for x in laid]
+            for got, wanted in zip(op(*laid), op(*dense), strict=True):
+                assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 4, 5), (2, 0, 3), (2, 3, 0), (0, 2, 2), (17, 2, 3)])
+def test_gradcheck(forward: Op, sizes: tuple[int, int, int]) -> None:
+    leaves = [x.requires_grad_() for x in arguments(*sizes, torch.float64)]
+    assert gradcheck(lambda *args: forward(*args)[:2], leaves)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("wanted", range(5))
+def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: torch.dtype, wanted: int) -> None:
+    combinations: list[Callable[[Tensor, Tensor], Tensor]] = [lambda h, cell: h.sum() + cell.sum(), lambda h, cell: h.square().sum(),
+                                                              lambda h, cell: cell.sum()]
+    for combine in combinations:
+        found = []
+        for function in (forward, forward.plain):
+            leaves = [x.requires_grad_(index == wanted) for index, x in enumerate(arguments(16, 8, 24, dtype))]
+            combine(*function(*leaves)[:2]).backward()
+            assert [leaf.grad is not None for leaf in leaves] == [index == wanted for index in range(5)]
+            found.append(leaves[wanted].grad)
+        torch.testing.assert_close(found[0], found[1], rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
+
+
+def test_gates_carry_no_gradient_and_a_second_derivative_is_refused(forward: Op) -> None:
+    leaves = [x.requires_grad_() for x in arguments(3, 4, 5, torch.float64)]
+    new_h, _, gates = forward(*leaves)
+    assert new_h.requires_grad
+    assert not gates.requires_grad
+    (first,) = torch.autograd.grad(new_h.sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="lltm_forward can be differentiated once"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dtype) -> None:
+    """All of z is exactly 0, so that new_cell is elu(z2) / 2 and its slope by the bias is elu'(0) / 2."""
+    args = arguments(2, 3, 4, dtype)
+    args[1].zero_()
+    slopes = []
+    for function in (forward, forward.plain):
+        bias = torch.zeros(12, dtype=dtype, requires_grad=True)
+        function(args[0], args[1], bias, args[3], args[4])[1].sum().backward()
+        assert bias.grad is not None
+        slopes.append(bias.grad[8:])
+    assert torch.equal(slopes[0], slopes[1])
+    assert torch.equal(slopes[0], torch.ones(4, dtype=dtype))
+
+
+# --------------------------------------------------------------------------------------------------
+# Own functions: with weights of 0 and z in the bias, gates are sigmoid, elu and tanh of whatever one likes.
+
+
+def functions_of(forward: Op, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """sigmoid(z), elu(z) and tanh(z), by the op."""
+    n = z.numel()
+    zero = z.new_zeros(1, n)
+    gates = forward(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
+    shut = torch.cat([z.new_full((n,), -math.inf), z.new_zeros(2 * n)])  # the input gate gives 0, so new_cell is old_cell
+    activated = forward(z.new_zeros(1, 0), z.new_zeros(3 * n, n), shut, zero, z[None])[2][0]
+    return gates[:n], gates[2 * n:3 * n], activated[3 * n:]
+
+
+def units(got: Tensor, wanted: Tensor) -> float:
+    """The largest distance in units of the last place, in `wanted`'s higher precision; subnormal numbers share the smallest's."""
+    info = torch.finfo(got.dtype)
+    exponent = torch.frexp(wanted.abs().clamp_min(info.smallest_normal))[1].double() - 1
+    return float(((got.double() - wanted) / torch.exp2(exponent) / info.eps).abs().max())
+
+
+def high(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In float64 with libm, whose error is far below what float32 tells apart."""
+    wide = z.double()
+    return 1 / (1 + torch.exp(-wide)), torch.where(wide > 0, wide, torch.expm1(wide)), torch.tanh(wide)
+
+
+def hard_numbers(dtype: torch.dtype) -> Tensor:
+    """All magnitudes, and many where the results turn from one thing to another."""
+    info = torch.finfo(dtype)
+    small = torch.logspace(math.log10(info.smallest_normal), 1, 20_000, dtype=torch.float64)
+    edges = 0.5 * math.log(2) * torch.arange(-300, 300, dtype=torch.float64)
+    around = (edges[:, None] + torch.linspace(-1e-3, 1e-3, 41, dtype=torch.float64)).flatten()
+    even = torch.linspace(-110, 110, 200_001, dtype=torch.float64)
+    return torch.cat([small, -small, around, even]).to(dtype)
+
+
+def test_float32_functions_are_as_exact_as_stated(forward: Op) -> None:
+    z = hard_numbers(torch.float32)
+    z = z[z > -87]  # below, sigmoid is subnormal, and 0 from -89 on; torch's is 0 from -88.7 on
+    for name, got, wanted, bound in zip(("sigmoid", "elu", "tanh"), (found.flatten() for found in _in_parts(forward, z)), high(z),
+                                        (2.5, 1.5, 3.0), strict=True):
+        assert units(got, wanted) <= bound, name
+
+
+def test_float64_functions_are_as_exact_as_stated(forward: Op) -> None:
+    """Python's own numbers cannot judge these: fractions of them can, on a sample."""
+    import mpmath  # type: ignore[import-untyped]
+
+    z = hard_numbers(torch.float64)[::397]
+    with mpmath.workprec(200):
+        numbers = [mpmath.mpf(value) for value in z.tolist()]
+        wanted = ([1 / (1 + mpmath.exp(-x)) for x in numbers], [x if x > 0 else mpmath.expm1(x) for x in numbers],
+                  [mpmath.tanh(x) for x in numbers])
+        for name, got, of, bound in zip(("sigmoid", "elu", "tanh"), _in_parts(forward, z), wanted, (2.5, 1.5, 3.0), strict=True):
+            worst = max(abs(mpmath.mpf(value) - right) / mpmath.ldexp(1, max(-1022, mpmath.frexp(right)[1] - 1) - 52)
+                        for value, right in zip(got.tolist(), of, strict=True) if right)
+            assert worst <= bound, name
+
+
+def _in_parts(forward: Op, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    parts = [functions_of(forward, part) for part in z.split(700)]
+    first, second, third = (torch.cat(found) for found in zip(*parts, strict=True))
+    return first, second, third
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_saturation_infinities_and_nan_are_torchs(forward: Op, dtype: torch.dtype) -> None:
+    z = torch.tensor([0.0, -0.0, 20, -20, 50, -50, 104, -104, 800, -800, 1e30, -1e30, math.inf, -math.inf, math.nan], dtype=dtype)
+    wanted = torch.sigmoid(z), torch.nn.functional.elu(z), torch.tanh(z)
+    for got, right in zip(functions_of(forward, z), wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).smallest_normal, equal_nan=True)
+    sigmoid, elu, tanh = functions_of(forward, z)
+    assert sigmoid[-3:-1].tolist() == [1, 0]
+    assert elu[-3:-1].tolist() == [math.inf, -1]
+    assert tanh[-3:-1].tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+def test_infinities_and_nan_come_through_as_torchs(forward: Op, backward: Op, dtype: torch.dtype, special: float) -> None:
+    for at in range(5):
+        args = arguments(18, 5, 20, dtype)
+        args[at].view(-1)[7] = special
+        for got, wanted in zip(forward(*args), forward.plain(*args), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5, equal_nan=True)
+        given_back = gradient_arguments(forward, arguments(18, 5, 20, dtype))
+        given_back[at].view(-1)[7] = special
+        for got, wanted in zip(backward(*given_back), backward.plain(*given_back), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 128), (64, 128, 256), (7, 600, 40)])
+def test_float32_is_no_less_exact_than_torch(forward: Op, backward: Op, sizes: tuple[int, int, int]) -> None:
+    """Root mean square over all elements of some calls; a tenth more is what chance does."""
+    for op in (forward, backward):
+        mine: list[float] = [0.0] * 5
+        theirs = list(mine)
+        for seed in range(6):
+            args = arguments(*sizes, torch.float32, seed=seed)
+            args = gradient_arguments(forward, args, seed) if op is backward else args
+            for index, (got, torchs, right) in enumerate(zip(op(*args), op.plain(*args), exact(op, args), strict=True)):
+                mine[index] += (got.double() - right).square().mean().item()
+                theirs[index] += (torchs.double() - right).square().mean().item()
+        for ours, torchs in zip(mine, theirs, strict=True):
+            assert math.sqrt(ours) <= 1.1 * math.sqrt(torchs)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_same_bits_for_any_number_of_threads(forward: Op, backward: Op, threads: Callable[[int], None], dtype: torch.dtype) -> None:
+    args = arguments(70, 61, 300, dtype)
+    given_back = gradient_arguments(forward, args)
+    found = []
+    for count in (1, 2, 3, 8):
+        threads(count)
+        found.append([*forward(*args), *backward(*given_back)])
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("arch", LEVELS)
+def test_every_level_of_the_cpu_is_right(run_python: Callable[..., str], tmp_path: Path, arch: str) -> None:
+    cpu = backends.for_device("cpu")
+    if not cpu.takes(arch) or targets.here(cpu).arch not in LEVELS[LEVELS.index(arch):]:
+        pytest.skip(f"this CPU is no {arch}")
+    run_python("""
+        import torch
+        from opjit import catalog
+        torch.set_num_threads(1)
+        for name in ("lltm_forward", "lltm_backward"):
+            op = catalog.find(name)
+            for args, _ in op.sample("cpu"):
+                for got, wanted in zip(op(*args), op.plain(*args), strict=True):
+                    torch.testing.assert_close(got, wanted, rtol=1e-4 if got.dtype == torch.float32 else 1e-11, atol=1e-5)
+            assert op.loaded["cpu"].key
+    """, env={"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)})
+    assert len(list(tmp_path.glob(f"v1/opjit.lltm_*/{arch}/*/manifest.json"))) == 2
+
+
+BAD_FORWARD: list[tuple[Callable[[list[Tensor]], None], str]] = [
+    (lambda a: a.__setitem__(0, a[0][0]), "`x` must have 2 dimensions, not 1"),
+    (lambda a: a.__setitem__(2, a[2][None]), "`bias` must have 1 dimension, not 2"),
+    (lambda a: a.__setitem__(4, a[4][None]), "`old_cell` must have 2 dimensions, not 3"),
+    (lambda a: a.__setitem__(3, a[3][:2]), "dimension 0 of `old_h` is 2, but the batch of `x` is 3"),
+    (lambda a: a.__setitem__(4, a[4][:2]), "dimension 0 of `old_cell` is 2, but the batch of `x` is 3"),
+    (lambda a: a.__setitem__(4, a[4][:, :4]), "dimension 1 of `old_cell` is 4, but the state size of `old_h` is 5"),
+    (lambda a: a.__setitem__(1, a[1][:14]), "dimension 0 of `weights` is 14, but three times the state size of `old_h` is 15"),
+    (lambda a: a.__setitem__(1, a[1][:, :8]),
+     "dimension 1 of `weights` is 8, but the state size of `old_h` and the features of `x` together are 9"),
+    (lambda a: a.__setitem__(2, a[2][:5]), "dimension 0 of `bias` is 5, but three times the state size of `old_h` is 15"),
+    (lambda a: a.__setitem__(1, a[1].double()), "`weights` is float64, but `x` is float32"),
+    (lambda a: a.__setitem__(slice(None), [x.half() for x in a]), "lltm_forward takes float32 and float64, not float16"),
+    (lambda a: a.__setitem__(slice(None), [x.long() for x in a]), "lltm_forward takes float32 and float64, not int64"),
+    (lambda a: a.__setitem__(3, a[3].to("meta")), "expected all tensors on one device"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_FORWARD, ids=[message for _, message in BAD_FORWARD])
+def test_bad_arguments_of_the_forward_are_named(forward: Op, spoil: Callable[[list[Tensor]], None], message: str) -> None:
+    args = arguments(3, 4, 5, torch.float32)
+    spoil(args)
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        forward(*args)
+
+
+@pytest.mark.parametrize(("at", "changed", "message"), [
+    (0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but the batch of `x` is 3"),
+    (1, lambda x: x[:, :1], "dimension 1 of `grad_cell` is 1, but the state size of `old_h` is 5"),
+    (2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but four times the state size of `old_h` is 20"),
+    (0, lambda x: x.double(), "`grad_h` is float64, but `x` is float32"),
+    (5, lambda x: x[0], "`old_h` must have 2 dimensions, not 1"),
+])
+def test_bad_arguments_of_the_backward_are_named(forward: Op, backward: Op, at: int, changed: Callable[[Tensor], Tensor],
+                                                 message: str) -> None:
+    args = gradient_arguments(forward, arguments(3, 4, 5, torch.float32))
+    args[at] = changed(args[at])
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        backward(*args)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def test_torch_compile_and_export_take_any_batch(forward: Op) -> None:
+    def step(*args: Tensor) -> tuple[Tensor, Tensor]:
+        new_h, new_cell, _ = torch.ops.opjit.lltm_forward(*args)
+        return new_h * 2, new_cell
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+    for batch in (4, 7):
+        leaves = [[x.requires_grad_() for x in arguments(batch, 3, 5, torch.float64)] for _ in range(2)]
+        for function, of in zip((compiled, step), leaves, strict=True):
+            new_h, new_cell = function(*of)
+            (new_h.sum() + new_cell.square().sum()).backward()
+        for one, other in zip(*leaves, strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            torch.testing.assert_close(one.grad, other.grad)
+
+    class Module(torch.nn.Module):
+        def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
+            return step(*args)
+
+    args = arguments(4, 3, 5, torch.float32)
+    rows = {0: torch.export.Dim("batch", min=2)}
+    exported = torch.export.export(Module(), tuple(args), dynamic_shapes=((rows, None, None, rows, rows),))
+    args = arguments(6, 3, 5, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(exported.module()(*args), step(*args), strict=True))
+
+
+def example(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    root = EXAMPLES.parents[1]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run([sys.executable, str(EXAMPLES / script), *options], env={**os.environ, "PYTHONPATH": path}, text=True,
+                          capture_output=True, timeout=280, check=False)
+
+
+NUMBERS = r"\d+\.\d{3}/\d+\.\d{3}"
+
+
+@pytest.mark.parametrize("options", [("py",), ("c",), ("c", "--double", "-b", "3", "-f", "5", "-s", "7", "--scale", "ms"),
+                                     ("c", "--scale", "s")])
+def test_the_examples_benchmark_prints_one_line(options: tuple[str, ...]) -> None:
+    done = example("benchmark.py", *options, "-r", "5")
+    unit = options[options.index("--scale") + 1] if "--scale" in options else "us"
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(f"Forward: {NUMBERS} {unit} \\| Backward {NUMBERS} {unit}\n", done.stdout)
+
+
+@pytest.mark.parametrize("script", ["check.py", "grad_check.py"])
+def test_the_examples_checks_pass(script: str) -> None:
+    done = example(script, "c")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("c on cpu: ")
+
+
+def test_the_examples_cpp_form_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))  # for ninja
+    done = example("check.py", "cpp")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cpp on cpu: equal to Python")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_example_says_where_a_form_runs() -> None:
+    assert "torch sees no CUDA GPU" in example("benchmark.py", "cuda").stderr
+    assert "the variant `c` runs on the CPU" in example("benchmark.py", "c", "-c").stderr
+
+
+# --------------------------------------------------------------------------------------------------
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 32, 128), (17, 33, 65), (33, 1, 100), (64, 128, 512), (100, 0, 30), (0, 3, 5), (2, 3, 0),
+                                   (300, 300, 1030)])
+def test_cuda_gives_the_references_values(forward: Op, backward: Op, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    args = arguments(*sizes, dtype, "cuda")
+    assert_right(forward, args)
+    assert_right(backward, gradient_arguments(forward, args))
+
+
+@pytest.mark.gpu
+def test_cuda_follows_strides(forward: Op, backward: Op) -> None:
+    for sizes in ((19, 13, 34), (300, 300, 1030)):
+        args = arguments(*sizes, torch.float64, "cuda")
+        for layout in (reversed_in_memory, apart):
+            assert_right(forward, [layout(x) for x in args])
+            assert_right(backward, [layout(x) if isinstance(x, Tensor) else x for x in gradient_arguments(forward, args)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (17, 2, 3)])
+def test_cuda_gradcheck(forward: Op, sizes: tuple[int, int, int]) -> None:
+    leaves = [x.requires_grad_() for x in arguments(*sizes, torch.float64, "cuda")]
+    assert gradcheck(lambda *args: forward(*args)[:2], leaves)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(16, 32, 128), (300, 300, 1030)])
+def test_cuda_gives_the_same_bits_each_time_and_in_a_graph(forward: Op, backward: Op, sizes: tuple[int, int, int]) -> None:
+    args = arguments(*sizes, torch.float32, "cuda")
+    given_back = gradient_arguments(forward, args)
+    first = [*forward(*args), *backward(*given_back)]
+    for _ in range(20):
+        assert all(torch.equal(one, other) for one, other in zip(first, [*forward(*args), *backward(*given_back)], strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [*forward(*args), *backward(*given_back)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(first, captured, strict=True))
+
+
+@pytest.mark.gpu
+def test_cuda_uses_the_current_stream(forward: Op) -> None:
+    args = arguments(16, 32, 128, torch.float32, "cuda")
+    wanted = forward(*args)[0]
+    late = torch.zeros_like(args[0])
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(args[0])
+        got = forward(late, *args[1:])[0]
+    stream.synchronize()
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(16, 32, 128), (64, 128, 512)])
+def test_cuda_float32_is_no_less_exact_than_torch(forward: Op, backward: Op, sizes: tuple[int, int, int]) -> None:
+    args = arguments(*sizes, torch.float32, "cuda")
+    for op, given_to in ((forward, args), (backward, gradient_arguments(forward, args))):
+        for got, torchs, right in zip(op(*given_to), op.plain(*given_to), exact(op, given_to), strict=True):
+            mine, theirs = ((found.double() - right).square().mean().sqrt().item() for found in (got, torchs))
+            assert mine <= 1.1 * theirs + 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("script", ["check.py", "grad_check.py", "benchmark.py"])
+def test_the_examples_run_on_cuda(script: str) -> None:
+    done = example(script, "cuda")
+    assert done.returncode == 0, done.stderr
+    if script == "benchmark.py":
+        assert re.fullmatch(f"Forward: {NUMBERS} us \\| Backward {NUMBERS} us\n", done.stdout)
