@@ -424,18 +424,22 @@ static void NAME(multiply_rest)(NAME(product) p, const REAL *rest, int64_t count
     }
 }
 
+/* The parts are CHUNK rows of one tile's width; those of the same rows follow each other. */
 static opjit_status NAME(multiply_range)(int64_t begin, int64_t end, void *context)
 {
     const NAME(columns) *all = (const NAME(columns) *)context;
-    for (int64_t panel = begin; panel < end; panel++) {
+    const int64_t across = (all->count + WIDTH - 1) / WIDTH;
+    for (int64_t i = begin; i < end; i++) {
         NAME(product) p = all->p;
-        const int64_t left = all->count - panel * WIDTH;
-        p.b += panel * WIDTH;
-        p.c += panel * WIDTH;
-        if (left >= WIDTH)
+        const int64_t r = i / across * CHUNK, column = i % across * WIDTH;
+        p.rows = p.rows - r < CHUNK ? p.rows - r : CHUNK;
+        p.a += r * p.row;
+        p.b += column;
+        p.c += r * p.c_row + column;
+        if (all->count - column >= WIDTH)
             NAME(multiply)(&p);
         else
-            NAME(multiply_rest)(p, all->rest, left);
+            NAME(multiply_rest)(p, all->rest, all->count - column);
     }
     return OPJIT_OK;
 }
@@ -452,7 +456,8 @@ static opjit_status NAME(multiply_columns)(NAME(product) p, int64_t count, const
         for (int64_t i = 0; i < p.depth; i++)
             memcpy(all.rest + i * WIDTH, p.b + i * p.b_row + whole, (size_t)(count - whole) * sizeof(REAL));
     }
-    return opjit_parallel_for(0, (count + WIDTH - 1) / WIDTH, grain(WIDTH * p.rows * p.depth), NAME(multiply_range), &all);
+    return opjit_parallel_for(0, (p.rows + CHUNK - 1) / CHUNK * ((count + WIDTH - 1) / WIDTH),
+                              grain(WIDTH * (p.rows < CHUNK ? p.rows : CHUNK) * p.depth), NAME(multiply_range), &all);
 }
 
 /* The gradients of old_h and input: dz weights, whose columns are those of both. */
