@@ -40,9 +40,10 @@
  * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.
  * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
  * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
+ * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, shows its text where Python's print() would.
  *
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
- *           8 half precision
+ *           8 half precision. For ops that work element by element there is more in opjit_elementwise.h.
  *
  * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
  * library; its first screen says what little state there is.
@@ -338,12 +339,16 @@ OPJIT_HOST_DEVICE float opjit_bfloat16_to_float(opjit_bfloat16 value)
 
 OPJIT_HOST_DEVICE opjit_bfloat16 opjit_float_to_bfloat16(float value)
 {
-    uint32_t bits = opjit_bits_of_float(value);
     opjit_bfloat16 result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    uint32_t bits = opjit_bits_of_float(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         result.bits = 0x7fc0;
     else
         result.bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
     return result;
 }
 
@@ -368,8 +373,11 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
 
 OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
 {
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     opjit_half result;
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u)
         rest = 0x7e00u;
     else if (rest >= 0x477ff000u) /* 65520 and more round to infinity */
@@ -379,6 +387,7 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     else /* subnormal: adding 0.5 puts the wanted bits last, rounded */
         rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u;
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
+#endif
     return result;
 }
 

@@ -24,6 +24,12 @@
  * The device of the tensors is current and `stream` is torch's current stream on it: launch everything there,
  * never synchronise, and the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory
  * that is safe to use until the call's kernels have run. No extern "C" is needed.
+ *
+ * Debugging: printf in a __global__ function keeps its text on the device until a synchronisation, which writes it to
+ * the standard output's file descriptor: torch.cuda.synchronize() in Python, or behind the launch, for the time of it,
+ *
+ *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
+ *     opjit_printf("scale done\n"); // of opjit_printf.h: the device's lines come before this one
  */
 #ifndef OPJIT_CUDA_H
 #define OPJIT_CUDA_H

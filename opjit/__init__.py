@@ -8,6 +8,8 @@
 Importing declares the bundled ops to torch (schemas, fake kernels, backwards); it builds, probes and writes nothing.
 """
 
+from typing import TYPE_CHECKING
+
 from opjit import catalog, errors
 from opjit.api import get
 from opjit.backends import register_backend
@@ -15,8 +17,19 @@ from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "errors", "get", "op", "register_backend"]
+__all__ = ["Op", "Workload", "build_library", "errors", "get", "load_library", "op", "register_backend"]
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from opjit.library import build_library, load_library
+else:
+    def __getattr__(name: str) -> object:
+        """What few processes call is imported when it is asked for."""
+        if name not in ("build_library", "load_library"):
+            raise AttributeError(f"module 'opjit' has no attribute {name!r}")
+        from opjit import library
+
+        return getattr(library, name)
 
 register_backend(Cpu())
 register_backend(Cuda())

@@ -48,6 +48,19 @@ def forget_got() -> None:
     _got.clear()
 
 
+def wanted(device: object, arch: str | None) -> Target:
+    """The target of a build that a user asks for: an arch by its name, else this machine's devices of a kind."""
+    backend = backends.for_device(targets.device_type(device)) if device is not None or arch is None else None
+    if arch is None:
+        assert backend is not None
+        return targets.here(backend)
+    target = targets.named(arch, backend)
+    if target.backend.uses_nvcc:
+        nvcc = toolchain.find_nvcc(Store(default_root()).notes)
+        target = targets.named(arch, target.backend, nvcc.version if nvcc else None)
+    return target
+
+
 def ready(op: Op, backend: Backend) -> None:
     """Make torch call the op's C kernel on the backend's device."""
     if backend.name in op.loaded:
@@ -67,8 +80,12 @@ def entry(op: Op, target: Target) -> Entry:
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """What the op is built from for a target, now."""
     source, backend = op.source(target.backend), target.backend
-    return Recipe(op.schema, target, source, read_inputs(source, target), backend.flags(target.arch, target.runtime),
-                  _toolchain(backend, store))
+    flags = backend.flags(target.arch, target.runtime)
+    if op.extra is not None:
+        from opjit import extras
+
+        flags = extras.join(flags, op.extra)
+    return Recipe(op.schema, target, source, read_inputs(source, target, flags.include), flags, _toolchain(backend, store))
 
 
 def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def inspect(content: bytes) -> Binary:
     """
     try:
         return _inspect(content)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise EntryError(f"the library is not a shared library that can be read: {error}") from None
 
 
@@ -89,8 +90,19 @@ def _cuda_archs(content: bytes) -> list[str]:
     return archs
 
 
-def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str]) -> Binary:
+def _link_name(library: str) -> str | None:
+    """``z`` of ``libz.so.1``; None of what is no plain library's name, such as a path."""
+    found = re.fullmatch(r"lib([\w+.-]+?)\.so(\.\d+)*", library)
+    return found[1] if found else None
+
+
+def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str],
+          declared: frozenset[str] = frozenset()) -> Binary:
     """Refuse a library that is for another machine or asks for anything it should not.
+
+    Args:
+        allowed: libraries that it may ask for.
+        declared: more of them, as they are named for a linker: ``"z"`` for ``libz.so.1``.
 
     Raises:
         EntryError: names what is wrong.
@@ -100,9 +112,9 @@ def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: fro
         raise EntryError(f"the library is for {found.machine}, not {machine}")
     if found.run_path != RUN_PATH:
         raise EntryError(f"the library's run path is {found.run_path!r}, not {RUN_PATH!r}")
-    extra = found.needed - allowed
+    extra = [name for name in sorted(found.needed - allowed) if _link_name(name) not in declared]
     if extra:
-        raise EntryError(f"the library asks for {', '.join(sorted(extra))}, which an op may not need")
+        raise EntryError(f"the library asks for {', '.join(extra)}, which an op may not need without declaring it in extra_ldflags")
     if not cuda_archs <= found.cuda_archs:
         raise EntryError(f"the library holds CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
                          f"not for {', '.join(sorted(cuda_archs))}")

@@ -15,7 +15,6 @@ import importlib
 import logging
 import os
 import re
-import secrets
 import shlex
 import subprocess
 import sysconfig
@@ -133,14 +132,14 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         making = beside.submit(_stubs, recipe, compiler, base)
         _import_builder()
         stubs = making.result()
-    name = f"opjit_{secrets.token_hex(8)}"
+    name = f"opjit_{files.unique()}"
     started = time.perf_counter()
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, RUNTIME)], work, stubs, compiler, nvcc, ninja, base)
     seconds = time.perf_counter() - started
     _check_dependencies(recipe, work, compiler, nvcc)
     try:
         content = (work / name).read_bytes()
-        check_library(content, recipe.target)
+        check_library(content, recipe.target, recipe.flags.link)
     except (FileNotFoundError, EntryError) as error:
         raise _fault(recipe, f"{compiler.path} reported success but left no good library: {error}", compiler.path) from None
     library = f"{recipe.schema.namespace}.{recipe.schema.name}.so"
@@ -159,8 +158,10 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
 def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path, stubs: Path, compiler: Compiler,
                        nvcc: Nvcc | None, ninja: str, base: Path) -> None:
     """Call torch.utils.cpp_extension.load: build, do not load."""
-    places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work), "unique": _UNIQUE}
     flags = recipe.flags
+    added = {f"added{index}": path for index, path in enumerate(flags.include)}
+    places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work), "unique": _UNIQUE,
+              **added}
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
     cpp_extension = _import_builder()
     with _torch_builder, _settings(cpp_extension, compiler, nvcc, ninja):
@@ -172,7 +173,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
                 extra_cuda_cflags=[_quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
                 extra_ldflags=["-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
-                extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include")],
+                extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include", *added)],
                 build_directory=str(work),
                 with_cuda=nvcc is not None,
                 is_python_module=False,
@@ -282,8 +283,8 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
     declared = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header))
     for name in missing:
         functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching|mm|addmm)", f)) == (name == "libtorch_cuda"))
-        source = "".join(f".globl {function}\n{function}:\n" for function in functions)
-        made = folder / f".{secrets.token_hex(8)}"
+        source = "".join(f".globl {function}\n.type {function},@function\n{function}:\n.size {function},0\n" for function in functions)
+        made = folder / f".{files.unique()}"
         command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
         done = subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         told = done.stdout.decode(errors="replace").strip()
@@ -307,14 +308,14 @@ def _is_stand_in(path: Path, name: str) -> bool:
 
 
 def _appear(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{files.unique()}")
     temporary.write_bytes(content)
     os.replace(temporary, path)
 
 
 def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nvcc | None) -> None:
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
-    include, folder = str(resources.folder("kernels_c")), str(recipe.folder)
+    include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
     trusted = _inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
     forbidden = _inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
     read = dict.fromkeys(path for listing in work.glob("*.deps")
@@ -326,8 +327,8 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
                                  "binary to one version of them")
         if real.startswith(trusted):
             continue
-        names = {headers.portable_name(headers.plain(os.path.join(work, path)), folder, include),
-                 headers.portable_name(real, os.path.realpath(folder), os.path.realpath(include))}
+        names = {headers.portable_name(headers.plain(os.path.join(work, path)), folder, include, added),
+                 headers.portable_name(real, os.path.realpath(folder), os.path.realpath(include), tuple(map(os.path.realpath, added)))}
         if not names & recipe.inputs.keys():
             raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of that "
                                  "file would go unseen; name the file in an #include line")

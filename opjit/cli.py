@@ -48,22 +48,19 @@ def list_ops() -> None:
 @click.argument("op")
 @click.option("--device", help="Device to build for; default: the current accelerator, else the CPU.")
 @click.option("--arch", help="Build for this arch (sm_90, x86-64-v3, …), whatever this machine has; nothing is loaded.")
-def get(op: str, device: str | None, arch: str | None) -> None:
+@click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
+              help="Leave the binary with its manifest in this folder, for opjit.load_library; nothing is loaded.")
+def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
     """Build OP if no cache has it, and print where its binary is."""
-    from opjit import api, backends, catalog, targets, toolchain
-    from opjit.store import Store, default_root
+    from opjit import api, catalog
+    from opjit.library import build_library
 
-    found = catalog.find(op)
-    backend = backends.for_device(targets.device_type(device)) if device or not arch else None
+    if build_directory is not None:
+        click.echo(build_library(op, build_directory, device, arch))
+        return
+    found, target = catalog.find(op), api.wanted(device, arch)
     if arch is None:
-        assert backend is not None
-        api.ready(found, backend)
-        target = targets.here(backend)
-    else:
-        target = targets.named(arch, backend)
-        if target.backend.uses_nvcc:
-            nvcc = toolchain.find_nvcc(Store(default_root()).notes)
-            target = targets.named(arch, target.backend, nvcc.version if nvcc else None)
+        api.ready(found, target.backend)
     click.echo(api.entry(found, target).library)
 
 
@@ -106,12 +103,12 @@ def clear() -> None:
 
 
 @main.command()
-@click.argument("op")
+@click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers to this file.")
-def bench(op: str, device: str | None, only: str | None, json_file: Path | None) -> None:
-    """Measure OP against its reference in plain torch, after checking that both agree."""
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None) -> None:
+    """Measure each OP against its reference in plain torch, after checking that both agree."""
     from opjit.bench import run
 
-    sys.exit(run(op, device, only, json_file))
+    sys.exit(run(ops, device, only, json_file))

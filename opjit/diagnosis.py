@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def diagnose(output: str, op: str, target: str, logs: Path) -> CompileError:
         output: the text of torch's error: ninja's whole output.
         logs: folder that receives the complete text.
     """
-    log = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{secrets.token_hex(4)}.log"
+    log = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
     files.write_note(log, output)
     command = next((following for line, following in zip(output.splitlines(), output.splitlines()[1:], strict=False)
                     if line.startswith("FAILED: ")), None)

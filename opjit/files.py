@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+
+def unique() -> str:
+    """A name that nobody else has."""
+    return os.urandom(16).hex()
 
 
 def make_private(folder: Path) -> None:
@@ -55,7 +59,7 @@ def sync(path: Path) -> None:
 
 def write_note(path: Path, text: str) -> None:
     """Write a file that is only a convenience: it appears whole or not at all, and no trouble is an error."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{unique()}")
     try:
         make_private(path.parent)
         with open(temporary, "x", encoding="utf-8", errors="backslashreplace", opener=_open_own) as file:

@@ -47,12 +47,21 @@ def plain(path: str) -> str:
     return normal
 
 
-def portable_name(path: str, folder: str, include: str) -> str:
-    """A file's name in a key: the same on every machine."""
+def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] = ()) -> str:
+    """A file's name in a key: the same on every machine.
+
+    Args:
+        folder: of the op.
+        include: of opjit's own headers.
+        added: include folders of the op's author, who is not bound to keep them beside the op.
+    """
     if path.startswith(folder + os.sep):
         return path[len(folder) + 1:]
     if path.startswith(include + os.sep):
         return f"<opjit>/{path[len(include) + 1:]}"
+    for index, place in enumerate(added):
+        if path.startswith(place + os.sep):
+            return f"<include {index}>/{path[len(place) + 1:]}"
     return os.path.relpath(path, folder)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import Timeout, UnixFileLock
+
 from opjit import files
 from opjit.errors import CacheWarning
 
@@ -39,8 +41,6 @@ def held(key: str, waiting: Callable[[str], None]) -> Iterator[None]:
 
 
 def _acquire(key: str, waiting: Callable[[str], None]) -> Callable[[], None]:
-    from filelock import Timeout, UnixFileLock
-
     try:
         place = folder()
         files.make_private(place)

@@ -32,6 +32,19 @@ class Manifest(NamedTuple):
     sha256: str
     built_with: dict[str, str]
 
+    @property
+    def link(self) -> tuple[str, ...]:
+        """The flags it was linked with.
+
+        Raises:
+            EntryError: the document has none.
+        """
+        flags = self.document.get("flags")
+        link = flags.get("link") if isinstance(flags, dict) else None
+        if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
+            raise EntryError("the manifest does not say what its library was linked with")
+        return tuple(link)
+
     def dump(self) -> bytes:
         fields = {"format": FORMAT, **self._asdict()}
         return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")

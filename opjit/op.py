@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from opjit import autograd, backends, schema
-from opjit.backends import Backend
+from opjit.backends import Backend, Flags
 from opjit.errors import DeclarationError, NoKernel
 from opjit.loader import Loaded
 
@@ -60,13 +60,17 @@ class Op:
         schema: what torch parsed.
         folder: where its C and CUDA sources are.
         fake: computes the shape, dtype and device of the results, without data.
+        extra: what its author adds to a backend's flags; None where that is nothing.
+        library: the library that it is known from, where nothing else declares it.
         loaded: the kernels in this process, by backend name.
     """
 
-    def __init__(self, text: str, fake: Function, folder: Path) -> None:
+    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None) -> None:
         self.schema = schema.parse(text)
         self.folder = folder
         self.fake = fake
+        self.extra = extra
+        self.library = library
         self.loaded: dict[str, Loaded] = {}
         self.lock = threading.RLock()  # one build of this op at a time in this process
         self._reference: Function | None = None
@@ -166,15 +170,19 @@ class Op:
     def source(self, backend: Backend) -> Path:
         """The kernel's source for a backend: named after the op or, where a folder has several ops, after the folder.
 
+        It lies in the op's folder or, for a backend that brings kernels of its own, in `backend.kernels`.
+
         Raises:
             NoKernel: there is none.
         """
-        candidates = [self.folder / f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name)]
-        for path in candidates:
-            if path.is_file():
-                return path
-        wanted = " or ".join(path.name for path in dict.fromkeys(candidates))
-        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {wanted} in {self.folder}")
+        folders = [self.folder, *([backend.kernels / self.schema.namespace] if backend.kernels else [])]
+        names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
+        for folder in folders:
+            for name in names:
+                if (folder / name).is_file():
+                    return folder / name
+        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
+                       f"{' or '.join(map(str, folders))}")
 
     def backends(self) -> list[str]:
         """Names of the backends that the op has a source for."""
@@ -193,7 +201,8 @@ class Op:
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
 
-def op(text: str) -> Callable[[Function], Op]:
+def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
+       extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Callable[[Function], Op]:
     """Declare an op; the decorated function is its fake kernel.
 
     The op's C and CUDA sources lie beside the file that declares it: ``<name>.c`` with ``<name>_cpu``, ``<name>.cu`` with
@@ -201,13 +210,19 @@ def op(text: str) -> Callable[[Function], Op]:
 
     Args:
         text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; without a namespace it is ``opjit``'s.
+        extra_cflags: flags for the ``.c`` kernel, behind opjit's own, each one argument (no shell reads them): ``["-DTILE=64"]``.
+        extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
+        extra_ldflags: system libraries that the kernels call, for every backend: ``["-lz"]``. The binary may ask for these, and
+            for no others; like libc, they are found on each machine and their content is not part of the key.
+        extra_include_paths: folders of more headers, from the op's folder on; what is included from them enters the key.
 
     Raises:
         SchemaError: torch cannot parse the schema, or C has no form for it.
-        DeclarationError: an op of that name is declared already, with other files or another schema.
+        DeclarationError: an op of that name is declared already, with other files or another schema; or a flag would break what
+            opjit promises of a binary, and then the message names another way.
 
     Example:
-        >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor")
+        >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DTILE=64"])
         ... def scale(x, a):
         ...     return torch.empty_like(x)
     """
@@ -216,7 +231,12 @@ def op(text: str) -> Callable[[Function], Op]:
         from opjit import catalog
 
         folder = Path(inspect.unwrap(fake).__code__.co_filename).resolve().parent
-        return catalog.add(Op(text, fake, folder))
+        extra = None
+        if extra_cflags or extra_cuda_cflags or extra_ldflags or extra_include_paths:
+            from opjit import extras
+
+            extra = extras.check(text.partition("(")[0], folder, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths)
+        return catalog.add(Op(text, fake, folder, extra))
 
     return declare
 
@@ -229,6 +249,9 @@ def _define(declared: Op) -> None:
     with _library_lock:
         known = catalog.declared(qualified)
         if known is not None:
+            if known.library is not None and known.library != declared.library:
+                raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
+                                       "then call opjit.load_library")
             if known.folder != declared.folder:
                 raise DeclarationError(f"two ops are named {qualified}: one is declared in {known.folder}, the other in {declared.folder}; "
                                        "rename one or give it a namespace of its own")
@@ -244,6 +267,8 @@ def _define(declared: Op) -> None:
         if declared.schema.mutates:
             for key in ("Conjugate", "Negative"):
                 library.impl(declared.schema.name, _refuse_lazy_views(qualified), key)
+        # torch asks inspect where this line is, and inspect would look through all of torch's modules, 2 ms, for this one.
+        inspect.modulesbyfile.setdefault(__file__, __name__)
         torch.library.register_fake(qualified, _fake(declared), lib=library)
         _libraries[qualified] = library
 

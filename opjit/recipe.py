@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
 
     def inputs_now(self) -> dict[str, str]:
         """The inputs' digests as the files are at this moment."""
-        return read_inputs(self.source, self.target)
+        return read_inputs(self.source, self.target, self.flags.include)
 
     def with_toolchain(self, toolchain: Mapping[str, str]) -> Recipe:
         return self._replace(toolchain=toolchain)
@@ -76,12 +76,12 @@ def document_key(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
-def read_inputs(source: Path, target: Target) -> dict[str, str]:
+def read_inputs(source: Path, target: Target, added: tuple[str, ...] = ()) -> dict[str, str]:
     """Scan and hash the kernel, the glue's headers and all that they include."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = [RUNTIME] if target.backend.stream is None else [RUNTIME, "opjit_cuda.h"]
-    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include))
-    return {headers.portable_name(path, folder, include): digest for path, digest in found.items()}
+    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added))
+    return {headers.portable_name(path, folder, include, added): digest for path, digest in found.items()}
 
 
 @cache

@@ -13,10 +13,9 @@ import errno
 import hashlib
 import os
 import platform
-import secrets
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -122,7 +121,7 @@ class Store(NamedTuple):
         for folder in (self.root, self.base, staging):
             _refuse_distrusted(folder)
         self._sweep(staging)
-        folder = staging / secrets.token_hex(16)
+        folder = staging / files.unique()
         folder.mkdir(mode=0o700)
         return folder
 
@@ -135,21 +134,7 @@ class Store(NamedTuple):
         """
         place = self.folder(qualified, target) / described.key
         files.make_private(place.parent)
-        files.sync(staged)
-        for _ in range(2):
-            try:
-                os.rename(staged, place)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            else:
-                files.sync(place.parent)
-                break
-            with suppress(EntryError, OSError):
-                return verify(place, target)[0]  # the winner's; ours goes with its staging folder
-            with suppress(OSError):  # a bad one: out of the way, so that it does not live for ever
-                os.rename(place, self.base / "staging" / secrets.token_hex(16))
-        return verify(place, target)[0]
+        return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
 
     def entries(self) -> Iterator[Path]:
         """Folders of all entries, unverified, in order."""
@@ -171,18 +156,72 @@ class Store(NamedTuple):
                         files.remove_tree(Path(leftover.path))
 
 
-def verify(folder: Path, target: Target) -> tuple[Entry, Manifest]:
+def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry:
+    """Leave an entry's files in a folder of their own in a user's directory, which others may use too.
+
+    Raises:
+        OSError: the directory cannot be written, or the entry went away.
+        EntryError: somebody else could have written what is there now.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    place = directory / f"{qualified.replace('::', '.')}.{target.folder}.{entry.key[:20]}"
+    staged, aside = (directory / f".{files.unique()}" for _ in range(2))
+    staged.mkdir(mode=0o755)
+    try:
+        for name in sorted(os.listdir(entry.folder), key=manifest.NAME.__eq__):  # the manifest last
+            files.write_synced(staged / name, (entry.folder / name).read_bytes())
+        return _appear(staged, place, aside, target, entry.key)
+    finally:
+        files.remove_tree(staged)
+        files.remove_tree(aside)
+
+
+def _appear(staged: Path, place: Path, aside: Path, target: Target, key: str) -> Entry:
+    """Rename a complete folder to its place. Where one is there that is good, it is the one that counts; a bad one goes aside."""
+    files.sync(staged)
+    for _ in range(2):
+        try:
+            os.rename(staged, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            files.sync(place.parent)
+            break
+        with suppress(EntryError, OSError):
+            return verify(place, target, key)[0]  # the winner's; ours goes with its staging folder
+        with suppress(OSError):  # a bad one: out of the way, so that it does not live for ever
+            os.rename(place, aside)
+    return verify(place, target, key)[0]
+
+
+def verify(folder: Path, target: Target, key: str | None = None) -> tuple[Entry, Manifest]:
     """Check all that must hold before a library is loaded: owners, modes, size, hash, machine, arch, what it asks for.
+
+    Args:
+        key: of the entry; None is the folder's name.
 
     Raises:
         FileNotFoundError: there is no such entry.
         EntryError, OSError: there is one, and it must not be used.
     """
+    described, content = read(folder)
+    if described.key != (key or folder.name):
+        raise EntryError("its manifest is of another key")
+    check_library(content, target, described.link)
+    return Entry(folder, described.key, folder / described.library), described
+
+
+def read(folder: Path) -> tuple[Manifest, bytes]:
+    """A folder's manifest and the library that it names: nobody else can have written them, and they are of one build.
+
+    Raises:
+        FileNotFoundError: one of them is not there.
+        EntryError, OSError: they must not be used.
+    """
     _refuse_distrusted(folder)
     _refuse_distrusted(folder / manifest.NAME)
     described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
-    if described.key != folder.name:
-        raise EntryError("its manifest is of another key")
     library = folder / described.library
     _refuse_distrusted(library)
     if library.stat().st_size != described.size:
@@ -190,8 +229,7 @@ def verify(folder: Path, target: Target) -> tuple[Entry, Manifest]:
     content = library.read_bytes()
     if hashlib.sha256(content).hexdigest() != described.sha256:
         raise EntryError("its library is not the one that its manifest names")
-    check_library(content, target)
-    return Entry(folder, described.key, library), described
+    return described, content
 
 
 def _refuse_distrusted(path: Path) -> None:
@@ -200,14 +238,18 @@ def _refuse_distrusted(path: Path) -> None:
         raise EntryError(problem)
 
 
-def check_library(content: bytes, target: Target) -> None:
-    """Refuse a library that does not fit the target or asks for anything an op may not need."""
+def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> None:
+    """Refuse a library that does not fit the target or asks for anything an op may not need.
+
+    Args:
+        link: the flags it was linked with; what they name, it may need.
+    """
     allowed = target.backend.flags(target.arch, target.runtime).needed
     machine = "aarch64" if target.arch == "aarch64" else "x86_64"
     if target.backend.uses_nvcc:
         machine = platform.machine()  # the host half of a CUDA op is built for the machine at hand
     archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
-    binary.check(content, machine, allowed, archs)
+    binary.check(content, machine, allowed, archs, frozenset(flag[2:] for flag in link if flag.startswith("-l")))
 
 
 def _read_bounded(path: Path, limit: int) -> bytes:

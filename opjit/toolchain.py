@@ -7,6 +7,7 @@ answer is kept in the cache under the executable's path, size, modification time
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -135,17 +136,29 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
     return found
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
+    """What a command prints; `meanwhile` is done while it runs."""
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     try:
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                              env=environment, stdin=subprocess.DEVNULL, check=False).stdout
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                              env=environment, stdin=subprocess.DEVNULL) as process:
+            if meanwhile is not None:
+                meanwhile()
+            return process.communicate()[0]
     except OSError as error:
         return str(error)
 
 
+def _prepare_build() -> None:
+    """Import what a build needs: a compiler that this cache does not know has built nothing in it."""
+    from opjit import build
+
+    with build.without_collection():
+        importlib.import_module("opjit.lock")
+
+
 def _ask_compiler(path: str) -> dict[str, str]:
-    text = _run(path, "-v", "-E", "-x", "c", os.devnull)
+    text = _run(path, "-v", "-E", "-x", "c", os.devnull, meanwhile=_prepare_build)
     machine = re.search(r"^Target: (.+)$", text, re.MULTILINE)
     version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
     if machine is None or version is None:

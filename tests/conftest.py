@@ -115,6 +115,12 @@ def double() -> opjit.Op:
     return catalog.find("optest::double")
 
 
+@pytest.fixture(scope="session")
+def parts() -> None:
+    """``optest::parts(Tensor x) -> (Tensor whole, Tensor fraction)`` and ``optest::joined``, its inverse, in one folder."""
+    catalog.declare_folder(OPS / "parts")
+
+
 def memory_growth(call: Callable[[], object], times: int) -> int:
     """Bytes that this process's resident memory grows by over `times` calls, after a tenth of them as a warm-up."""
     for _ in range(times // 10):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import opjit
-from opjit import backends, build, schema, targets, toolchain
+from opjit import backends, build, catalog, resources, schema, targets, toolchain
 from opjit.backends import Backend
 from opjit.errors import CacheWarning
 from opjit.recipe import Recipe, read_inputs
@@ -23,6 +23,7 @@ from opjit.store import Entry, Store
 from opjit.targets import Target
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
+BUNDLED = [op.qualified for op in catalog.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opjit
-from opjit import Op, catalog, glue, resources, toolchain
+from opjit import Op, backends, catalog, glue, resources, toolchain
 from opjit.schema import Schema, parse
+from tests.helpers import BUNDLED
 
 MakeOp = Callable[..., Op]
 HEADERS = resources.folder("kernels_c")
@@ -37,14 +38,18 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 # The headers --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_glue.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_glue.h"])
 def test_a_header_is_strict_c11(header: str) -> None:
     unused = ["-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
     _compile(CC, "-std=c11", *STRICT, *unused, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
 
 
+def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> None:
+    _compile(CC, "-std=gnu11", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text='#include "opjit_printf.h"\n')
+
+
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
     assert CXX is not None
     _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
@@ -61,7 +66,7 @@ def test_clang_takes_the_headers_too(language: str) -> None:
 def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
-    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n')
+    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n')
     _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
              str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
 
@@ -95,11 +100,43 @@ USES_ALL = """
     """
 
 
+USES_ELEMENTS = """
+    #include "opjit_elementwise.h"
+    typedef OPJIT_VECTOR(float, OPJIT_VECTOR_BYTES) floats;
+    opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out);
+    static void row(int64_t n, void *const *data, const int64_t *strides, const void *context)
+    {
+        const float *a = (const float *)data[1], *b = (const float *)data[2], half = *(const float *)context;
+        float *to = (float *)data[0];
+        if (strides[0] == 1 && strides[1] == 1 && strides[2] == 1)
+            OPJIT_MAP_VECTORS(floats, n, to, a, b, half * (x + y));
+        else
+            for (int64_t i = 0; i < n; i++)
+                to[i * strides[0]] = half * (a[i * strides[1]] + b[i * strides[2]]);
+    }
+    opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out)
+    {
+        const opjit_tensor *tensors[3];
+        const float half = 0.5f;
+        opjit_elements elements;
+        opjit_dtype dtype;
+        OPJIT_TRY(opjit_result_dtype(a, b, &dtype));
+        OPJIT_TRY(opjit_empty_broadcast(out, a, b, dtype));
+        tensors[0] = out, tensors[1] = a, tensors[2] = b;
+        OPJIT_TRY(opjit_elements_of(&elements, 3, tensors));
+        opjit_split_complex(&elements);
+        OPJIT_CHECK(opjit_is_packed(&elements), "not packed");
+        return opjit_for_rows(&elements, row, &half);
+    }
+    """
+
+
+@pytest.mark.parametrize("text", [USES_ALL, USES_ELEMENTS], ids=["opjit.h", "opjit_elementwise.h"])
 @pytest.mark.parametrize(("compiler", "flags"), [(CC, ["-x", "c", "-std=c11"]), (CXX, ["-x", "c++", "-std=c++17"])])
-def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str]) -> None:
+def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str], text: str) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
-    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=USES_ALL)
+    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=text)
 
 
 def test_what_an_author_must_not_ignore_is_a_warning() -> None:
@@ -233,20 +270,17 @@ def test_generated_glue_is_strict_c11(text: str, tmp_path: Path) -> None:
     _compile(CC, "-std=c11", *STRICT, "-O2", "-S", "-o", os.devnull, *arguments)
 
 
-def _c_sources() -> list[tuple[str, Path]]:
-    return [(op.qualified, op.folder / f"{op.schema.name}.c") for op in catalog.all_ops()
-            if op.folder.parent in (HEADERS, Path(__file__).parent / "ops")]
+OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
 
 
 @pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.usefixtures("everything", "double", "increment")
+@pytest.mark.usefixtures("everything", "double", "increment", "parts")
 def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("x86-64 levels")
-    found = [(op, path) for op, path in _c_sources() if path.is_file()]
-    assert {"opjit::allreduce", "optest::everything", "optest::double", "optest::increment"} <= {op for op, _ in found}
-    for qualified, path in found:
-        arguments = _strict_glue(catalog.find(qualified).schema, tmp_path, path.name, "")
+    for op in map(catalog.find, [*BUNDLED, *OWN]):
+        path = op.source(backends.for_device("cpu"))
+        arguments = _strict_glue(op.schema, tmp_path, path.name, "")
         _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, f"-I{path.parent}", *arguments)
 
 
@@ -260,7 +294,7 @@ SANITIZED = """
     from pathlib import Path
 
     folder, qualified, library = Path({folder!r}), {qualified!r}, {library!r}
-    if qualified != "opjit::allreduce":
+    if not qualified.startswith("opjit::"):
         opjit.catalog.declare_folder(folder)
     op = opjit.catalog.find(qualified)
     assert ctypes.CDLL(library).opjit_register() == 0
@@ -285,7 +319,8 @@ COMPARED = """
     for threads in (1, 3):
         torch.set_num_threads(threads)
         for args, kwargs in op.sample("cpu"):
-            torch.testing.assert_close(call(*args, **kwargs), op.plain(*args, **kwargs), rtol=1e-2, atol=1e-1)
+            torch.testing.assert_close(call(*args, **kwargs), op.plain(*args, **kwargs), rtol=1e-2, atol=1e-1, equal_nan=True)
+    bad = [torch.zeros_like(v, dtype=torch.float8_e4m3fn) if isinstance(v, torch.Tensor) else v for v in next(op.sample("cpu"))[0]]
     """
 INCREMENTED = """
     for dtype in (torch.float32, torch.int64, torch.int8):
@@ -310,7 +345,7 @@ SANITIZERS = {
 def _sanitized(op: Op, folder: Path) -> Path:
     """The op's library, compiled with both sanitizers and linked to the torch at hand."""
     library = folder / "sanitized.so"
-    arguments = _strict_glue(op.schema, folder, f"{op.schema.name}.c", "")
+    arguments = _strict_glue(op.schema, folder, op.source(backends.for_device("cpu")).name, "")
     _compile(CC, "-std=gnu11", "-O1", "-g", "-march=x86-64-v3" if os.uname().machine == "x86_64" else "-march=armv8-a", "-fPIC", "-shared",
              "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments,
              str(HEADERS / "opjit_runtime.c"),
@@ -320,8 +355,7 @@ def _sanitized(op: Op, folder: Path) -> Path:
 
 @pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
 @pytest.mark.parametrize(("qualified", "calls", "bad"), [
-    ("opjit::allreduce", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
-    ("optest::double", COMPARED, "torch.ones(3, dtype=torch.complex64)"),
+    *((name, COMPARED, "*bad") for name in [*BUNDLED, "optest::double", "optest::parts", "optest::joined"]),
     ("optest::increment", INCREMENTED, "torch.ones(3, dtype=torch.complex64)"),
     ("optest::everything", """
     full = [torch.ones(2, 3).t(), torch.ones(1), [torch.ones(2), torch.ones(0)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t",
@@ -333,8 +367,9 @@ def _sanitized(op: Op, folder: Path) -> Path:
     late = [*full[:3], -2, *full[4:]]
     """, "*[*full[:3], -1 - calls % 2, *full[4:]]"),
 ])
-def test_ops_are_clean_under_asan_and_ubsan(everything: Op, double: Op, increment: Op, tmp_path: Path, run_python: Callable[..., str],
-                                            qualified: str, calls: str, bad: str) -> None:
+@pytest.mark.usefixtures("everything", "double", "increment", "parts")
+def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, run_python: Callable[..., str], qualified: str, calls: str, bad: str) -> None:
+    """Every sample of every op in the table, with one thread and with three, and three refused calls."""
     op = catalog.find(qualified)
     library = _sanitized(op, tmp_path)
     code = SANITIZED.format(folder=str(op.folder), qualified=qualified, library=str(library), calls=calls.strip(), bad=bad)
@@ -570,5 +605,6 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    assert sorted(path.name for path in HEADERS.glob("*.h")) == ["opjit.h", "opjit_cuda.h", "opjit_glue.h", "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
+    assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__

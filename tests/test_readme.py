@@ -1,4 +1,4 @@
-"""The README's snippets are the code that runs, and its first op does what it says."""
+"""The snippets of each README are the code that runs, and the first op does what the README says."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = re.compile(r"<!-- snippet: (\S+)(?: (\S+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = [(path.relative_to(ROOT).as_posix(), *found) for path in (ROOT / "README.md", *sorted(ROOT.glob("examples/*/README.md")))
+            for found in SNIPPET.findall(path.read_text(encoding="utf-8"))]
 
 
 def region(path: str, name: str | None) -> str:
@@ -27,13 +29,13 @@ def region(path: str, name: str | None) -> str:
     return "\n".join(line[indent:].partition("  # type: ignore")[0] for line in lines[begin + 1:end]) + "\n"
 
 
-@pytest.mark.parametrize(("path", "name", "shown"), SNIPPET.findall(README))
-def test_a_readme_snippet_is_the_file_that_runs(path: str, name: str, shown: str) -> None:
+@pytest.mark.parametrize(("readme", "path", "name", "shown"), SNIPPETS)
+def test_a_readme_snippet_is_the_file_that_runs(readme: str, path: str, name: str, shown: str) -> None:
     assert shown == region(path, name or None)
 
 
 def test_the_readme_has_snippets_and_both_commands() -> None:
-    assert len(SNIPPET.findall(README)) == 4
+    assert len(SNIPPET.findall(README)) == 5
     for command in ("demo", "test"):
         assert len(re.findall(rf"<!-- command: {command} -->\n```sh\n[^\n]+\n```", README)) == 1
 

@@ -357,6 +357,13 @@ def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once:
         binary.inspect(bytes(content[:kept]))
 
 
+def test_a_table_that_lies_beyond_all_memory_is_damage(built_once: tuple[Path, Entry]) -> None:
+    content = bytearray(built_once[1].library.read_bytes())
+    content[39] = 0x80  # the last byte of the program headers' offset
+    with pytest.raises(EntryError, match="not a shared library that can be read"):
+        binary.inspect(bytes(content))
+
+
 @given(content=st.binary(max_size=400))
 def test_no_bytes_behind_an_elf_header_make_the_reader_of_libraries_raise_anything_else(content: bytes) -> None:
     with contextlib.suppress(EntryError):

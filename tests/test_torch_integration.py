@@ -37,22 +37,6 @@ def _entries(cache: Path) -> list[Path]:
 # Checks that torch brings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["opjit::allreduce", "optest::double"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it
-def test_opcheck(double: Op, name: str) -> None:
-    op = catalog.find(name)
-    seen: set[Any] = set()
-    for args, kwargs in op.sample("cpu"):
-        x = args[0]
-        kind = (x.dtype, x.dim(), x.is_contiguous(), x.numel() == 0, str(kwargs))
-        if kind in seen or x.numel() > 10_000 or x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool):
-            continue  # opcheck traces the op several times for each sample: one of each kind is enough
-        seen.add(kind)
-        for grad in (False, True) if x.dtype.is_floating_point else (False,):
-            torch.library.opcheck(op.overload, (x.detach().requires_grad_(grad),), kwargs)
-    assert len(seen) > 3
-
-
 def test_opcheck_of_a_mutating_op(increment: Op) -> None:
     for x in (torch.zeros(3), torch.zeros(3, 4).t(), torch.zeros(0), torch.zeros(4, dtype=torch.int64)):
         torch.library.opcheck(increment.overload, (x,))
@@ -66,13 +50,12 @@ def test_opcheck_of_every_type(everything: Op) -> None:
 
 @pytest.mark.parametrize("view", ["contiguous", "permuted", "sliced", "expanded", "0-d", "empty"])
 @pytest.mark.parametrize("name", ["opjit::allreduce", "optest::double"])
-def test_gradcheck(double: Op, name: str, view: str) -> None:
+def test_second_derivatives(double: Op, name: str, view: str) -> None:
     base = torch.linspace(-2, 3, 24, dtype=torch.float64).reshape(2, 3, 4).requires_grad_()
     make: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "contiguous": lambda x: x, "permuted": lambda x: x.permute(2, 0, 1), "sliced": lambda x: x[:, ::2, 1:],
         "expanded": lambda x: x[:, :1].expand(2, 3, 4), "0-d": lambda x: x[0, 0, 0], "empty": lambda x: x[:0]}
     op = catalog.find(name).overload
-    assert torch.autograd.gradcheck(lambda x: op(make[view](x)), (base,))
     assert torch.autograd.gradgradcheck(lambda x: op(make[view](x)), (base,))
 
 

@@ -29,6 +29,8 @@ HEAVY = [
     "opjit.lock",
     "opjit.progress",
     "opjit.cli",
+    "opjit.extras",
+    "opjit.library",
     "fsspec",
 ]
 # Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.

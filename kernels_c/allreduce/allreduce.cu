@@ -285,9 +285,12 @@ static __device__ void begin(bool clustered)
         cluster_arrive();
 }
 
-/* Called last: bring the threads' sums together. */
+/*
+ * Called last: bring the threads' sums together. A function of its own, or every kernel would be compiled with a copy; and
+ * not static, or nvcc would put a random number into its name and the binary would not be the same each time.
+ */
 template <typename partial>
-static __device__ void finish(partial value, bool clustered, void *out, opjit_dtype dtype, partial *partials)
+__device__ __noinline__ void finish(partial value, bool clustered, void *out, opjit_dtype dtype, void *partials)
 {
     value = block_sum(value);
     if (clustered)
@@ -295,7 +298,7 @@ static __device__ void finish(partial value, bool clustered, void *out, opjit_dt
     if (threadIdx.x != 0)
         return;
     if (partials)
-        partials[blockIdx.x] = value;
+        ((partial *)partials)[blockIdx.x] = value;
     else if (blockIdx.x == 0)
         store(out, dtype, value);
 }
@@ -303,13 +306,14 @@ static __device__ void finish(partial value, bool clustered, void *out, opjit_dt
 /* n elements without gaps, aligned to their size. */
 template <typename reader>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sum_packed(const typename reader::element *data, opjit_dtype from, int64_t n, void *out, opjit_dtype to,
-               typename reader::partial *partials)
+    sum_packed(const void *memory, opjit_dtype from, int64_t n, void *out, opjit_dtype to, void *partials)
 {
+    typedef typename reader::element element;
     typedef typename reader::inner inner;
     typedef typename reader::partial partial;
     const bool clustered = !partials && gridDim.x > 1;
     const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    const element *data = (const element *)memory;
     const int per_vector = 16 / (int)sizeof *data;
     int64_t head = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data; /* elements before the first aligned 16 bytes */
     head = head < n ? head : n;
@@ -329,6 +333,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             few += reader::vector(v[k], from);
         sum += (partial)few;
     }
+#pragma unroll 1
     for (; i < count; i += step)
         sum += (partial)reader::vector(vectors[i], from);
     if (thread < head)
@@ -343,6 +348,7 @@ template <typename index>
 static __device__ int64_t offset_of(const opjit_layout &layout, index i)
 {
     int64_t at = 0;
+#pragma unroll 1
     for (int d = (int)layout.dim - 1; d > 0; d--) {
         index size = (index)layout.sizes[d], above = i / size;
         at += (int64_t)(i - above * size) * layout.strides[d];
@@ -355,12 +361,13 @@ static __device__ int64_t offset_of(const opjit_layout &layout, index i)
 template <typename partial>
 static __global__ void __launch_bounds__(THREADS)
     sum_any(const void *data, opjit_dtype from, const __grid_constant__ opjit_layout layout, int64_t n, void *out, opjit_dtype to,
-            partial *partials)
+            void *partials)
 {
     const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
     partial sum = 0, value;
     begin(clustered);
+#pragma unroll 1
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         int64_t at = narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
         load(&value, data, at, from, to);
@@ -377,6 +384,7 @@ static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *pa
 #if HAS_CLUSTERS
     cudaGridDependencySynchronize();
 #endif
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += THREADS)
         sum += partials[i];
     sum = block_sum(sum);
@@ -423,36 +431,38 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
 }
 
 /* After the first kernel: add the partial sums, where there are any. */
-template <typename partial>
 static opjit_status combine(plan *p, const opjit_tensor *out)
 {
+    const void *kernel = opjit_is_floating(out->dtype) ? (const void *)sum_partials<double> : (const void *)sum_partials<word64>;
     int count = (int)p->config.gridDim.x;
+    void *arguments[] = {&p->partials, &count, (void *)&out->data, (void *)&out->dtype};
     if (!p->partials)
         return OPJIT_OK;
     p->config.gridDim.x = 1;
     p->config.numAttrs = 1;
     p->attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     p->attribute.val.programmaticStreamSerializationAllowed = 1;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_partials<partial>, (const partial *)p->partials, count, out->data,
-                                        out->dtype));
+    OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&p->config, kernel, arguments));
     return OPJIT_OK;
 }
 
-template <typename reader>
-static opjit_status launch_packed(plan *p, const opjit_tensor *x, const opjit_tensor *out)
+static const void *packed_kernel(opjit_dtype dtype)
 {
-    typedef typename reader::partial partial;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_packed<reader>, (const typename reader::element *)x->data, x->dtype,
-                                        x->numel, out->data, out->dtype, (partial *)p->partials));
-    return combine<partial>(p, out);
-}
-
-template <typename partial>
-static opjit_status launch_any(plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
-{
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&p->config, sum_any<partial>, (const void *)x->data, x->dtype, *layout, x->numel, out->data,
-                                        out->dtype, (partial *)p->partials));
-    return combine<partial>(p, out);
+    switch (dtype) {
+    case OPJIT_BOOL:
+    case OPJIT_UINT8:
+    case OPJIT_INT8: return (const void *)sum_packed<read_bytes>;
+    case OPJIT_INT16:
+    case OPJIT_UINT16: return (const void *)sum_packed<read_int16>;
+    case OPJIT_INT32:
+    case OPJIT_UINT32: return (const void *)sum_packed<read_int32>;
+    case OPJIT_INT64:
+    case OPJIT_UINT64: return (const void *)sum_packed<read_int64>;
+    case OPJIT_FLOAT16: return (const void *)sum_packed<read_float16>;
+    case OPJIT_BFLOAT16: return (const void *)sum_packed<read_bfloat16>;
+    case OPJIT_FLOAT32: return (const void *)sum_packed<read_float32>;
+    default: return (const void *)sum_packed<read_float64>;
+    }
 }
 
 /* Whether adding first and converting the sum gives what converting first gives. */
@@ -463,25 +473,19 @@ static bool converts_after(opjit_dtype from, opjit_dtype to)
     return from == to || (to == OPJIT_FLOAT32 && from != OPJIT_FLOAT64); /* float16 and bfloat16 are float32 exactly */
 }
 
-static opjit_status launch(plan *p, const opjit_tensor *x, const opjit_layout *layout, const opjit_tensor *out)
+/* By pointer and argument list: the host compiler takes 20 ms for each use of the typed cudaLaunchKernelEx. */
+static opjit_status launch(plan *p, const opjit_tensor *x, opjit_layout *layout, const opjit_tensor *out)
 {
-    if (layout->dim > 1 || layout->strides[0] != 1 || !converts_after(x->dtype, out->dtype))
-        return opjit_is_integral(out->dtype) ? launch_any<word64>(p, x, layout, out) : launch_any<double>(p, x, layout, out);
-    switch (x->dtype) {
-    case OPJIT_BOOL:
-    case OPJIT_UINT8:
-    case OPJIT_INT8: return launch_packed<read_bytes>(p, x, out);
-    case OPJIT_INT16:
-    case OPJIT_UINT16: return launch_packed<read_int16>(p, x, out);
-    case OPJIT_INT32:
-    case OPJIT_UINT32: return launch_packed<read_int32>(p, x, out);
-    case OPJIT_INT64:
-    case OPJIT_UINT64: return launch_packed<read_int64>(p, x, out);
-    case OPJIT_FLOAT16: return launch_packed<read_float16>(p, x, out);
-    case OPJIT_BFLOAT16: return launch_packed<read_bfloat16>(p, x, out);
-    case OPJIT_FLOAT32: return launch_packed<read_float32>(p, x, out);
-    default: return launch_packed<read_float64>(p, x, out);
-    }
+    const bool packed = layout->dim == 1 && layout->strides[0] == 1 && converts_after(x->dtype, out->dtype);
+    void *data = (void *)&x->data, *from = (void *)&x->dtype, *n = (void *)&x->numel;
+    void *result = (void *)&out->data, *to = (void *)&out->dtype;
+    void *for_packed[] = {data, from, n, result, to, &p->partials};
+    void *for_any[] = {data, from, layout, n, result, to, &p->partials};
+    const void *kernel = packed                           ? packed_kernel(x->dtype)
+                         : opjit_is_integral(out->dtype) ? (const void *)sum_any<word64>
+                                                         : (const void *)sum_any<double>;
+    OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&p->config, kernel, packed ? for_packed : for_any));
+    return combine(p, out);
 }
 
 opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opjit_tensor *out, cudaStream_t stream)
@@ -491,7 +495,7 @@ opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opj
                 "allreduce takes bool, integers and real floating dtypes, not %s",
                 opjit_dtype_name(x->dtype <= OPJIT_FLOAT64 ? result : x->dtype));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
-    const opjit_layout layout = opjit_coalesce(x);
+    opjit_layout layout = opjit_coalesce(x);
     plan p;
     OPJIT_TRY(make_plan(&p, x, stream));
     return launch(&p, x, &layout, out);

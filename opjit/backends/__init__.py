@@ -1,9 +1,10 @@
 """Backends: what opjit needs to know of a kind of device. `cpu` and `cuda` are two of them; a third party adds one with
-`opjit.register_backend` for a device of its own, without touching opjit."""
+`opjit.register_backend` for a device of its own, without touching opjit; examples/out_of_tree_device does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from opjit.errors import UnknownDevice
@@ -17,7 +18,8 @@ class Flags(NamedTuple):
         cuda: for the `.cu` kernel; empty where there is none.
         link: behind the objects.
         stubs: sonames of torch's libraries that the binary shall ask for, without ``.so``.
-        needed: every library that the binary may ask for.
+        needed: every library that the binary may ask for, besides those that `link` names.
+        include: folders that an op's author adds to the include path.
     """
 
     c: tuple[str, ...]
@@ -25,6 +27,7 @@ class Flags(NamedTuple):
     link: tuple[str, ...]
     stubs: tuple[str, ...]
     needed: frozenset[str]
+    include: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -34,7 +37,9 @@ class Backend(Protocol):
         name: as in the kernel's name, ``allreduce_<name>``.
         device_type: ``torch.device.type``.
         dispatch_key: torch's key for kernels on it.
-        suffix: of an op's source for it, such as ``".c"``.
+        suffix: of an op's source for it, such as ``".c"``; another one for each backend, ``".toy.c"``.
+        kernels: a folder with sources for ops whose own folder has none with that suffix, ``<kernels>/<namespace>/<op><suffix>``:
+            so a device brings kernels for ops that do not know of it. None for no such folder.
         stream: C type of the stream a kernel takes last; None for a plain C kernel.
         uses_nvcc: whether a build needs the CUDA toolkit.
     """
@@ -43,6 +48,7 @@ class Backend(Protocol):
     device_type: str
     dispatch_key: str
     suffix: str
+    kernels: Path | None
     stream: str | None
     uses_nvcc: bool
 
@@ -57,6 +63,9 @@ class Backend(Protocol):
 
     def takes(self, arch: str) -> bool:
         """Whether `arch` is one that can be built for."""
+
+    def runs(self, arch: str) -> bool:
+        """Whether this process can run kernels that were built for `arch`. Called only when available."""
 
     def runtime(self, cuda_version: str | None) -> str:
         """What else a binary depends on, as part of its folder's name: ``"cuda13"``, or an empty string."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from pathlib import Path
 
 from opjit.backends import Flags
 
@@ -27,7 +28,7 @@ PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=",
 # Every file that the compiler reads, system headers too, for the check after the build (torch's own rule keeps no such list).
 DEPENDENCIES = "-Wp,-MD,{unique}.deps"
 # For every glue. Torch's exceptions pass through it, so it is compiled with -fexceptions; torch calls nothing but what is exported.
-GLUE = ("-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+GLUE = ("-pipe", "-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
 
 
 class Cpu:
@@ -35,6 +36,7 @@ class Cpu:
     device_type = "cpu"
     dispatch_key = "CPU"
     suffix = ".c"
+    kernels: Path | None = None
     stream: str | None = None
     uses_nvcc = False
 
@@ -50,6 +52,12 @@ class Cpu:
 
     def takes(self, arch: str) -> bool:
         return arch in self.archs()
+
+    def runs(self, arch: str) -> bool:
+        """Each x86-64 level includes the ones below it."""
+        known = list(_LEVELS)
+        host = self.host_arch()
+        return arch == host or (arch in known and host in known and known.index(arch) >= known.index(host))
 
     def runtime(self, cuda_version: str | None) -> str:
         return ""

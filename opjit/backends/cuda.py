@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ class Cuda:
     device_type = "cuda"
     dispatch_key = "CUDA"
     suffix = ".cu"
+    kernels: Path | None = None
     stream: str | None = "cudaStream_t"
     uses_nvcc = True
 
@@ -37,6 +39,11 @@ class Cuda:
     def takes(self, arch: str) -> bool:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))
 
+    def runs(self, arch: str) -> bool:
+        """Code for sm_86 runs on 8.6 and on later minor versions; the code of each visible GPU must be there."""
+        found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+        return all(any(_serves(part, major, minor) for part in arch.split("+")) for major, minor in found)
+
     def runtime(self, cuda_version: str | None) -> str:
         """The binary asks for libcudart.so.<major>, so the major is part of what it is."""
         version = cuda_version or torch.version.cuda
@@ -45,9 +52,18 @@ class Cuda:
     def flags(self, arch: str, runtime: str) -> Flags:
         numbers = [part.removeprefix("sm_") for part in arch.split("+")]
         c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
-        # The seed takes the place of a random one in the names that nvcc makes up.
-        cuda = ("-std=c++17", "-O3", *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers), "--frandom-seed=opjit",
+        # Four threads of the device compilers take turns at the kernels; the binary depends on their number, so it is the same on
+        # every machine. The seed takes the place of a random one in the names that nvcc makes up.
+        cuda = ("-std=c++17", "-O3", "--split-compile=4", "--frandom-seed=opjit",
+                *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
                 "-MD", "-MF", "opjit_kernel.deps")
         needed = NEEDED | {"libtorch_cuda.so", "libstdc++.so.6", f"libcudart.so.{runtime.removeprefix('cuda')}"}
         return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)
+
+
+def _serves(part: str, major: int, minor: int) -> bool:
+    """Whether the code of one arch runs on a GPU; ``sm_90a`` runs on that chip only."""
+    number = int(part.removeprefix("sm_").rstrip("af"))
+    exact = number == major * 10 + minor
+    return exact or (not part.endswith("a") and number // 10 == major and number % 10 < minor)

@@ -1,0 +1,26 @@
+/* The kernel function. STACK_SIZE, the bytes of stack that it may take for its block, comes from extra_cflags in op.py. */
+#include "opjit.h"
+#include "opjit_printf.h"
+
+enum { BLOCK = STACK_SIZE / sizeof(float) };
+
+opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "tensor_negate takes float32, not %s; call .float() on it",
+                opjit_dtype_name(x->dtype));
+    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+    const float *from = x->data;
+    float *to = out->data;
+    float block[BLOCK]; /* on the stack: strided elements are gathered here, and leave in order */
+    for (int64_t begin = 0; begin < x->numel; begin += BLOCK) {
+        int64_t len = x->numel - begin < BLOCK ? x->numel - begin : BLOCK;
+        for (int64_t i = 0; i < len; i++)
+            block[i] = from[opjit_offset(x, begin + i)];
+#ifdef TRACE
+        opjit_printf("elements %lld to %lld, first %g\n", (long long)begin, (long long)(begin + len - 1), block[0]);
+#endif
+        for (int64_t i = 0; i < len; i++)
+            to[begin + i] = -block[i];
+    }
+    return OPJIT_OK;
+}

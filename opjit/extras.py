@@ -1,0 +1,117 @@
+"""What an op's author adds to a build: flags, libraries and include folders, checked when the op is declared.
+
+Every flag that is passed on keeps what opjit promises of a binary: that its bytes follow from its key, that it runs on every
+machine of its arch, and that it changes nothing but itself in the process that loads it. What would not is refused with the way
+that does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from opjit import headers
+from opjit.backends import Flags
+from opjit.errors import DeclarationError
+
+# What is passed on, each flag one argument. Values are an author's own business; files, folders and machines are not.
+_C = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3sgz]?|-W(?![lpa],).+|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)\d[\dxy]|-f.+|"
+                r"-mtune=.+|-mprefer-vector-width=\w+|-mno-.+")
+_CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+\d\d|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|"
+                   r"--?maxrregcount=\d+|--?(expt-)?(relaxed-constexpr|extended-lambda)|--?extra-device-vectorization|--?restrict|"
+                   r"--?diag-(suppress|warn|error)=[\d,]+|-Xptxas=.+|-Xcudafe=.+|-Xcompiler=.+")
+_LINK = re.compile(r"-l[\w+.-]+")
+# Why not, and what to do: the first that fits is told.
+_REASONS = [(re.compile(pattern), reason) for pattern, reason in [
+    (r"-ffast-math|-Ofast|-funsafe-math-optimizations",
+     "linked with it, a library turns denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
+     "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only"),
+    (r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
+     "a binary runs on every machine of its arch, which is in its key and is checked before it is loaded; build for a higher level with "
+     "OPJIT_ARCH=x86-64-v4, or give one function __attribute__((target(...))) and ask __builtin_cpu_supports before it is called"),
+    (r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
+     "the arch is the target's, and in its key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
+    (r"-(I|isystem|iquote|idirafter).*|--include-path.*",
+     "folders on the include path go into extra_include_paths, so that their headers' content enters the key"),
+    (r"-(include|imacros).*|--pre-include.*", "write an #include line in the source, so that the header's content enters the key"),
+    (r"@.*|--?options-file.*", "what such a file says would not be in the key; write the flags themselves"),
+    (r"-g.*|-G|--?lineinfo|--?generate-line-info|--?device-debug",
+     "opjit keeps no debug information, which holds paths of the machine; leave it out"),
+    (r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
+     "libraries are declared with extra_ldflags=('-lNAME',), and no other link flag is passed on: the run path, the exports and the rest "
+     "of the link are the same for every op"),
+    (r"-Werror", "torch's builder passes a flag that gcc warns of in C; name the warnings: -Werror=vla"),
+    (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA C++17 or later (-std=c++20)"),
+    (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
+    (r"-fno-exceptions|-fno-unwind-tables", "torch's exceptions pass through the op's library; leave it out"),
+    (r"-f(short-enums|short-wchar|pack-struct|visibility).*", "opjit's own part of the library relies on it; leave it out"),
+    (r"-f(plugin|profile|auto-profile|test-coverage|dump|(file|debug|macro|profile)-prefix-map).*",
+     "it reads or writes files that the key does not know; leave it out"),
+    (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
+    (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
+]]
+_TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
+
+
+def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
+          include_paths: Sequence[str | os.PathLike[str]]) -> Flags:
+    """What an op's declaration adds to a backend's flags.
+
+    Args:
+        folder: of the op; relative include folders start from there.
+
+    Raises:
+        DeclarationError: names the flag that is not passed on, and what to do instead.
+    """
+    return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, _CUDA),
+                 _checked(op, "extra_ldflags", ldflags, _LINK), (), frozenset(), _folders(op, folder, include_paths))
+
+
+def join(flags: Flags, extra: Flags) -> Flags:
+    """A backend's flags with an author's behind them: those of the language that the backend's kernels are written in."""
+    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(extra.include))]  # first, as the last that fits is taken
+    if flags.cuda:
+        for_host = (part for each in maps for part in ("-Xcompiler", each))
+        flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
+    else:
+        flags = flags._replace(c=(*maps, *flags.c, *extra.c))
+    return flags._replace(link=(*flags.link, *extra.link), include=extra.include)
+
+
+def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
+    if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
+        raise DeclarationError(f"{op}: {parameter} is a list of strings, each one argument of the compiler, not {flags!r}")
+    for flag in flags:
+        host = flag.removeprefix("-Xcompiler=")
+        for part in host.split(",") if host != flag else [flag]:
+            reason = _reason(part, _C if host != flag else allowed)
+            if reason is not None:
+                raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
+    return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
+
+
+def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
+    """Why a flag is not passed on; None if it is."""
+    if not flag.isprintable():
+        return "a flag holds no line break or control character"
+    if allowed is _LINK:
+        if _TIED.fullmatch(flag):
+            return "it would tie the binary to one version of torch or Python; what an op needs of torch is in opjit.h"
+        return None if allowed.fullmatch(flag) else "it takes system libraries, '-lNAME', and nothing else"
+    told = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
+    if allowed.fullmatch(flag) and (told is None or flag.startswith("-std=")):
+        return None
+    return told or "opjit does not know what it would change; it knows macros, optimisation, warnings, and code generation (-f...)"
+
+
+def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    if isinstance(paths, (str, os.PathLike)):
+        raise DeclarationError(f"{op}: extra_include_paths is a list of folders, not {paths!r}")
+    found = tuple(headers.plain(os.path.join(folder, path)) for path in paths)
+    for path, absolute in zip(paths, found, strict=True):
+        if not os.path.isdir(absolute):
+            raise DeclarationError(f"{op}: extra_include_paths names {os.fspath(path)!r}, and there is no folder {absolute}; "
+                                   "a relative one starts from the op's folder")
+    return found

@@ -1,0 +1,381 @@
+"""add_custom: torch.add's sizes, strides, dtypes and numbers; a backward that moves nothing where nothing has to move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opjit import Op, catalog
+
+INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def add_custom() -> Op:
+    return catalog.find("add_custom")
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> torch.Tensor:
+    """Whole numbers and halves, of either sign where the dtype has one."""
+    generator = torch.Generator().manual_seed(seed)
+    low, high = (0, 2) if dtype == torch.bool else (-200, 201) if dtype.is_signed else (0, 256)
+    values = torch.randint(low, high, shape, generator=generator)
+    return (values / 2 if dtype.is_floating_point or dtype.is_complex else values).to(dtype).to(device)
+
+
+def assert_as_torch(op: Op, x: torch.Tensor, y: torch.Tensor) -> None:
+    got, expected = op(x, y), torch.add(x, y)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert got.data_ptr() not in (x.data_ptr(), y.data_ptr()) or got.numel() == 0
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_samples_equal_torch_add(add_custom: Op, device: str) -> None:
+    count = 0
+    for args, _ in add_custom.sample(device):
+        assert_as_torch(add_custom, *args)
+        count += 1
+    assert count > 200
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*INTEGRAL, *FLOATING, *COMPLEX])
+def test_every_length_and_alignment_is_added_once(add_custom: Op, dtype: torch.dtype, device: str) -> None:
+    x, y = numbers((2200,), dtype, device, 1), numbers((2200,), dtype, device, 2)
+    for start in (0, 1, 3, 8):
+        for n in (*range(40), 63, 64, 65, 127, 128, 129, 511, 512, 513, 2049):
+            assert_as_torch(add_custom, x[start:start + n], y[:n])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_infinities_nan_and_signs_of_zero(add_custom: Op, dtype: torch.dtype, device: str) -> None:
+    inf, nan = torch.inf, torch.nan
+    special = torch.tensor([0.0, -0.0, inf, -inf, nan, 1.0, 65504.0, -65504.0, 6e-8, 3.3e38, -3.3e38, 1e-45], device=device).to(dtype)
+    for view in (special.repeat(7), special):
+        got, expected = add_custom(view, special[:, None]), torch.add(view, special[:, None])
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.signbit(), expected.signbit() & ~got.isnan() | got.signbit() & got.isnan())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_round_as_torchs_over_all_their_values(add_custom: Op, dtype: torch.dtype, device: str) -> None:
+    x = torch.arange(-2**15, 2**15, dtype=torch.int16, device=device).view(dtype)
+    for seed in range(4):
+        y = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)]
+        torch.testing.assert_close(add_custom(x, y), x + y, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*INTEGRAL[1:], *WIDE_UNSIGNED])
+def test_integers_wrap_around(add_custom: Op, dtype: torch.dtype, device: str) -> None:
+    limits = torch.iinfo(dtype)
+    values = [limits.min, limits.max, 1, limits.max - 1, limits.min + 1, 0]
+    x, y = (torch.tensor(list(column), dtype=dtype, device=device) for column in zip(*itertools.product(values, values), strict=True))
+    period = limits.max - limits.min + 1
+    expected = [(a + b - limits.min) % period + limits.min for a, b in itertools.product(values, values)]
+    assert add_custom(x, y).tolist() == expected
+    assert add_custom(x[::2], y[::2]).tolist() == expected[::2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_float32_is_no_less_exact_than_torch(add_custom: Op, device: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, y = (torch.randn(100_003, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(-6, 7, (100_003,), generator=generator)
+            for _ in range(2))
+    x, y = x.float().to(device), y.float().to(device)
+    exact = x.double() + y.double()
+    assert (add_custom(x, y) - exact).abs().max() <= (x + y - exact).abs().max()
+
+
+# Dtypes -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("one", "two"), list(itertools.product([*INTEGRAL, *WIDE_UNSIGNED, *FLOATING], repeat=2)))
+def test_dtypes_are_promoted_as_torchs(add_custom: Op, one: torch.dtype, two: torch.dtype, device: str) -> None:
+    """Of tensors with and without dimensions, which count less."""
+    x, y = numbers((3, 350), one, device, 1), numbers((3, 350), two, device, 2)
+    for a, b in ((x, y), (x, y[0, 0]), (x[0, 0], y), (x[0, 0], y[0, 0]), (x, y[:1, :1]), (x[:, ::2], y[:, 1::2]), (x[0, 0], y.t())):
+        try:
+            result = torch.result_type(a, b)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match=r"have no common dtype in torch; convert one of them with \.to\(\)"):
+                add_custom(a, b)
+            continue
+        got = add_custom(a, b)
+        assert got.dtype == result
+        expected = a.to(result) + b.to(result) if result not in WIDE_UNSIGNED else (a.to(torch.int64) + b.to(torch.int64)).to(result)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_conversions_round_as_torchs(add_custom: Op, device: str) -> None:
+    """Numbers that the result's dtype does not hold: they are converted first, then added."""
+    large = torch.tensor([2**24 + 1, 2**53 + 1, 2**62 + 2**38 + 1, -2**63, 2**63 - 1, 65519, 65520, -100_001, 2049], device=device)
+    for dtype in FLOATING:
+        for other in (torch.zeros(9, 1, dtype=dtype, device=device), torch.full((9, 1), 0.75, dtype=dtype, device=device)):
+            assert_as_torch(add_custom, large, other)
+            assert_as_torch(add_custom, other, large[:, None])
+            assert_as_torch(add_custom, other, large[7])
+    fine = torch.tensor([1 / 3, 1e300, -1e-300, 3.4e38, 70_000.0, torch.nan], dtype=torch.float64, device=device)
+    for dtype in FLOATING[:3]:
+        for scalar in fine:
+            assert_as_torch(add_custom, torch.ones(5, dtype=dtype, device=device), scalar)
+    wide = torch.tensor(300, device=device)
+    assert_as_torch(add_custom, torch.ones(5, dtype=torch.int8, device=device), wide)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_numbers_of_one_dtype_are_added(add_custom: Op, dtype: torch.dtype) -> None:
+    x, y = torch.randn(40, 30, dtype=dtype), torch.randn(40, 30, dtype=dtype)
+    for a, b in ((x, y), (x.t(), y.t()), (x[::2, ::3], y[::2, ::3]), (x, y[0]), (x[:, :1], y[:1]), (x.conj(), y), (x.real, y.imag)):
+        assert_as_torch(add_custom, a, b)
+    for a, b in ((x, y.real), (x.real, y), (x, torch.tensor(1j, dtype=COMPLEX[dtype == COMPLEX[0]]))):
+        with pytest.raises(RuntimeError, match=r"add_custom takes two complex tensors of one dtype, not \w+ and \w+"):
+            add_custom(a, b)
+
+
+def test_other_dtypes_are_refused(add_custom: Op) -> None:
+    x = torch.ones(3, dtype=torch.float32).to(torch.float8_e4m3fn)
+    for pair in ((x, x), (x, torch.ones(3))):
+        with pytest.raises(RuntimeError, match=r"add_custom takes bool, .*|an unsupported dtype cannot be combined"):
+            add_custom(*pair)
+
+
+# Sizes and strides --------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_disagree_are_named(add_custom: Op) -> None:
+    with pytest.raises(RuntimeError, match=r"expected sizes that broadcast: .*; dimension -2 has 3 in one tensor and 4 in the other"):
+        add_custom(torch.ones(2, 3, 5), torch.ones(4, 5))
+    with pytest.raises(RuntimeError, match="dimension -1 has 0 in one tensor and 2 in the other"):
+        add_custom(torch.ones(0), torch.ones(2))
+
+
+def test_tensors_on_two_devices_are_refused(add_custom: Op) -> None:
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        add_custom(torch.ones(2), torch.ones(2, device="meta"))
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors that broadcast, each a permuted, cut, expanded or plain view."""
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=5))
+    dtypes = draw(st.sampled_from([(torch.float32, torch.float32), (torch.int16, torch.int16), (torch.bfloat16, torch.float32),
+                                   (torch.uint8, torch.int64), (torch.complex64, torch.complex64)]))
+
+    def view(dtype: torch.dtype) -> torch.Tensor:
+        own = [1 if draw(st.integers(0, 3)) == 0 else size for size in sizes[draw(st.integers(0, len(sizes))):]]
+        order: list[int] = draw(st.permutations(list(range(len(own)))))
+        steps = [draw(st.sampled_from([1, 1, 1, 2])) for _ in own]
+        made = numbers(tuple(own[d] * steps[d] for d in order), dtype, seed=len(own))
+        back = [order.index(d) for d in range(len(own))]
+        cut = made.permute(back)[tuple(slice(None, None, step) for step in steps)]
+        if draw(st.booleans()) and own:
+            d = draw(st.integers(0, len(own) - 1))
+            cut = cut.narrow(d, 0, 1).expand(own) if own[d] else cut
+        return cut
+
+    return view(dtypes[0]), view(dtypes[1])
+
+
+@given(operands())
+@settings(max_examples=400, deadline=None)
+def test_any_views_broadcast_as_torchs(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """And the fake kernel knows the sizes, strides and dtype."""
+    op = catalog.find("add_custom")
+    x, y = pair
+    got, meta = op(x, y), op(meta_of(x), meta_of(y))
+    torch.testing.assert_close(got, torch.add(x, y), rtol=0, atol=0)
+    assert (got.shape, got.dtype) == (meta.shape, meta.dtype)
+    if got.numel():  # where strides mean nothing, torch.empty_like itself gives a meta tensor others than a real one
+        assert [s for s, n in zip(got.stride(), got.shape, strict=True) if n > 1] == [
+            s for s, n in zip(meta.stride(), meta.shape, strict=True) if n > 1]
+
+
+def meta_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def test_layouts_are_kept_as_torch_keeps_them(add_custom: Op) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    last, odd = x.to(memory_format=torch.channels_last), x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    for layout in (x, last, odd, x[:, ::2], last[:, ::2], odd[..., ::2]):
+        for other in (layout, x[:, ::2] if layout.shape[1] == 2 else x[..., ::2] if layout.shape[3] == 3 else x, torch.tensor(1.0),
+                      torch.ones(1), torch.ones(layout.shape[1], 1, 1)):
+            assert add_custom(layout, other).stride() == torch.add(layout, other).stride()
+            assert other.shape == layout.shape or add_custom(other, layout).stride() == torch.add(other, layout).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_large_tensors_are_added_by_all_threads(add_custom: Op, dtype: torch.dtype) -> None:
+    for shape in ((300_007,), (1003, 301), (7, 143, 301)):
+        x, y = numbers(shape, dtype, seed=1), numbers(shape, dtype, seed=2)
+        assert_as_torch(add_custom, x, y)
+        assert_as_torch(add_custom, x, y.transpose(0, -1).contiguous().transpose(0, -1))
+        assert_as_torch(add_custom, x, y[..., :1])
+        assert_as_torch(add_custom, x[..., ::2], y[0, ..., ::2] if len(shape) > 1 else y[::2])
+
+
+@pytest.mark.gpu
+def test_more_elements_than_an_int_counts(add_custom: Op) -> None:
+    n = 2**31 + 1000
+    x = torch.ones(n, dtype=torch.int8, device="cuda")
+    x[-1] = 5
+    total = add_custom(x, x)
+    assert total[-1].item() == 10
+    assert total[:: 2**20].eq(2).all()
+    total = add_custom(x.view(8, -1), x.view(8, -1)[:, :1])
+    assert total[-1, -1].item() == 6
+    assert total[:, 1:-1:2**18].eq(2).all()
+
+
+# Autograd -----------------------------------------------------------------------------------------------------------------------
+
+
+class Seen(TorchDispatchMode):
+    """Every operator that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_backward_without_broadcasting_moves_no_data(add_custom: Op, device: str) -> None:
+    x, y = (torch.randn(5, 7, device=device, requires_grad=True) for _ in range(2))
+    out, grad = add_custom(x, y), torch.randn(5, 7, device=device)
+    with Seen() as seen:
+        of_x, of_y = torch.autograd.grad(out, (x, y), grad)
+    assert seen.ops == []
+    assert of_x.data_ptr() == of_y.data_ptr() == grad.data_ptr()
+    assert of_x.stride() == grad.stride()
+
+
+def test_gradients_are_summed_where_an_input_was_broadcast(add_custom: Op) -> None:
+    x, y = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), torch.randn(3, 1, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(add_custom, (x, y))
+    assert torch.autograd.gradgradcheck(add_custom, (x, y))
+    of_x, of_y = torch.autograd.grad(add_custom(x, y), (x, y), torch.ones(3, 4, 5, dtype=torch.float64))
+    assert of_x.eq(3).all()
+    assert of_y.eq(4).all()
+    assert of_y.shape == (3, 1, 5)
+
+
+def test_gradients_have_their_inputs_dtype(add_custom: Op) -> None:
+    x, y = torch.randn(4, dtype=torch.float16, requires_grad=True), torch.randn((), dtype=torch.float64, requires_grad=True)
+    add_custom(x, y).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert (x.grad.dtype, y.grad.dtype, y.grad.item()) == (torch.float16, torch.float64, 4)
+
+
+def test_only_the_asked_gradient_is_made(add_custom: Op) -> None:
+    x, y, grad = torch.randn(4, 5, requires_grad=True), torch.randn(5, requires_grad=True), torch.ones(4, 5)
+    for asked, sums in ((x, 0), (y, 1)):
+        out = add_custom(x.detach().requires_grad_(False) if asked is y else x, y.detach() if asked is x else y)
+        with Seen() as seen:
+            torch.autograd.grad(out, asked, grad)
+        assert len([op for op in seen.ops if op.overloadpacket == torch.ops.aten.sum]) == sums
+
+
+# Compile, export, meta ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_it_is_one_graph_with_gradients(add_custom: Op, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: add_custom.overload(a, b.t()).relu(), backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows, columns in ((4, 5), (6, 3), (9, 8)):
+        x, y = torch.randn(rows, columns, requires_grad=True), torch.randn(columns, rows, requires_grad=True)
+        bias = torch.randn(1, columns, requires_grad=True)
+        for other in (y, bias.detach().t().requires_grad_()):
+            got, expected = compiled(x, other), torch.add(x, other.t()).relu()
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, other)), torch.autograd.grad(expected.sum(), (x, other)))
+
+
+def test_one_graph_serves_all_sizes(add_custom: Op) -> None:
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda a, b: add_custom.overload(a, b), backend=keep, fullgraph=True, dynamic=True)
+    for rows, columns in ((4, 5), (7, 3), (9, 8)):
+        x, y = torch.randn(rows, columns), torch.randn(columns)
+        torch.testing.assert_close(compiled(x, y), x + y)
+    assert len(graphs) == 1
+
+
+def test_exported_it_keeps_its_name(add_custom: Op) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = add_custom.overload(x, y)
+            return result
+
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(Model(), (torch.ones(3, 4), torch.ones(4)), dynamic_shapes=({0: rows}, {}))
+    assert any(node.target == add_custom.overload for node in program.graph.nodes)
+    x, y = torch.randn(9, 4), torch.randn(4)
+    torch.testing.assert_close(program.module()(x, y), x + y)
+
+
+def test_meta_tensors_get_sizes_strides_and_refusals(add_custom: Op) -> None:
+    x = torch.empty(2, 3, 4, 5, device="meta").to(memory_format=torch.channels_last)
+    out = add_custom(x, torch.empty(3, 1, 1, device="meta", dtype=torch.float64))
+    assert (out.device.type, out.dtype, out.stride()) == ("meta", torch.float64, x.stride())
+    with pytest.raises(RuntimeError, match="takes two complex tensors of one dtype"):
+        add_custom(torch.empty(2, device="meta"), torch.empty(2, device="meta", dtype=torch.complex64))
+    with pytest.raises(RuntimeError, match=r"must match|broadcast"):
+        add_custom(torch.empty(2, device="meta"), torch.empty(3, device="meta"))
+
+
+# add_custom_backward ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backward_gives_two_fresh_copies(device: str) -> None:
+    op = catalog.find("add_custom_backward")
+    count = 0
+    for (grad,), _ in op.sample(device):
+        one, two = op(grad)
+        for copy in (one, two):
+            assert torch.equal(copy, grad)
+            assert copy.dtype == grad.dtype
+            assert copy.stride() == torch.empty_like(grad).stride()
+        if grad.numel():
+            assert len({one.data_ptr(), two.data_ptr(), grad.data_ptr()}) == 3
+        count += 1
+    assert count > 50
+    x = torch.randn(1003, 301, device=device)
+    for view in (x, x[::2, ::3], x.to(torch.complex128).t(), x.t()[:100]):
+        assert all(torch.equal(copy, view) for copy in op(view))
+
+
+def test_backward_can_be_differentiated() -> None:
+    op = catalog.find("add_custom_backward")
+    assert torch.autograd.gradcheck(op, (torch.randn(3, 4, dtype=torch.float64, requires_grad=True),))

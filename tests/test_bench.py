@@ -1,0 +1,96 @@
+"""`opjit bench` measures every op's workloads, holds results and errors against float64, and stops where an op is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import opjit
+from opjit import Op, bench
+from opjit.cli import main
+
+MakeOp = Callable[..., Op]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_ROUNDS", 2)
+    monkeypatch.setattr(bench, "_ROUND_SECONDS", 1e-4)
+
+
+def measured(file: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """What the command prints, and the numbers it writes."""
+    done = CliRunner().invoke(main, ["bench", *arguments, "--device", "cpu", "--json", str(file)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output, json.loads(file.read_text())
+
+
+@pytest.mark.usefixtures("parts")
+def test_several_ops_and_several_results_are_measured(tmp_path: Path) -> None:
+    printed, lines = measured(tmp_path / "lines.json", "optest::parts", "optest::joined")
+    assert [(line["op"], line["label"]) for line in lines] == [
+        ("optest::parts", "float32 2^6"), ("optest::parts", "float32 2^10"), ("optest::joined", "float32 2^10")]
+    for line in lines:
+        assert line["opjit"] > 0
+        assert line["reference"] > 0
+        assert line["of_copy"] is None, "a GPU's column"
+        assert line["error"] == line["reference_error"] == 0, "what these ops compute is exact"
+    bandwidth = [row.split()[-3] for row in printed.splitlines() if "2^" in row]
+    assert float(bandwidth[0]) > 0
+    assert bandwidth[2] == f"{lines[2]['opjit'] / lines[2]['reference']:.2f}", "without bytes there is no bandwidth: the ratio is next"
+
+
+@pytest.mark.usefixtures("parts")
+def test_only_measures_what_contains_the_text(tmp_path: Path) -> None:
+    assert [line["label"] for line in measured(tmp_path / "lines.json", "optest::parts", "--only", "2^10")[1]] == ["float32 2^10"]
+
+
+def _elementwise(make_op: MakeOp, expression: str, x: torch.Tensor, reference: Callable[[torch.Tensor], torch.Tensor]) -> Op:
+    """An op of one dtype and one workload."""
+    dtype, c_type = ("INT32", "int32_t") if x.dtype == torch.int32 else ("FLOAT32", "float")
+    op = make_op("made(Tensor x) -> Tensor", f"""
+        opjit_status made_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {{
+            OPJIT_CHECK(x->dtype == OPJIT_{dtype}, "made takes {dtype}, not %s", opjit_dtype_name(x->dtype));
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+            for (int64_t i = 0; i < x->numel; i++) {{
+                {c_type} x_ = (({c_type} *)x->data)[i];
+                (({c_type} *)out->data)[i] = {expression};
+            }}
+            return OPJIT_OK;
+        }}
+        """, fake=torch.empty_like)
+
+    def workloads(device: str) -> Iterator[opjit.Workload]:
+        yield opjit.Workload("the only one", (x,), {}, 2 * x.nbytes)
+
+    op.reference(reference)
+    op.workloads(workloads)
+    return op
+
+
+def test_integers_stay_integers(make_op: MakeOp, tmp_path: Path) -> None:
+    op = _elementwise(make_op, "2 * x_", torch.arange(100, dtype=torch.int32), lambda x: 2 * x)
+    [line] = measured(tmp_path / "lines.json", op.qualified)[1]
+    assert line["error"] == line["reference_error"] == 0
+
+
+def test_errors_are_against_float64(make_op: MakeOp, tmp_path: Path) -> None:
+    """Ours is off by a thousandth, which the validation lets pass, and torch's by the rounding of float32."""
+    op = _elementwise(make_op, "1.001f * x_ / 3", torch.arange(100.0), lambda x: x / 3)
+    [line] = measured(tmp_path / "lines.json", op.qualified)[1]
+    assert line["error"] == pytest.approx(1e-3, rel=1e-3)
+    assert 0 < line["reference_error"] <= 2**-24
+
+
+def test_an_op_that_is_wrong_is_not_measured(make_op: MakeOp, tmp_path: Path) -> None:
+    op = _elementwise(make_op, "3 * x_", torch.arange(100, dtype=torch.int32), lambda x: 2 * x)
+    with pytest.raises(AssertionError, match="is wrong on the only one"):
+        measured(tmp_path / "lines.json", op.qualified)
+    assert not (tmp_path / "lines.json").exists()

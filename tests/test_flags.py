@@ -1,0 +1,327 @@
+"""An op's own flags, libraries and include folders: they reach the compiler and the key, and none of them can break a promise."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import api, binary, build, catalog, extras, targets
+from opjit.errors import BuildError, CompileError, DeclarationError
+from opjit.recipe import Recipe, read_inputs
+from opjit.store import Entry, Store, check_library, default_root
+from opjit.targets import Target
+from tests import helpers
+from tests.helpers import describe
+from tests.test_warm_path import traced
+
+_namespaces = itertools.count()
+# An op that returns what VALUE is to the compiler.
+VALUE = """\
+#include "opjit.h"
+#include <omp.h>
+#ifdef HEADER
+#include "value.h"
+#endif
+
+opjit_status value_cpu(const opjit_tensor *x, int64_t *out)
+{
+    (void)x;
+    *out = VALUE;
+    return OPJIT_OK;
+}
+"""
+TEXT = """\
+#include "opjit.h"
+
+opjit_status value_cpu(const opjit_tensor *x, int64_t *out)
+{
+    (void)x, (void)out;
+    OPJIT_FAIL("%s", VALUE);
+}
+"""
+Declare = Callable[..., opjit.Op]
+X = torch.ones(1)
+
+
+@pytest.fixture
+def declare(tmp_path: Path) -> Declare:
+    """``declare(source, extra_cflags=[...], ...)``: an op ``value(Tensor x) -> int`` in a namespace of its own."""
+
+    def make(source: str = VALUE, cuda: str = "", folder: str = "op", **extra: Any) -> opjit.Op:
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True, parents=True)
+        (place / "value.c").write_text(source)
+        (place / "value.cu").write_text(cuda)
+        schema = f"flagtest{next(_namespaces)}::value(Tensor x) -> int"
+        declaration = f"@opjit.op({schema!r}, **extra)\ndef value(x):\n    return 0\n"
+        module: dict[str, Any] = {"opjit": opjit, "extra": extra}
+        exec(compile(declaration, str(place / "op.py"), "exec"), module)
+        declared = module["value"]
+        assert isinstance(declared, opjit.Op)
+        return declared
+
+    return make
+
+
+def here() -> Target:
+    return targets.here(helpers.cpu())
+
+
+def recipe(op: opjit.Op, target: Target | None = None) -> Recipe:
+    return api.describe(op, target or here(), Store(default_root()))
+
+
+def document(op: opjit.Op, target: Target | None = None) -> dict[str, Any]:
+    """What the op's key is the hash of, but for the op's name."""
+    return {**recipe(op, target).document(), "schema": ""}
+
+
+# --- they reach the compiler ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_macro_reaches_the_kernel_and_another_value_is_another_entry(declare: Declare) -> None:
+    first, second = (declare(extra_cflags=[f"-DVALUE={value}"]) for value in (20000, 6000))
+    assert (first(X), second(X)) == (20000, 6000)
+    assert document(first) != document(second)
+    assert document(first) == document(declare(extra_cflags=("-DVALUE=20000",)))
+    assert document(first)["flags"]["c"][-1] == "-DVALUE=20000"
+
+
+def test_flags_come_behind_opjit_s_own(declare: Declare) -> None:
+    source = VALUE.replace("VALUE;", "0;\n#ifdef __OPTIMIZE__\n    *out = 1;\n#endif")
+    assert declare(source)(X) == 1
+    assert declare(source, extra_cflags=["-O0"])(X) == 0
+
+
+@pytest.mark.parametrize("text", ["a b", "it's", "{folder} and {", "$HOME $$ `id`", "a,b;c", "back\\\\slash", "smörgås", "@unique"])
+def test_a_flag_is_one_argument_whatever_is_in_it(declare: Declare, text: str) -> None:
+    op = declare(TEXT, extra_cflags=[f'-DVALUE="{text}"'])
+    with pytest.raises(RuntimeError, match=re.escape(f"value: {text.replace(chr(92) * 2, chr(92))} [value.c")):
+        op(X)
+
+
+def test_the_order_of_flags_is_the_author_s(declare: Declare) -> None:
+    assert declare(extra_cflags=["-DVALUE=1", "-UVALUE", "-DVALUE=2"])(X) == 2
+
+
+def test_flags_for_one_language_leave_the_other_s_key_alone(declare: Declare) -> None:
+    cuda = targets.named("sm_90", cuda_version="13.0")
+    plain, both = declare(), declare(extra_cflags=["-DVALUE=1"], extra_cuda_cflags=["-DVALUE=2"])
+    assert document(both, cuda)["flags"]["c"] == document(plain, cuda)["flags"]["c"]
+    assert document(both, cuda)["flags"]["cuda"] == [*document(plain, cuda)["flags"]["cuda"], "-DVALUE=2"]
+    assert "-DVALUE=2" not in json.dumps(document(both))
+
+
+def test_warnings_that_an_author_asks_for_find_nothing_in_opjit_s_own_part(declare: Declare) -> None:
+    flags = ["-Wall", "-Wextra", *(f"-Werror={name}" for name in ("all", "extra", "shadow", "undef", "strict-prototypes"))]
+    assert declare(extra_cflags=["-DVALUE=3", *flags])(X) == 3
+
+
+CUDA_VALUE = """\
+#include "opjit_cuda.h"
+#if VALUE != 5 || !defined(__CUDACC__)
+#error VALUE is not 5
+#endif
+
+opjit_status value_cuda(const opjit_tensor *x, int64_t *out, cudaStream_t stream)
+{
+    (void)x, (void)stream;
+    *out = HOST;
+    OPJIT_FAIL("%s", TEXT);
+    return OPJIT_OK;
+}
+"""
+
+
+@pytest.mark.nvcc
+def test_flags_reach_nvcc_and_its_host_compiler(declare: Declare) -> None:
+    flags = ["-DVALUE=5", '-DTEXT="two words {}"', "-Xcompiler=-DHOST=1,-Wall", "--use_fast_math", "-Xptxas=-O2", "-std=c++20"]
+    entry = api.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags), helpers.cuda_target("sm_90"))
+    assert b"two words {}\0" in entry.library.read_bytes()
+    with pytest.raises(CompileError, match="VALUE is not 5"):
+        api.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags[1:]), helpers.cuda_target("sm_90"))
+
+
+# --- include folders -------------------------------------------------------------------------------------------------------------------
+
+
+def with_header(folder: Path, value: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "value.h").write_text('#include "inner.h"\n')
+    (folder / "inner.h").write_text(f"#define VALUE {value}\n")
+    return folder
+
+
+def test_a_header_of_an_include_folder_enters_the_key_by_its_content(declare: Declare, tmp_path: Path) -> None:
+    here_, there = with_header(tmp_path / "here", "7"), with_header(tmp_path / "over" / "there", "7")
+    first, second = (declare(extra_cflags=["-DHEADER"], extra_include_paths=[folder]) for folder in (here_, str(there)))
+    assert first(X) == second(X) == 7
+    assert document(first) == document(second)
+    assert set(document(first)["inputs"]) >= {"<include 0>/value.h", "<include 0>/inner.h"}
+    assert str(tmp_path) not in json.dumps(document(first))
+    before = document(first)
+    with_header(here_, "8")
+    assert document(first) != before
+
+
+def test_a_relative_include_folder_starts_from_the_op_s_folder(declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_header(tmp_path / "shared" / "include", "9")
+    monkeypatch.chdir("/")
+    assert declare(extra_cflags=["-DHEADER"], extra_include_paths=["../shared/include"])(X) == 9
+
+
+def test_the_first_include_folder_with_a_header_wins_and_the_op_s_own_comes_before(declare: Declare, tmp_path: Path) -> None:
+    folders = [with_header(tmp_path / name, value) for name, value in (("a", "1"), ("b", "2"))]
+    op = declare(extra_cflags=["-DHEADER"], extra_include_paths=folders[::-1])
+    assert op(X) == 2
+    with_header(op.folder, "3")
+    assert declare(extra_cflags=["-DHEADER"], extra_include_paths=folders)(X) == 3
+
+
+def test_an_include_folder_leaves_no_path_in_the_binary(tmp_path: Path) -> None:
+    """Nor does the folder around the op, given as an include folder, change a byte."""
+    named = helpers.PLUS.replace("plus takes float32, not %s\"", "%s %s %s\", where, __FILE__")
+    built = []
+    for place in ("one", "another and longer"):
+        op = helpers.write_op(tmp_path / place / "plus", plus_c=named)
+        (op / "amount.h").unlink()
+        (tmp_path / place / "include").mkdir()
+        (tmp_path / place / "include" / "amount.h").write_text("static const char where[] = __FILE__;\n#define AMOUNT 1.0f\n")
+        described = describe(op)
+        flags = extras.join(described.flags, extras.check("op", op, (), (), (), ["../include", ".."]))
+        inputs = read_inputs(described.source, described.target, flags.include)
+        built.append(build.build(described._replace(flags=flags, inputs=inputs), Store(tmp_path / place / "cache")))
+    contents = [entry.library.read_bytes() for entry in built]
+    assert built[0].key == built[1].key
+    assert contents[0] == contents[1]
+    assert b"amount.h\0" in contents[0]
+    assert str(tmp_path).encode() not in contents[0]
+
+
+def test_an_include_folder_does_not_open_the_door_to_torch_s_headers(declare: Declare) -> None:
+    source = VALUE.replace("#include <omp.h>", "#include <torch/headeronly/version.h>")
+    op = declare(source, extra_cflags=["-DVALUE=1"], extra_include_paths=[Path(torch.__file__).parent / "include"])
+    with pytest.raises(BuildError, match=r"an op is plain C over opjit\.h"):
+        op(X)
+
+
+def test_an_include_folder_that_is_not_there_is_refused_with_the_place_looked_at(declare: Declare, tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(f"names 'nowhere', and there is no folder {tmp_path}/op/nowhere;")):
+        declare(extra_include_paths=["nowhere"])
+
+
+# --- libraries -------------------------------------------------------------------------------------------------------------------------
+
+OPENMP = {"extra_cflags": ["-fopenmp", "-DVALUE=omp_get_num_procs() > 0"], "extra_ldflags": ["-lgomp"]}
+
+
+def test_a_declared_library_is_linked_and_what_is_not_declared_is_not(declare: Declare) -> None:
+    op = declare(**OPENMP)
+    assert op(X) == 1
+    entry = api.entry(op, here())  # found, so verified, with the manifest's word on what it may ask for
+    assert "libgomp.so.1" in binary.inspect(entry.library.read_bytes()).needed
+    assert json.loads((entry.folder / "manifest.json").read_text())["document"]["flags"]["link"][-1] == "-lgomp"
+    with pytest.raises(CompileError, match="undefined reference to `omp_get_num_procs'"):
+        declare(extra_cflags=OPENMP["extra_cflags"])(X)
+
+
+def test_a_library_that_was_not_declared_is_refused_before_it_is_loaded(declare: Declare) -> None:
+    entry: Entry = api.entry(declare(**OPENMP), here())
+    content = entry.library.read_bytes()
+    check_library(content, here(), ["-lm", "-lgomp"])
+    with pytest.raises(Exception, match=r"asks for libgomp\.so\.1, which an op may not need without declaring it in extra_ldflags"):
+        check_library(content, here(), ["-lm", "-lgom", "-lgomp.so"])
+
+
+@pytest.mark.parametrize(("library", "name"), [
+    ("libz.so.1", "z"), ("libz.so", "z"), ("libfoo-1.2.so.3.4", "foo-1.2"), ("libstdc++.so.6", "stdc++"), ("/evil/libz.so", None),
+    ("libz.so/../../evil.so", None), ("libz.so.1/evil", None), ("z.so", None), ("libz.so.x", None), ("", None)])
+def test_a_library_s_name_for_the_linker_is_told_from_what_a_binary_asks_for(library: str, name: str | None) -> None:
+    assert binary._link_name(library) == name
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "extra_cflags": {
+        "-ffast-math": "-fno-math-errno", "-Ofast": "-fno-math-errno", "-funsafe-math-optimizations": "denormals",
+        "-march=native": "OPJIT_ARCH=x86-64-v4", "-march=x86-64-v4": "OPJIT_ARCH", "-mavx512f": "__attribute__", "-mtune=native": "arch",
+        "-mfma": "__builtin_cpu_supports",
+        "-I/opt/include": "extra_include_paths", "-isystem": "extra_include_paths", "-include": "#include line",
+        "-includex.h": "#include line",
+        "@flags.txt": "would not be in the key", "-lz": "extra_ldflags", "-L/opt": "extra_ldflags", "-Wl,-rpath,/opt": "extra_ldflags",
+        "-static": "extra_ldflags", "-std=c++17": "-std=gnu17", "-ansi": "-std=gnu17", "-xc++": "follows from its file",
+        "-fno-exceptions": "exceptions", "-fshort-enums": "relies on it", "-fvisibility=default": "relies on it",
+        "-fplugin=x.so": "the key does not know", "-fprofile-use=x": "the key does not know",
+        "-ffile-prefix-map=a=b": "the key does not know",
+        "-g": "no debug information", "-ggdb3": "no debug information", "-Werror": "-Werror=vla", "kernel2.c": "starts with '-'",
+        "-D": "'-DNAME=value'", "-O3 -DX": "does not know", "-DX\n": "line break", "--coverage": "does not know",
+        "-Wp,-D,X": "does not know", "-o": "does not know", "": "does not know",
+    },
+    "extra_cuda_cflags": {
+        "-gencode=arch=compute_90,code=sm_90": "OPJIT_ARCH=sm_90a", "-arch=sm_90": "opjit get", "--gpu-architecture=sm_90": "OPJIT_ARCH",
+        "-lineinfo": "no debug information", "-G": "no debug information", "-Xcompiler": "'-Xcompiler=-Wall'",
+        "-Xcompiler=-Wall,-ffast-math": "denormals", "-Xcompiler=-march=native": "OPJIT_ARCH", "-I.": "extra_include_paths",
+        "--options-file=x": "would not be in the key", "-rdc=true": "does not know", "-ccbin=clang": "does not know",
+        "-std=gnu17": "c\\+\\+20", "-lcublas": "extra_ldflags",
+    },
+    "extra_ldflags": {
+        "-L/opt/lib": "-lNAME", "-Wl,-rpath,/opt": "-lNAME", "-static": "-lNAME", "-ffast-math": "-lNAME", "-l:libz.a": "-lNAME",
+        "libz.a": "-lNAME", "-ltorch_python": "one version of torch", "-lc10": "one version", "-lpython3.11": "one version",
+    },
+}
+
+
+@pytest.mark.parametrize(("parameter", "flag", "says"),
+                         [(name, flag, says) for name, flags in REFUSED.items() for flag, says in flags.items()])
+def test_a_flag_that_would_break_a_promise_is_refused_with_another_way(parameter: str, flag: str, says: str) -> None:
+    with pytest.raises(DeclarationError, match=says) as caught:
+        opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: [flag]})(lambda x: None)
+    assert str(caught.value).startswith(f"flagtest::refused: {parameter} cannot hold {flag!r}: ")
+    assert catalog.declared("flagtest::refused") is None
+
+
+@pytest.mark.parametrize(("parameter", "flags"), [
+    ("extra_cflags", ["-DSTACK_SIZE=20000", "-DF(x)=x", "-UNDEBUG", "-O2", "-Os", "-Wall", "-Wno-unused", "-Werror=vla", "-w", "-std=c11",
+                      "-std=gnu2x", "-funroll-loops", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fopenmp-simd",
+                      "-mtune=znver3", "-mprefer-vector-width=512", "-mno-avx512f", "-pthread", "-fsanitize=undefined"]),
+    ("extra_cuda_cflags", ["-DX", "-O2", "-std=c++20", "--use_fast_math", "-use_fast_math", "--ftz=true", "-maxrregcount=64",
+                           "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xptxas=-v,-dlcm=cg", "-Xcompiler=-Wall,-O2",
+                           "--diag-suppress=177"]),
+    ("extra_ldflags", ["-lz", "-lstdc++", "-lm", "-lfoo-1.2"]),
+])
+def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, flags: list[str]) -> None:
+    given: dict[str, Any] = {"cflags": (), "cuda_cflags": (), "ldflags": (), "include_paths": (), parameter.removeprefix("extra_"): flags}
+    found = extras.check("op", tmp_path, **given)
+    assert list({"extra_cflags": found.c, "extra_cuda_cflags": found.cuda, "extra_ldflags": found.link}[parameter]) == flags
+
+
+@pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
+def test_a_string_in_place_of_a_list_is_refused(parameter: str) -> None:
+    with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not '-lz'"):
+        opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: "-lz"})(lambda x: None)
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_get_of_an_op_with_flags_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    op = helpers.write_op(tmp_path / "plus")
+    (op / "amount.h").rename(with_header(tmp_path / "include", "1") / "amount.h")
+    declaration = helpers.OP_PY.replace('Tensor")', 'Tensor", extra_cflags=["-O2"], extra_include_paths=["../include"])')
+    (op / "op.py").write_text(declaration)
+    code = helpers.declare(op) + "tracing.append(1)\nplus = opjit.get('keytest::plus', 'cpu')\nreport(sum=plus(torch.ones(1)).tolist())"
+    changes: dict[str, str | None] = {"OPJIT_CACHE": str(tmp_path / "cache")}
+    traced(code, changes)
+    before = helpers.snapshot(tmp_path / "cache")
+    found = traced(code, changes)
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], ["opjit.extras"], [2.0])
+    assert helpers.snapshot(tmp_path / "cache") == before

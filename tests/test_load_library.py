@@ -1,0 +1,350 @@
+"""Libraries outside the cache: one process builds into a folder, another loads from it, and only what it can trust."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import backends, catalog, library, recipe, targets
+from opjit.backends import cpu, cuda
+from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
+from tests import helpers
+from tests.helpers import fresh, write_op
+
+EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
+# The code of a process that builds and prints where the library is.
+BUILD = "print(opjit.build_library('keytest::plus', {directory!r}, 'cpu'))"
+USE = """
+import torch, opjit
+plus = opjit.load_library({path!r})
+print(plus(torch.ones(1)).tolist(), torch.ops.keytest.plus(torch.zeros(1)).tolist(), plus is torch.ops.keytest.plus.default)
+"""
+SCHEMA = "loadtest::plus(Tensor x) -> Tensor"  # of the op whose libraries these tests load into their own process
+
+
+def build_into(directory: Path, op: Path, cache: Path) -> Path:
+    done = fresh(helpers.declare(op) + BUILD.format(directory=str(directory)), {"OPJIT_CACHE": str(cache)})
+    return Path(done.stdout.strip())
+
+
+def nothing_else(tmp: Path) -> dict[str, str | None]:
+    """An environment without compilers and without a cache that has anything."""
+    return {**helpers.no_compiler(tmp), "OPJIT_CACHE": str(tmp / "no-cache"), "OPJIT_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of keytest::plus. The op's folder and the cache are gone."""
+    folder = tmp_path_factory.mktemp("library")
+    path = build_into(folder / "build", write_op(folder / "plus"), folder / "cache")
+    shutil.rmtree(folder / "plus")
+    shutil.rmtree(folder / "cache")
+    return path
+
+
+@pytest.fixture(scope="module")
+def declared(tmp_path_factory: pytest.TempPathFactory) -> tuple[opjit.Op, Path]:
+    """An op that this process declares, and a library of it."""
+    folder = tmp_path_factory.mktemp("declared")
+    op = write_op(folder / "plus", op_py=helpers.OP_PY.replace(helpers.SCHEMA, SCHEMA))
+    catalog.declare_folder(op)
+    return catalog.find("loadtest::plus"), opjit.build_library("loadtest::plus", folder / "build", "cpu")
+
+
+@pytest.fixture
+def copied(declared: tuple[opjit.Op, Path], tmp_path: Path) -> Path:
+    """A copy of the library's folder, to be damaged; the path of the library in it."""
+    shutil.copytree(declared[1].parent, tmp_path / "copy")
+    return tmp_path / "copy" / declared[1].name
+
+
+def rewrite(path: Path, **changed: str) -> None:
+    """Change a library's manifest, so that it still agrees with itself."""
+    manifest = path.parent / "manifest.json"
+    fields = json.loads(manifest.read_text())
+    fields["document"].update(changed)
+    fields["key"] = recipe.document_key(fields["document"])
+    manifest.write_text(json.dumps(fields))
+
+
+# --- another process -----------------------------------------------------------------------------------------------------------------
+
+
+def test_another_process_uses_the_library_without_sources_cache_or_compiler(built: Path, tmp_path: Path) -> None:
+    before = helpers.snapshot(built.parent)
+    assert fresh(USE.format(path=str(built)), nothing_else(tmp_path)).stdout == "[2.0] [1.0] True\n"
+    assert helpers.snapshot(built.parent) == before
+    assert not (tmp_path / "no-cache").exists()
+
+
+def test_a_process_that_declares_the_op_uses_the_library_in_place_of_a_build(built: Path, tmp_path: Path) -> None:
+    code = helpers.declare(write_op(tmp_path / "plus", amount_h="#error not compiled\n")) + f"""
+plus = opjit.load_library({str(built)!r})
+assert opjit.get("keytest::plus", "cpu") is plus is catalog.find("keytest::plus").overload
+print(torch.compile(lambda x: plus(x) * 2, fullgraph=True, backend="aot_eager")(torch.ones(1)).tolist())
+"""
+    assert fresh(code, nothing_else(tmp_path)).stdout == "[4.0]\n"
+
+
+def test_an_op_that_is_not_declared_runs_and_says_what_tracing_it_takes(built: Path, tmp_path: Path) -> None:
+    code = USE.format(path=str(built)) + f"""
+assert opjit.get("keytest::plus", "cpu") is plus
+for call in (lambda: plus(torch.ones(1, device="meta")),
+             lambda: torch.compile(lambda x: plus(x), fullgraph=True, backend="aot_eager")(torch.ones(1))):
+    try:
+        call()
+    except Exception as error:
+        assert "holds no fake kernel" in str(error), error
+        assert "import the module that declares it before opjit.load_library" in str(error), error
+    else:
+        raise AssertionError("traced")
+from opjit.errors import DeclarationError
+from pathlib import Path
+from opjit import catalog
+try:
+    catalog.declare_folder(Path({str(write_op(tmp_path / "plus"))!r}))
+except DeclarationError as error:
+    assert "import its declaration first, then call opjit.load_library" in str(error), error
+else:
+    raise AssertionError("declared twice")
+print(plus(torch.ones(1)).tolist())
+"""
+    assert fresh(code, nothing_else(tmp_path)).stdout.endswith("[2.0]\n")
+
+
+def test_an_op_without_results_that_is_not_declared_can_be_traced(tmp_path: Path) -> None:
+    """There is nothing that a fake kernel would have to make."""
+    catalog.declare_folder(helpers.ROOT / "tests" / "ops" / "increment")
+    path = opjit.build_library("optest::increment", tmp_path / "build", "cpu")
+    code = f"""
+import torch, opjit
+opjit.load_library({str(path)!r})
+def twice(x):
+    torch.ops.optest.increment(x)
+    torch.ops.optest.increment(x)
+    return x
+print(torch.compile(twice, fullgraph=True, backend="aot_eager")(torch.ones(1)).tolist())
+"""
+    assert fresh(code, nothing_else(tmp_path)).stdout == "[3.0]\n"
+
+
+def test_the_folder_may_be_moved_and_linked_to(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built.parent, tmp_path / "elsewhere" / "my_ops")
+    (tmp_path / "link.so").symlink_to(tmp_path / "elsewhere" / "my_ops" / built.name)
+    assert fresh(USE.format(path=str(tmp_path / "link.so")), nothing_else(tmp_path)).stdout == "[2.0] [1.0] True\n"
+
+
+# --- what a build directory holds ------------------------------------------------------------------------------------------------------
+
+
+def test_a_build_directory_holds_complete_entries_and_nothing_else(built: Path) -> None:
+    arch = targets.here(helpers.cpu()).arch
+    (folder,) = built.parent.parent.iterdir()
+    assert folder.name.rpartition(".")[0] == f"keytest.plus.{arch}"
+    assert sorted(path.name for path in folder.iterdir()) == ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"]
+    assert json.loads((folder / "manifest.json").read_text())["key"].startswith(folder.name.rpartition(".")[2])
+
+
+def test_a_later_build_goes_beside_and_both_can_be_loaded_in_one_process(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    first = build_into(tmp_path / "build", op, tmp_path / "cache")
+    before = helpers.snapshot(first.parent)
+    assert build_into(tmp_path / "build", op, tmp_path / "cache") == first
+    (op / "amount.h").write_text("#define AMOUNT 41.0f\n")
+    second = build_into(tmp_path / "build", op, tmp_path / "cache")
+    assert second != first
+    assert helpers.snapshot(first.parent) == before
+    assert len(list((tmp_path / "build").iterdir())) == 2
+    code = f"""
+import torch, opjit
+for path in ({str(first)!r}, {str(second)!r}, {str(second)!r}, {str(first)!r}):
+    print(opjit.load_library(path)(torch.ones(1)).tolist(), torch.ops.keytest.plus(torch.ones(1)).tolist())
+"""
+    assert fresh(code, nothing_else(tmp_path)).stdout == "[2.0] [2.0]\n[42.0] [42.0]\n[42.0] [42.0]\n[2.0] [2.0]\n"
+
+
+def test_a_damaged_library_is_built_anew_by_another_file_under_its_name(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
+    path = opjit.build_library("loadtest::plus", tmp_path, "cpu")
+    with open(path, "r+b") as mapped:  # a process that has the old one keeps it
+        mapped.write(b"damaged")
+        mapped.flush()
+        assert opjit.build_library("loadtest::plus", tmp_path, "cpu") == path
+        assert not os.path.samestat(os.fstat(mapped.fileno()), path.stat())
+    assert path.read_bytes() == declared[1].read_bytes()
+    assert list(tmp_path.iterdir()) == [path.parent]
+
+
+def test_processes_that_build_into_one_directory_at_once_leave_one_good_library(tmp_path: Path) -> None:
+    code = helpers.declare(write_op(tmp_path / "plus")) + BUILD.format(directory=str(tmp_path / "build"))
+    environment = helpers.environment({"OPJIT_CACHE": str(tmp_path / "cache")})
+    running = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    told = {process.communicate(timeout=240)[0].strip() for process in running}
+    assert [process.returncode for process in running] == [0] * 4
+    assert len(told) == 1
+    assert [path.name for path in (tmp_path / "build").iterdir()] == [Path(told.pop()).parent.name]
+
+
+def test_the_command_leaves_a_library_and_prints_its_path(tmp_path: Path) -> None:
+    code = f"from opjit.cli import main\nmain(['get', 'allreduce', '--device', 'cpu', '--build-directory', {str(tmp_path / 'build')!r}])"
+    path = fresh(code).stdout.strip()
+    assert fresh(f"import torch, opjit\nprint(opjit.load_library({path!r})(torch.ones(3)).item())").stdout == "3.0\n"
+
+
+def test_a_build_directory_that_cannot_be_written_is_an_error_that_names_it(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match=r"loadtest::plus for cpu .* cannot be left in '.*/file': .*choose a folder that you can write"):
+        opjit.build_library("loadtest::plus", tmp_path / "file", "cpu")
+    with pytest.raises(UnknownOp):
+        opjit.build_library("loadtest::minus", tmp_path)
+    with pytest.raises(UnknownArch):
+        opjit.build_library("loadtest::plus", tmp_path, arch="sm_9")
+
+
+@pytest.mark.nvcc
+def test_a_library_for_a_gpu_is_built_without_one_and_refused_where_there_is_none(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
+    path = opjit.build_library("loadtest::plus", tmp_path, arch="sm_90")
+    assert "sm_90.cuda" in path.parent.name
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceUnavailable, match=r"loadtest\.plus\.so is not loaded: .*CUDA"):
+        opjit.load_library(path)
+
+
+@pytest.mark.gpu
+def test_a_library_for_this_gpu_runs(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
+    plus = opjit.load_library(opjit.build_library("loadtest::plus", tmp_path, "cuda"))
+    assert plus(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_of_another_schema_is_refused_with_both(declared: tuple[opjit.Op, Path], copied: Path) -> None:
+    rewrite(copied, schema="loadtest::plus(Tensor x, int n=0) -> Tensor")
+    with pytest.raises(DeclarationError) as caught:
+        opjit.load_library(copied)
+    for part in ("built for 'loadtest::plus(Tensor x, int n=0) -> Tensor'", f"declares '{SCHEMA}'", str(declared[0].folder)):
+        assert part in str(caught.value)
+
+
+def damaged(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1:]
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "one bit": (lambda path: path.write_bytes(damaged(path.read_bytes())), "is not the one that its manifest names"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not as long as its manifest says"),
+    "no manifest": (lambda path: (path.parent / "manifest.json").unlink(), r"has no manifest\.json beside it.*copy its folder as a whole"),
+    "another name": (lambda path: path.rename(path.with_name("other.so")), "there is no library"),
+    "bad manifest": (lambda path: (path.parent / "manifest.json").write_text("{"), "manifest is not JSON"),
+    "edited manifest": (lambda path: (path.parent / "manifest.json").write_text(
+        (path.parent / "manifest.json").read_text().replace('"arch": "', '"arch": "x')), "key is not the key of its document"),
+    "group may write it": (lambda path: path.chmod(0o664), r"can be written by others \(mode 664\); chmod go-w it"),
+    "group may write the folder": (lambda path: path.parent.chmod(0o777), "can be written by others"),
+    "group may write the manifest": (lambda path: (path.parent / "manifest.json").chmod(0o666), "can be written by others"),
+    "linked manifest": (lambda path: os.symlink((path.parent / "manifest.json").rename(path.parent / "m"), path.parent / "manifest.json"),
+                        "is a symbolic link"),
+    "unknown backend": (lambda path: rewrite(path, backend="npu", dispatch_key="PrivateUse1"), "add it with opjit.register_backend"),
+    "no arch of the backend": (lambda path: rewrite(path, arch="sm_90"), "none of cpu's"),
+    "another arch than its bytes": (lambda path: rewrite(path, arch="aarch64"), "the library is for x86_64, not aarch64"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_cannot_be_trusted_is_not_loaded(copied: Path, damage: str) -> None:
+    apply, says = DAMAGES[damage]
+    apply(copied)
+    with pytest.raises(LoadError, match=says) as caught:
+        opjit.load_library(copied)
+    assert str(copied) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_library_that_somebody_else_owns_is_not_loaded(copied: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(copied, 12345, 12345)
+    with pytest.raises(LoadError, match="belongs to user 12345, not to you or root"):
+        opjit.load_library(copied)
+
+
+def test_a_second_library_beside_a_manifest_is_not_taken_for_its_own(copied: Path) -> None:
+    other = copied.with_name("other.so")
+    shutil.copy(copied, other)
+    with pytest.raises(LoadError, match=r"the manifest beside it is that of loadtest\.plus\.so"):
+        opjit.load_library(other)
+
+
+@pytest.mark.parametrize("path", ["no/such/library.so", ".", ""])
+def test_a_path_without_a_library_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError, match=rf"there is no library '{path}': expected the path that opjit\.build_library returned"):
+        opjit.load_library(path)
+
+
+def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(
+    declared: tuple[opjit.Op, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if targets.here(helpers.cpu()).arch == "aarch64":
+        pytest.skip("this machine is no x86-64")
+    path = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v3")
+    monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v2")
+    with pytest.raises(LoadError, match=r"was built for cpu x86-64-v3, and this process runs cpu x86-64-v2.*arch='x86-64-v2'\)"):
+        opjit.load_library(path)
+    lower = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v2")
+    monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v3")
+    assert opjit.load_library(lower)(torch.ones(1)).tolist() == [2.0]
+    assert opjit.load_library(path)(torch.ones(1)).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("arch", "gpus", "runs"), [
+    ("sm_90", [(9, 0)], True), ("sm_80", [(8, 6)], True), ("sm_86", [(8, 0)], False), ("sm_80", [(9, 0)], False),
+    ("sm_90a", [(9, 0)], True), ("sm_100a", [(10, 3)], False), ("sm_100f", [(10, 3)], True),
+    ("sm_80+sm_90", [(8, 9), (9, 0)], True), ("sm_90", [(8, 0), (9, 0)], False)])
+def test_a_cuda_library_fits_where_its_code_runs(
+    monkeypatch: pytest.MonkeyPatch, arch: str, gpus: list[tuple[int, int]], runs: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", gpus.__getitem__)
+    assert backends.for_device("cuda").runs(arch) is runs
+
+
+def test_a_library_for_another_major_version_of_cuda_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.Cuda, "available", lambda self: None)
+    monkeypatch.setattr(cuda.Cuda, "host_arch", lambda self: "sm_90")
+    monkeypatch.setattr(cuda.Cuda, "runs", lambda self, arch: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    target = targets.Target(backends.for_device("cuda"), "sm_90", "cuda13")
+    with pytest.raises(LoadError, match=r"was built for cuda sm_90\.cuda13, and this process runs cuda sm_90\.cuda12"):
+        library._refuse_elsewhere(tmp_path, catalog.find("allreduce").schema, target)
+
+
+# --- the example -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_builds_in_one_process_and_is_used_in_another(tmp_path: Path) -> None:
+    def run(script: str, argument: Path | str, **changes: str | None) -> str:
+        done = subprocess.run([sys.executable, "-W", "error", EXAMPLE / script, argument], env=helpers.environment(changes), cwd=tmp_path,
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    path = run("build.py", tmp_path / "build").strip()
+    assert path.startswith(f"{tmp_path}/build/example.tensor_negate.")
+    assert run("use.py", path, **nothing_else(tmp_path)).splitlines() == [
+        "elements 0 to 4999, first 0",  # 20000 bytes of stack hold 5000 elements
+        "elements 5000 to 9999, first 9666",
+        "elements 10000 to 11999, first 7333",
+        "largest difference from torch.neg: 0.0",
+    ]

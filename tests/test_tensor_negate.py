@@ -1,0 +1,129 @@
+"""tensor_negate: torch.neg for every dtype, stride and size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opjit import Op, catalog
+
+INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def tensor_negate() -> Op:
+    return catalog.find("tensor_negate")
+
+
+def numbers(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return (torch.randint(-100, 101, (count,), generator=torch.Generator().manual_seed(count)) / 4).to(dtype).to(device)
+
+
+def assert_negated(op: Op, x: torch.Tensor) -> None:
+    got = op(x)
+    torch.testing.assert_close(got, torch.neg(x), rtol=0, atol=0, equal_nan=True)
+    assert (got.dtype, got.device, got.stride()) == (x.dtype, x.device, torch.empty_like(x).stride())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_samples_equal_torch_neg(tensor_negate: Op, device: str) -> None:
+    count = 0
+    for args, _ in tensor_negate.sample(device):
+        assert_negated(tensor_negate, *args)
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*INTEGRAL, *FLOATING, *COMPLEX])
+def test_every_length_alignment_and_stride(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+    x = numbers(2200, dtype, device)
+    for start in (0, 1, 3, 8):
+        for n in (*range(40), 63, 64, 65, 127, 128, 129, 511, 512, 513, 2049):
+            assert_negated(tensor_negate, x[start:start + n])
+    y = numbers(66 * 70 * 34, dtype, device).reshape(66, 70, 34)
+    for view in (y, y.permute(2, 0, 1), y[1::3, ::2, 3:31], y[0].expand(5, 70, 34), y[:, 3], y[0, 0, 0].expand(100), y[:, :1].expand_as(y),
+                 y.as_strided((20, 30), (1, 2))):
+        assert_negated(tensor_negate, view)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_signs_of_zero_infinity_and_nan_turn(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, 5e-324], device=device, dtype=torch.float64).to(dtype)
+    for view in (x, x.repeat(9), x.repeat(9)[::2]):
+        assert_negated(tensor_negate, view)
+        assert torch.equal(tensor_negate(view).signbit(), ~view.signbit())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*INTEGRAL, *WIDE_UNSIGNED])
+def test_integers_wrap_around(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+    limits = torch.iinfo(dtype)
+    values = [limits.min, limits.max, limits.min + 1, 0, 1]
+    period = limits.max - limits.min + 1
+    expected = [(-value - limits.min) % period + limits.min for value in values]
+    assert tensor_negate(torch.tensor(values, dtype=dtype, device=device)).tolist() == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_views_are_resolved(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+    x = torch.randn(9, 8, dtype=dtype, device=device)
+    for view in (x, x.conj(), x.conj().t(), x[::2, ::3], x.imag, x.conj().imag, x.real):
+        assert_negated(tensor_negate, view)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn])
+def test_what_cannot_be_negated_is_refused(tensor_negate: Op, dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError, match=r"tensor_negate takes .*, not .*; ~x inverts a bool tensor"):
+        tensor_negate(torch.ones(3).to(dtype))
+
+
+def test_a_bool_meta_tensor_is_refused_too(tensor_negate: Op) -> None:
+    with pytest.raises(RuntimeError, match="tensor_negate takes no bool tensor; ~x inverts it"):
+        tensor_negate(torch.empty(3, dtype=torch.bool, device="meta"))
+
+
+@pytest.mark.gpu
+def test_more_elements_than_an_int_counts(tensor_negate: Op) -> None:
+    x = torch.ones(2**31 + 1000, dtype=torch.int8, device="cuda")
+    x[-1] = 5
+    out = tensor_negate(x)
+    assert out[-1].item() == -5
+    assert out[:: 2**20].eq(-1).all()
+    assert tensor_negate(x[::2]).shape == (2**30 + 500,)
+    assert tensor_negate(x.view(8, -1)[:, 1:])[-1, -1].item() == -5
+
+
+def test_gradients_are_negated(tensor_negate: Op) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(tensor_negate, (x,))
+    assert torch.autograd.gradgradcheck(tensor_negate, (x,))
+    assert torch.autograd.gradcheck(tensor_negate, (torch.randn(3, dtype=torch.complex128, requires_grad=True),))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_it_is_one_graph(tensor_negate: Op, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: tensor_negate.overload(x) + 1, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for x in (torch.randn(3, 4), torch.randn(5, 4), torch.randn(4, 6).t()):
+        got, expected = compiled(x), 1 - x
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+
+
+def test_exported_it_keeps_its_name(tensor_negate: Op) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = tensor_negate.overload(x)
+            return result
+
+    program = torch.export.export(Model(), (torch.rand(3, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    assert any(node.target == tensor_negate.overload for node in program.graph.nodes)
+    x = torch.rand(9, 4)
+    torch.testing.assert_close(program.module()(x), -x)
