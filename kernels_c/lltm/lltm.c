@@ -33,6 +33,7 @@
 
 #define BLOCK 128                /* products that are added to one sum before that is added to the total */
 #define STATES 32                /* that are worked on at once; whole vectors */
+#define CHUNK 64                 /* rows of a product that are worked on at once; whole tiles */
 #define FEW 4                    /* a panel is worth its zeros from a FEWth of it on */
 #define WORTH_A_THREAD (1 << 21) /* multiplications */
 

@@ -258,7 +258,8 @@ struct backward_call {
 };
 
 #define STATES 2      /* whose weights a block takes */
-#define BATCH 32      /* rows whose gradients it holds at once */
+#define BATCH 32      /* rows whose gradients it holds at once, */
+#define SHORT_SUM 16  /* and that are added up before they are added to the others */
 #define INPUT_ROWS 4  /* of the batch, in a block that takes 32 columns of input or old_h */
 #define INPUT_STATES (THREADS / INPUT_ROWS) /* whose gradients it holds at once */
 
@@ -289,14 +290,19 @@ static __device__ void backward_weights(const backward_call<real> &call, int blo
         if (first && warp < 3 * STATES)
             bias += dz[threadIdx.x % 32][warp];
         const int rows = (int)(call.batch - b0 < BATCH ? call.batch - b0 : BATCH);
-        if (adds)
-#pragma unroll 8
-            for (int b = 0; b < rows; b++) {
-                real x = call.x(b0 + b, k);
+        for (int b1 = 0; b1 < rows && adds; b1 += SHORT_SUM) {
+            real few[3 * STATES] = {};
+#pragma unroll
+            for (int b = b1; b < b1 + SHORT_SUM; b++) {
+                real x = b < rows ? call.x(b0 + b, k) : (real)0;
 #pragma unroll
                 for (int n = 0; n < 3 * STATES; n++)
-                    sum[n] += dz[b][n] * x;
+                    few[n] += dz[b][n] * x;
             }
+#pragma unroll
+            for (int n = 0; n < 3 * STATES; n++)
+                sum[n] += few[n];
+        }
         __syncthreads();
     }
 #pragma unroll
@@ -339,13 +345,17 @@ static __device__ void backward_inputs(const backward_call<real> &call, int bloc
         dz[1][threadIdx.x / INPUT_ROWS][threadIdx.x % INPUT_ROWS] = of.z1;
         dz[2][threadIdx.x / INPUT_ROWS][threadIdx.x % INPUT_ROWS] = of.z2;
         __syncthreads();
+        real few[INPUT_ROWS] = {};
 #pragma unroll
         for (int gate = 0; gate < 3; gate++)
 #pragma unroll
             for (int i = 0; i < each; i++)
 #pragma unroll
                 for (int r = 0; r < INPUT_ROWS; r++)
-                    sum[r] += w[gate][i] * dz[gate][i * WARPS + warp][r];
+                    few[r] += w[gate][i] * dz[gate][i * WARPS + warp][r];
+#pragma unroll
+        for (int r = 0; r < INPUT_ROWS; r++)
+            sum[r] += few[r];
         __syncthreads();
     }
 #pragma unroll

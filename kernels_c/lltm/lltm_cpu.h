@@ -36,9 +36,10 @@ static MATRIX NAME(view)(const opjit_tensor *t)
 static APART V NAME(gather)(MATRIX m, int64_t row, int64_t n, int64_t count)
 {
     V v = {0};
-    if (m.data)
-        for (int64_t i = 0; i < count && i < LANES; i++)
-            v[i] = m.data[row * m.row + (n + i) * m.column];
+    if (m.data && m.column == 0 && count >= LANES) /* a gradient from sum() */
+        return v + m.data[row * m.row];
+    for (int64_t i = 0; m.data && i < count && i < LANES; i++)
+        v[i] = m.data[row * m.row + (n + i) * m.column];
     return v;
 }
 
@@ -120,7 +121,7 @@ static ALWAYS_INLINE V NAME(elu)(V x)
 /* Tiles of matrix products                                                                       */
 
 /*
- * c = a b. Row r of a begins at a + r * row and goes on in steps of `step`; the rows of b and c are side by side
+ * c = a b, of any depth but 0. Row r of a begins at a + r * row and goes on in steps of `step`; the rows of b and c are side by side
  * elements, WIDTH of them. Products are added in order, BLOCK at a time.
  */
 typedef struct NAME(product) {
@@ -156,7 +157,7 @@ typedef struct NAME(product) {
         const REAL *a = p->a + first * row, *e OPJIT_UNUSED = a + 4 * row, *b = p->b; \
         REAL *c = p->c + first * p->c_row; \
         bool started = false; \
-        for (int64_t left = p->depth; left > 0 || !started; left -= BLOCK, started = true) { \
+        for (int64_t left = p->depth; left > 0; left -= BLOCK, started = true) { \
             rows_(SUMS) \
             for (int64_t n = left < BLOCK ? left : BLOCK; n > 0; n--, a += step, e += step, b += b_row) { \
                 V x = ((const V_AT *)b)[0]; \
@@ -237,8 +238,9 @@ static void NAME(pack)(const NAME(forward) * f)
         if (rows < WIDTH)
             memset(panel, 0, (size_t)(depth * WIDTH) * sizeof *panel);
         NAME(transpose)((MATRIX){f->old_h.data + b * f->old_h.row, f->old_h.row, f->old_h.column}, rows, f->n.state, NULL, panel, WIDTH);
-        NAME(transpose)((MATRIX){f->input.data + b * f->input.row, f->input.row, f->input.column}, rows, f->n.features, NULL, inputs,
-                        WIDTH);
+        if (f->n.features > 0)
+            NAME(transpose)((MATRIX){f->input.data + b * f->input.row, f->input.row, f->input.column}, rows, f->n.features, NULL,
+                            inputs, WIDTH);
     }
 }
 
@@ -424,18 +426,22 @@ static void NAME(multiply_rest)(NAME(product) p, const REAL *rest, int64_t count
     }
 }
 
+/* The parts are CHUNK rows of one tile's width; those of the same rows follow each other. */
 static opjit_status NAME(multiply_range)(int64_t begin, int64_t end, void *context)
 {
     const NAME(columns) *all = (const NAME(columns) *)context;
-    for (int64_t panel = begin; panel < end; panel++) {
+    const int64_t across = (all->count + WIDTH - 1) / WIDTH;
+    for (int64_t i = begin; i < end; i++) {
         NAME(product) p = all->p;
-        const int64_t left = all->count - panel * WIDTH;
-        p.b += panel * WIDTH;
-        p.c += panel * WIDTH;
-        if (left >= WIDTH)
+        const int64_t r = i / across * CHUNK, column = i % across * WIDTH;
+        p.rows = p.rows - r < CHUNK ? p.rows - r : CHUNK;
+        p.a += r * p.row;
+        p.b += column;
+        p.c += r * p.c_row + column;
+        if (all->count - column >= WIDTH)
             NAME(multiply)(&p);
         else
-            NAME(multiply_rest)(p, all->rest, left);
+            NAME(multiply_rest)(p, all->rest, all->count - column);
     }
     return OPJIT_OK;
 }
@@ -445,6 +451,11 @@ static opjit_status NAME(multiply_columns)(NAME(product) p, int64_t count, const
     const int64_t whole = count / WIDTH * WIDTH;
     NAME(columns) all = {p, count, NULL};
     void *memory;
+    if (p.depth == 0 || count == 0) { /* nothing to add up, and no memory to point into */
+        for (int64_t r = 0; r < p.rows && count > 0; r++)
+            memset(p.c + r * p.c_row, 0, (size_t)count * sizeof(REAL));
+        return OPJIT_OK;
+    }
     if (whole < count) {
         OPJIT_TRY(opjit_scratch(&memory, p.depth * WIDTH * (int64_t)sizeof(REAL), like));
         all.rest = (REAL *)memory;
@@ -452,7 +463,8 @@ static opjit_status NAME(multiply_columns)(NAME(product) p, int64_t count, const
         for (int64_t i = 0; i < p.depth; i++)
             memcpy(all.rest + i * WIDTH, p.b + i * p.b_row + whole, (size_t)(count - whole) * sizeof(REAL));
     }
-    return opjit_parallel_for(0, (count + WIDTH - 1) / WIDTH, grain(WIDTH * p.rows * p.depth), NAME(multiply_range), &all);
+    return opjit_parallel_for(0, (p.rows + CHUNK - 1) / CHUNK * ((count + WIDTH - 1) / WIDTH),
+                              grain(WIDTH * (p.rows < CHUNK ? p.rows : CHUNK) * p.depth), NAME(multiply_range), &all);
 }
 
 /* The gradients of old_h and input: dz weights, whose columns are those of both. */

@@ -82,19 +82,21 @@ _backward = lltm_backward.overload
 
 @lltm_forward.backward
 def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    wanted = wants_input, wants_weights, wants_bias, wants_h, _ = ctx.needs_input_grad
-    with torch.no_grad():
-        found = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_input or wants_h, wants_weights or wants_bias)
-    gradients = tuple(gradient if wants else None for gradient, wants in zip(found, wanted, strict=True))
-    return _differentiable_once(gradients) if torch.is_grad_enabled() else gradients
-
-
-def _differentiable_once(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """For create_graph: gradients that say what is missing, as soon as somebody differentiates them."""
+    if not torch.is_grad_enabled():
+        return _gradients(ctx, grad_h, grad_cell)
+    with torch.no_grad():  # create_graph: gradients that cannot be differentiated, and say so to whoever tries
+        gradients = _gradients(ctx, grad_h, grad_cell)
     text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
     fail: Any = torch._C._functions.DelayedError(text, len(gradients))
     failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients))
     return failing
+
+
+def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+    wants_x, wants_weights, wants_bias, wants_h, wants_cell = ctx.needs_input_grad
+    x, weights, bias, old_h, old_cell = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_x or wants_h, wants_weights or wants_bias)
+    return (x if wants_x else None, weights if wants_weights else None, bias if wants_bias else None, old_h if wants_h else None,
+            old_cell if wants_cell else None)
 
 
 def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:

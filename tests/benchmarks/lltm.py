@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from common import HERE, Row, ratio, show
+from torch._functorch import config as functorch
 from torch.utils.benchmark import Timer
 
 import opjit
@@ -137,6 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     cpp = ["cpp"] if options.cpp else []
     torch.set_num_threads(1)
+    functorch.donated_buffer = False  # the backward is measured on a graph that is kept
     for device in [options.device] if options.device else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         for sizes in SIZES:
             compiled = ["compile"] if device == "cuda" else []

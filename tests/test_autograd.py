@@ -1,0 +1,84 @@
+"""A declared backward: setup_context and backward get what torch.library.register_autograd would give them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opjit import Op
+
+SCALE = """
+opjit_status scale_cpu(const opjit_tensor *x, double a, int64_t b, opjit_tensor *out)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)x->data)[i] * (float)(a + (double)b);
+    return OPJIT_OK;
+}
+"""
+
+
+def scale(make_op: Callable[..., Op]) -> Op:
+    return make_op("scale(Tensor x, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=lambda x, *args, **kwargs: torch.empty_like(x))
+
+
+def test_defaults_that_torch_leaves_out_are_filled_in(make_op: Callable[..., Op]) -> None:
+    op = scale(make_op)
+    seen: list[Any] = []
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        seen.append((inputs[1:], keyword_only_inputs))
+        ctx.factor = inputs[1] + keyword_only_inputs["b"]
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        seen.append(ctx.needs_input_grad)
+        return grad * ctx.factor, None
+
+    calls: list[tuple[tuple[float, ...], dict[str, int], float]] = [
+        ((), {}, 3.0), ((5.0,), {}, 6.0), ((), {"b": 7}, 9.0), ((5.0,), {"b": 7}, 12.0)]
+    for args, kwargs, factor in calls:
+        x = torch.ones(2, requires_grad=True)
+        y = op(x, *args, **kwargs)
+        y.sum().backward()
+        assert y.tolist() == [factor] * 2
+        assert x.grad is not None
+        assert x.grad.tolist() == [factor] * 2
+        assert seen == [((args or (2.0,)), {"b": 1, **kwargs}), (True, False)[:1 + len(args)]]  # of what torch passes on
+        seen.clear()
+    assert not op(torch.ones(2)).requires_grad
+    with torch.no_grad():
+        assert not op(torch.ones(2, requires_grad=True)).requires_grad
+    assert seen == []
+
+
+def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
+    op = scale(make_op)
+    wrong: list[int] = []
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[1] + keyword_only_inputs["b"]
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.factor, None
+
+    def work(b: int) -> None:
+        for _ in range(300):
+            x = torch.ones(3, requires_grad=True)
+            op(x, b=b).sum().backward()
+            if x.grad is None or x.grad.tolist() != [2.0 + b] * 3:
+                wrong.append(b)
+
+    op(torch.ones(1))
+    workers = [threading.Thread(target=work, args=(b,)) for b in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
