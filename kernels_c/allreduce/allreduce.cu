@@ -25,7 +25,6 @@
 /* Up to which size one block, and one cluster, take no longer than what comes after them (measured on an H200). */
 #define ONE_BLOCK_BYTES (64 << 10)
 #define CLUSTER_BYTES (4 << 20)
-#define EARLY_BYTES (24 << 20) /* below, the host takes longer to launch than the device to compute, and a plain launch is cheaper */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Readers: `inner` is what a thread adds a few loads in, `partial` what everything else is added in. */
@@ -401,7 +400,6 @@ struct plan {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute attribute;
     void *partials; /* NULL where one launch does it all */
-    unsigned early; /* 1: launch the second kernel early */
 };
 
 static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t stream)
@@ -429,7 +427,6 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
     p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
-    p->early = bytes > EARLY_BYTES;
     return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
 }
 
@@ -442,7 +439,7 @@ static opjit_status combine(plan *p, const opjit_tensor *out)
     if (!p->partials)
         return OPJIT_OK;
     p->config.gridDim.x = 1;
-    p->config.numAttrs = p->early;
+    p->config.numAttrs = 1;
     p->attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     p->attribute.val.programmaticStreamSerializationAllowed = 1;
     OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&p->config, kernel, arguments));
