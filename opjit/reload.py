@@ -53,39 +53,39 @@ class _Change(NamedTuple):
 def again(name: str, device: object) -> torch._ops.OpOverload:
     """Bring an op up to date for a device and for all that it was used on; see `opjit.get`."""
     known = catalog.find(name)
-    refresh(known, backends.for_device(targets.device_type(device)))
+    refresh(known, [backends.for_device(targets.device_type(device))])
     return known.overload
 
 
-def refresh(known: Op, backend: Backend | None = None) -> None:
+def refresh(known: Op, extra: Sequence[Backend] = ()) -> None:
     """Bring an op up to date with its files, and all ops of its op.py where that changed.
 
     Args:
-        backend: build for it too, where the op was not used on it yet.
+        extra: backends to build for, too, where the op was not used on them yet.
     """
     if known.library is not None:
         raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which never changes; load a newer library with "
                                "opjit.load_library")
     with _reloading:
         if known.stamp_now() == known.stamp:
-            put([known], known.qualified, backend)
+            put([known], known.qualified, extra)
             return
         before = [op for op in catalog.all_ops() if op.file == known.file]
         newer, module = catalog.read_again(known)
         names = {op.qualified for op in newer}
         if known.qualified not in names:
             raise DeclarationError(f"{known.file} does not declare {known.qualified} any more, but {', '.join(sorted(names)) or 'nothing'}")
-        put(newer, known.qualified, backend)
+        put(newer, known.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
             catalog.remove(gone)
         _replace_module(module)
 
 
-def put(newer: Sequence[Op], wanted: str = "", backend: Backend | None = None) -> None:
+def put(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
     """Put declarations in the place of those of the same names, with binaries for every device that they were used on.
 
     Args:
-        wanted, backend: name of an op to build for this backend, too.
+        wanted, extra: name of an op, and backends to build it for, too.
     """
     with _reloading, ExitStack() as locks:
         changes = []
@@ -94,21 +94,21 @@ def put(newer: Sequence[Op], wanted: str = "", backend: Backend | None = None) -
             if known is not None:
                 refuse_second(known, op)
                 locks.enter_context(known.lock)
-            changes.append(_plan(known, op, backend if op.qualified == wanted else None))
+            changes.append(_plan(known, op, extra if op.qualified == wanted else ()))
         for change in changes:
             _apply(change)
 
 
-def _plan(known: Op | None, newer: Op, wanted: Backend | None) -> _Change:
+def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
     """Build and open what the op needs; nothing is changed."""
     used = {backend.name: backend for backend in backends.all_backends() if known is not None and backend.name in known.loaded}
     entries, dropped, store = {}, [], Store(default_root())
-    for backend in {**used, **({wanted.name: wanted} if wanted else {})}.values():
+    for backend in {**used, **{backend.name: backend for backend in extra}}.values():
         target = targets.here(backend)
         try:
             recipe = api.describe(newer, target, store)
         except NoKernel:
-            if backend is wanted:
+            if backend in extra:
                 raise
             if newer.code is not None:  # else the kernel may be a library that was loaded without its source
                 dropped.append(backend.name)
