@@ -162,7 +162,7 @@ def _line() -> Callable[[str], None]:
         if shown:
             shown[0].update(content, raw=True)
         else:
-            shown.append(display(content, raw=True, display_id=True))  # type: ignore[no-untyped-call]
+            shown.append(display(content, raw=True, display_id=True))
 
     return say
 
