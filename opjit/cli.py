@@ -40,6 +40,7 @@ def list_ops() -> None:
     """Show the declared ops, their backends and schemas."""
     from opjit import catalog
 
+    catalog.search()
     for op in catalog.all_ops():
         click.echo(f"{op.qualified}  [{', '.join(op.backends())}]  {op.schema.text.partition('::')[2]}")
 

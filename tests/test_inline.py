@@ -1,0 +1,335 @@
+"""Ops whose sources are strings."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import catalog, inlined
+from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError
+from tests.helpers import ROOT, fresh
+
+SIGNATURE = "(Tensor x, float a) -> Tensor"
+BODY = """(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "it takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = FORMULA;
+    return OPJIT_OK;
+}
+"""
+TIMES = "(float)a * ((const float *)x->data)[i]"
+PLUS = "(float)a + ((const float *)x->data)[i]"
+CUDA = """
+static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
+{
+    OPJIT_KERNEL_LOOP(i, n)
+        to[i] = FORMULA;
+}
+
+opjit_status NAME_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, (float)a, x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+
+
+def source(name: str, formula: str = TIMES) -> str:
+    return f"\nopjit_status {name}_cpu{BODY.replace('FORMULA', formula)}"
+
+
+def declare(name: str, formula: str = TIMES, **more: Any) -> opjit.Op:
+    return opjit.inline(name + SIGNATURE, c=source(name, formula), **{"like": "x", **more})
+
+
+def test_a_string_is_an_op(tmp_path: Path) -> None:
+    scale = declare("scale")
+    x = torch.arange(4.0)
+    assert scale.qualified == "inline::scale"
+    for called in (scale, torch.ops.inline.scale, opjit.get("inline::scale", "cpu")):
+        assert called(x, 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
+    assert torch.compile(lambda t: scale(t, 2.0) + 1, fullgraph=True, backend="aot_eager")(x).tolist() == [1.0, 3.0, 5.0, 7.0]
+    torch.library.opcheck(scale.overload, (x, 2.0))
+
+
+def test_a_namespace_in_the_schema_is_kept() -> None:
+    assert opjit.inline("inltest::named(Tensor x, float a) -> Tensor", c=source("named"), like="x").qualified == "inltest::named"
+
+
+def test_declared_again_the_op_is_the_same_with_the_new_code_at_once() -> None:
+    op = declare("again")
+    x, overload, packet = torch.ones(2), op.overload, torch.ops.inline.again
+    compiled = torch.compile(lambda t: op(t, 2.0), fullgraph=True, backend="aot_eager")
+    assert compiled(x).tolist() == [2.0, 2.0]
+    for formula, expected in ((PLUS, 3.0), (TIMES, 2.0), (PLUS + " + 1", 4.0), (TIMES, 2.0)):
+        assert declare("again", formula) is op
+        assert op.overload is overload
+        for called in (op, overload, packet):
+            assert called(x, 2.0).tolist() == [expected] * 2
+        assert compiled(x).tolist() == [expected] * 2
+
+
+def test_declared_again_unchanged_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = declare("unchanged")
+    op(torch.ones(1), 1.0)
+    monkeypatch.setattr("opjit.build.build", None)
+    monkeypatch.setattr("opjit.store.Store.find", None)
+    assert declare("unchanged") is op
+
+
+def test_with_another_schema_it_is_another_op_of_the_name_and_who_holds_the_old_one_is_safe() -> None:
+    op = declare("changed")
+    old = op.overload
+    x = torch.ones(2)
+    assert op(x, 2.0).tolist() == [2.0, 2.0]
+    text = source("changed", f"{TIMES} + b").replace("double a", "double a, int64_t b")
+    assert opjit.inline("changed(Tensor x, float a, int b) -> Tensor", c=text, like="x") is op
+    gc.collect()
+    assert op(x, 2.0, 5).tolist() == [7.0, 7.0]
+    assert torch.ops.inline.changed(x, 2.0, 5).tolist() == [7.0, 7.0]
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="missing value for argument 'b'"):
+            old(x, 2.0)
+    assert declare("changed")(x, 2.0).tolist() == [2.0, 2.0]  # the first schema and code again
+
+
+def test_code_that_does_not_compile_leaves_the_op_as_it_was() -> None:
+    op = declare("wrong")
+    x = torch.ones(2)
+    assert op(x, 2.0).tolist() == [2.0, 2.0]
+    with pytest.raises(CompileError) as caught:
+        declare("wrong", "undeclared_name", like=None)
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("wrong.c:7:35: error: 'undeclared_name' undeclared")  # line 7 of the string
+    assert second.startswith("while building inline::wrong for cpu")
+    assert "opjit-inline-" not in str(caught.value)
+    with pytest.raises(CompileError):
+        opjit.inline("wrong(Tensor x) -> Tensor", c="nonsense", like="x")
+    assert op(x, 2.0).tolist() == [2.0, 2.0]
+    assert torch.empty_like(op(x.to("meta"), 2.0)).shape == (2,)
+
+
+def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
+    op = declare("less")
+    assert op(torch.ones(1), 2.0).tolist() == [2.0]
+    opjit.inline("less" + SIGNATURE, cuda=CUDA.replace("NAME", "less"), like="x")
+    with pytest.raises(NoKernel, match=r"inline::less has no kernel for cpu: expected less\.c"):
+        op(torch.ones(1), 2.0)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------------------------
+
+
+def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad" + SIGNATURE, **given: Any) -> None:
+    """Declare, and call where that is taken: both within one sentence's reach."""
+    with pytest.raises(kind, match=match) as caught:
+        opjit.inline(schema, **{"like": "x", "c": source("bad"), **given})(torch.ones(1), 1.0)
+    assert "opjit-inline-" not in str(caught.value)
+
+
+def test_a_function_of_another_name_is_answered_with_the_one_expected() -> None:
+    refused(CompileError, r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: opjit_status bad_cpu\(const opjit_tensor "
+            r"\*x, double a, opjit_tensor \*out\)\n", c=source("good"))
+
+
+def test_a_missing_header_is_named() -> None:
+    refused(CompileError, r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; the folder of a header goes into "
+            "extra_include_paths", c="\n#include <missing.h>\n" + source("bad"))
+
+
+@pytest.mark.parametrize("main", ["int main(void) { return 0; }", "int\nmain (int argc, char **argv)\n{ }", "void main() {"])
+def test_a_main_is_refused(main: str) -> None:
+    told = r"has a main\(\), which nobody would call: an op is the function opjit_status bad_cpu\("
+    refused(DeclarationError, told, c=source("bad") + main)
+
+
+def test_the_word_main_elsewhere_is_nothing_special() -> None:
+    text = "// int main(void) { }\n/* int main() { } */\nstatic const char *domain(void) { return \"main() {\"; }\n"
+    op = opjit.inline("maintest" + SIGNATURE, c=text + "static inline const char *used(void) { return domain(); }\n" + source("maintest"))
+    assert op(torch.ones(1), 3.0).tolist() == [3.0]
+
+
+@pytest.mark.parametrize("schema", ["bad(Tensr x) -> Tensor", "bad(Tensor x", "bad", "", "bad(Tensor x) - Tensor", "1bad(Tensor x) -> int"])
+def test_a_schema_that_torch_cannot_parse_is_shown_with_the_place(schema: str) -> None:
+    refused(SchemaError, "torch cannot parse the schema", schema=schema)
+
+
+def test_where_a_schema_is_wrong_is_marked() -> None:
+    refused(SchemaError, r"inline::bad\(Tensr x\) -> Tensor\n +~+ <--- HERE", schema="bad(Tensr x) -> Tensor")
+
+
+@pytest.mark.parametrize(("given", "match"), [
+    ({"c": None}, r"has no code: give c= with opjit_status bad_cpu\("),
+    ({"c": b"bytes"}, "the code for cpu is a string, not b'bytes'"),
+    ({"like": "y"}, r"like= names 'y', which is none of its Tensors: x$"),
+    ({"like": "a"}, r"like= names 'a', which is none of its Tensors"),
+    ({"like": ["x", "x"]}, r"2 names for the results \(Tensor\)"),
+    ({"like": []}, r"0 names for the results \(Tensor\)"),
+    ({"fake": torch.empty_like}, "give one of them"),
+    ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
+    ({"extra_include_paths": ["no-such-folder"]}, "there is no folder"),
+])
+def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str) -> None:
+    refused(DeclarationError, match, **given)
+
+
+def test_two_modules_cannot_declare_one_name(tmp_path: Path) -> None:
+    declare("shared")
+    call = compile(f"opjit.inline({'shared' + SIGNATURE!r}, c='', like='x')", "other.py", "eval")
+    with pytest.raises(DeclarationError, match=r"inline code at \S+test_inline\.py:\d+, the other in inline code at other\.py:1"):
+        eval(call, {"opjit": opjit, "__name__": "other"})
+    with pytest.raises(DeclarationError, match=r"two ops are named opjit::allreduce: one is declared in \S+, the other in inline code at"):
+        opjit.inline("opjit::allreduce(Tensor x) -> Tensor", c="", like="x")
+
+
+# --- fake kernels, flags, backwards --------------------------------------------------------------------------------------------------
+
+
+def test_without_like_or_fake_it_runs_and_tracing_it_says_what_is_missing() -> None:
+    op = declare("untraced", like=None)
+    assert op(torch.ones(1), 2.0).tolist() == [2.0]
+    with pytest.raises(DeclarationError, match=r"inline::untraced has no fake kernel.*like= or fake="):
+        op(torch.ones(1, device="meta"), 2.0)
+
+
+def test_like_takes_a_name_for_each_result_and_fake_takes_any_function() -> None:
+    two = opjit.inline("two(Tensor x, *, Tensor y) -> (Tensor, Tensor)", like=["y", "x"], c="""
+        opjit_status two_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out0, opjit_tensor *out1)
+        {
+            OPJIT_TRY(opjit_empty_like(out0, y, y->dtype));
+            return opjit_empty_like(out1, x, x->dtype);
+        }""")
+    x, y = torch.ones(2, 3).t(), torch.ones(4, dtype=torch.int8)
+    for device in ("cpu", "meta"):
+        got = two(x.to(device), y=y.to(device))
+        assert [(t.shape, t.dtype, t.stride()) for t in got] == [(y.shape, y.dtype, y.stride()), (x.shape, x.dtype, x.stride())]
+    count = opjit.inline("count(Tensor x) -> int", fake=lambda x: x.numel(), c="""
+        opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }""")
+    assert (count(torch.ones(6)), count(torch.ones(6, device="meta"))) == (6, 6)
+
+
+def test_an_op_without_results_needs_neither() -> None:
+    op = opjit.inline("fill(Tensor(a!) x) -> ()", c="""
+        opjit_status fill_cpu(opjit_tensor *x) { memset(x->data, 0, (size_t)x->numel); return OPJIT_OK; }""")
+    x = torch.ones(3, dtype=torch.uint8)
+    torch.compile(op.overload, fullgraph=True, backend="aot_eager")(x)
+    assert x.tolist() == [0, 0, 0]
+
+
+def test_flags_and_include_folders_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "offset.h").write_text("#define OFFSET 10.0f\n")
+    monkeypatch.chdir(tmp_path)
+    text = '#include "offset.h"\n' + source("flagged", f"{TIMES} + OFFSET + MORE")
+    op = opjit.inline("flagged" + SIGNATURE, c=text, like="x", extra_cflags=["-DMORE=5"], extra_include_paths=["include"])
+    monkeypatch.chdir("/")
+    assert op(torch.ones(1), 1.0).tolist() == [16.0]
+
+
+def test_a_backward_is_added_replaced_and_missed() -> None:
+    def slope(op: opjit.Op) -> float:
+        x = torch.ones(1, requires_grad=True)
+        op(x, 3.0).backward()
+        assert x.grad is not None
+        return x.grad.item()
+
+    op = declare("curve")
+    op.setup_context(lambda ctx, inputs, output: setattr(ctx, "a", inputs[1]))
+    op.backward(lambda ctx, grad: (grad * ctx.a, None))
+    assert slope(op) == 3.0
+    overload = op.overload
+    assert declare("curve", PLUS).overload is overload
+    with pytest.raises(DeclarationError, match="has no backward since it was declared anew"):
+        slope(op)
+    op.backward(lambda ctx, grad: (grad, None))
+    assert slope(op) == 1.0
+
+
+# --- where the sources lie -----------------------------------------------------------------------------------------------------------
+
+
+def test_sources_that_are_lost_are_written_again() -> None:
+    op = declare("lost")
+    path = op.source(opjit.backends.for_device("cpu"))
+    path.unlink()
+    assert op(torch.ones(1), 2.0).tolist() == [2.0]
+    assert path.read_text() == source("lost")
+
+
+def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -> None:
+    code = f"""
+        import os, torch, opjit
+        c = {source("left")!r}
+        def made(formula):
+            return opjit.inline("left{SIGNATURE}", c=c.replace({TIMES!r}, formula), like="x")(torch.ones(1), 3.0).item()
+        print(made({TIMES!r}), flush=True)
+        if os.fork() == 0:
+            print(made({PLUS!r}), flush=True)
+            os._exit(0)
+        os.wait()
+        print(made({TIMES!r}))
+        """
+    (tmp_path / "tmp").mkdir()
+    done = fresh(code, {"TMPDIR": str(tmp_path / "tmp"), "OPJIT_CACHE": str(tmp_path / "cache")}, flags=("-W", "ignore"))
+    assert done.stdout.split() == ["3.0", "4.0", "3.0"]
+    left = {path.name.rpartition("-")[0] for path in (tmp_path / "tmp").iterdir()} - {"opjit"}  # the locks' folder
+    assert left <= {"opjit-inline"}  # the child's own, as it left without a word
+    assert len([path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("opjit-inline")]) == 1
+
+
+def test_threads_that_declare_one_op_agree() -> None:
+    ops: list[opjit.Op] = []
+    threads = [threading.Thread(target=lambda: ops.append(declare("threads"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ops) == 8
+    assert {id(op) for op in ops} == {id(catalog.find("inline::threads"))}
+    assert ops[0](torch.ones(1), 2.0).tolist() == [2.0]
+
+
+def test_the_example_runs() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", str(ROOT / "examples" / "inline.py")], capture_output=True, text=True,
+                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout) == (0, "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"), done.stderr
+
+
+# --- CUDA ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("text", "match"), [
+    (CUDA.replace("NAME_cuda", "other_cuda"), r"^bad\.cu: error: it does not define bad_cuda, .*opjit_tensor \*out, cudaStream_t stream\)"),
+    (CUDA.replace("FORMULA", "oops").replace("NAME", "bad"), r'^bad\.cu\(5\): error: identifier "oops" is undefined'),
+])
+def test_cuda_errors_are_as_short(text: str, match: str) -> None:
+    from opjit import api, targets, toolchain
+
+    op = inlined.make("bad" + SIGNATURE, {"cuda": text.replace("FORMULA", "a * from[i]")}, "x", None, "m", "here")
+    nvcc = toolchain.find_nvcc(None)
+    assert nvcc is not None
+    with pytest.raises(CompileError, match=match):
+        api.entry(op, targets.named("sm_90", opjit.backends.for_device("cuda"), nvcc.version))
+
+
+@pytest.mark.gpu
+def test_both_languages_serve_both_devices() -> None:
+    for formula, expected in (("a * from[i]", 6.0), ("a + from[i]", 5.0)):
+        cpu = formula.replace("a ", "(float)a ").replace("from", "((const float *)x->data)")
+        cuda = CUDA.replace("NAME", "both").replace("FORMULA", formula)
+        op = opjit.inline("both" + SIGNATURE, c=source("both", cpu), cuda=cuda, like="x")
+        for device in ("cpu", "cuda"):
+            assert op(torch.full((1000,), 2.0, device=device), 3.0).eq(expected).all()

@@ -1,0 +1,220 @@
+"""Folders of ops: added by a program, named by OPJIT_PATH, or brought by installed packages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+from opjit import catalog
+from opjit.errors import DeclarationError, UnknownOp
+from tests.helpers import PLUS, fresh
+
+OP_PY = '''\
+import torch
+
+import opjit
+
+
+@opjit.op("{name}(Tensor x) -> Tensor")
+def {short}(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+'''
+
+
+def write(folder: Path, name: str) -> Path:
+    """A folder of an op that adds one."""
+    short = name.rpartition("::")[2]
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    (folder / "op.py").write_text(OP_PY.format(name=name, short=short))
+    (folder / "op.py").chmod(0o644)
+    (folder / f"{short}.c").write_text(PLUS.replace('#include "amount.h"\n', "").replace("plus_cpu", f"{short}_cpu").replace("AMOUNT", "1"))
+    return folder
+
+
+def package(site: Path, name: str, point: str, modules: dict[str, str]) -> None:
+    """An installed distribution with an entry point."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[opjit.ops]\n{point}\n")
+    for path, text in modules.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+
+
+def names(ops: list[opjit.Op]) -> list[str]:
+    return [op.qualified for op in ops]
+
+
+# --- add_path ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> None:
+    write(tmp_path / "one", "pathtest::one")
+    write(tmp_path / "two", "pathtest::two")
+    (tmp_path / "common").mkdir()  # headers, say
+    assert names(opjit.add_path(tmp_path / "one")) == ["pathtest::one"]
+    known = catalog.find("pathtest::one")
+    assert names(opjit.add_path(str(tmp_path))) == ["pathtest::one", "pathtest::two"]
+    assert catalog.find("pathtest::one") is known
+    assert opjit.get("pathtest::two", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_folder_is_added_by_a_relative_path_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ops" / "linked", "pathtest::linked")
+    (tmp_path / "link").symlink_to("ops")
+    monkeypatch.chdir(tmp_path)
+    [op] = opjit.add_path("ops")
+    assert opjit.add_path("link") == [op]
+
+
+def test_two_ops_of_one_name_are_refused_with_both_places(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / place / "same", "pathtest::same") for place in ("a", "b"))
+    opjit.add_path(first)
+    with pytest.raises(DeclarationError, match="two ops are named pathtest::same") as caught:
+        opjit.add_path(second)
+    assert str(first) in str(caught.value)
+    assert str(second) in str(caught.value)
+    assert catalog.find("pathtest::same").folder == first
+
+
+@pytest.mark.parametrize("made", ["nothing", "a folder", "a file", "an op.py without an op"])
+def test_a_folder_without_an_op_is_refused_in_a_sentence(tmp_path: Path, made: str) -> None:
+    place = tmp_path / "place"
+    if made == "a file":
+        place.touch()
+    elif made != "nothing":
+        place.mkdir()
+        (place / "scale.c").touch()
+    if made == "an op.py without an op":
+        (place / "op.py").write_text("import opjit\n")
+    expected = {"a folder": r"no op is declared in \S+place: expected op\.py in it", "an op.py without an op": r"op\.py declares no op"}
+    with pytest.raises(DeclarationError, match=expected.get(made, r"there is no folder \S+place")):
+        opjit.add_path(place)
+
+
+def test_an_op_py_that_raises_shows_its_own_error_and_can_be_added_once_it_is_right(tmp_path: Path) -> None:
+    folder = write(tmp_path / "late", "pathtest::late")
+    text = (folder / "op.py").read_text()
+    (folder / "op.py").write_text("import no_such_module\n" + text)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        opjit.add_path(folder)
+    (folder / "op.py").write_text(text)
+    assert names(opjit.add_path(folder)) == ["pathtest::late"]
+
+
+# --- OPJIT_PATH ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = write(tmp_path / "a" / "env_one", "pathtest::env_one"), write(tmp_path / "env_two", "pathtest::env_two")
+    monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(["", str(one.parent), str(two), ""]))
+    opjit.get("allreduce", "cpu")
+    assert catalog.declared("pathtest::env_one") is None
+    assert opjit.get("pathtest::env_one", "cpu")(torch.ones(1)).tolist() == [2.0]
+    assert catalog.declared("pathtest::env_two") is not None
+
+
+def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp_path: Path) -> None:
+    write(tmp_path / "unread", "pathtest::unread")
+    code = f"""
+        import json, sys
+        import torch
+        seen = []
+        sys.addaudithook(lambda event, arguments: seen.append(event + str(arguments)))
+        import opjit
+        torch.ops.opjit.allreduce(torch.ones(3))
+        opjit.get("allreduce", "cpu")
+        print(json.dumps([line for line in seen if {str(tmp_path)!r} in line]))
+        print(opjit.get("pathtest::unread", "cpu"))
+        """
+    done = fresh(code, {"OPJIT_PATH": str(tmp_path)})
+    assert json.loads(done.stdout.splitlines()[0]) == []
+    assert "pathtest.unread" in done.stdout
+
+
+@pytest.mark.parametrize("flaw", ["relative", "missing", "empty", "a writable folder", "a writable op.py", "a writable op folder"])
+def test_a_folder_of_the_environment_that_cannot_be_trusted_or_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                          flaw: str) -> None:
+    (tmp_path / "ops").mkdir()
+    op = write(tmp_path / "ops" / "flawed", "pathtest::flawed")
+    bad = {"relative": "ops", "missing": str(tmp_path / "no"), "empty": str(tmp_path / "nothing")}.get(flaw, str(tmp_path / "ops"))
+    (tmp_path / "nothing").mkdir()
+    writable = {"a writable folder": op.parent, "a writable op.py": op / "op.py", "a writable op folder": op}
+    if flaw in writable:
+        writable[flaw].chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPJIT_PATH", bad)
+    reason = {"relative": "absolute path", "missing": "No such file", "empty": "no op is declared"}.get(flaw, "can be written by others")
+    for _ in range(2):
+        with pytest.raises(DeclarationError, match=f"OPJIT_PATH names '{bad}'.*{reason}"):
+            opjit.get("pathtest::flawed", "cpu")
+    assert catalog.declared("pathtest::flawed") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_user_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = write(tmp_path / "foreign", "pathtest::foreign")
+    os.chown(op / "op.py", 12345, 12345)
+    monkeypatch.setenv("OPJIT_PATH", str(op))
+    with pytest.raises(DeclarationError, match="belongs to user 12345"):
+        opjit.get("pathtest::foreign", "cpu")
+
+
+def test_the_command_lists_the_environment_s_ops(tmp_path: Path) -> None:
+    write(tmp_path / "listed", "pathtest::listed")
+    code = "from opjit.cli import main; main(['list'], standalone_mode=False)"
+    done = fresh(code, {"OPJIT_PATH": str(tmp_path)})
+    assert "pathtest::listed  [cpu]  listed(Tensor x) -> Tensor" in done.stdout
+
+
+# --- entry points --------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
+    """A module that declares them, or a package that is a folder of ops; others are not imported before."""
+    site = tmp_path / "site"
+    package(site, "alpha", "alphaops = alpha_ops", {"alpha_ops/__init__.py": "", "alpha_ops/grow/grow.c": ""})
+    (site / "alpha_ops" / "grow" / "op.py").write_text(OP_PY.format(name="alphaops::grow", short="grow"))
+    package(site, "beta", "betaops = beta_ops:declare", {"beta_ops.py": "import opjit\nfrom pathlib import Path\nprint('beta')\n"
+            + OP_PY.format(name="betaops::shrink", short="shrink") + "declare = None\n"})
+    package(site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no licence')\n"})
+    code = """
+        import sys, warnings
+        import torch, opjit
+        from opjit import catalog
+        warnings.simplefilter("error")
+        opjit.get("allreduce", "cpu")
+        assert not {"alpha_ops", "beta_ops", "gamma_ops"} & set(sys.modules)
+        print(catalog.find("alphaops::grow"))
+        assert not {"beta_ops", "gamma_ops"} & set(sys.modules)
+        print(catalog.find("betaops::shrink"))
+        warnings.simplefilter("always")
+        for _ in range(2):
+            try:
+                catalog.find("nobody::has_this")
+            except opjit.errors.UnknownOp as error:
+                print(error)
+        """
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), str(Path(opjit.__file__).parents[1])])
+    done = fresh(code, {"PYTHONPATH": path})
+    assert "<opjit op alphaops::grow(Tensor x) -> Tensor>\nbeta\n<opjit op betaops::shrink" in done.stdout
+    assert done.stdout.count("no op named 'nobody::has_this'") == 2
+    assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are not there: OSError: no licence") == 1
+
+
+def test_a_clash_with_a_package_s_op_names_both_places(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match=r"two ops are named opjit::allreduce: one is declared in \S+kernels_c/allreduce"):
+        opjit.add_path(write(tmp_path / "mine", "allreduce"))
+
+
+def test_an_unknown_op_is_still_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_PATH", "")
+    with pytest.raises(UnknownOp, match=r"did you mean allreduce\?"):
+        catalog.find("alreduce")

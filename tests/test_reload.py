@@ -1,0 +1,439 @@
+"""Hot reload: newer code for an op in use, in other threads, in a training loop, in compiled code, and from a watch on its files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import api, backends, catalog, reload, targets
+from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
+from tests import helpers
+from tests.helpers import fresh
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+try:
+    import reload as fire  # tests/benchmarks/reload.py
+finally:
+    del sys.path[0]
+
+OP_PY = '''\
+import torch
+
+import opjit
+{extra}
+
+@opjit.op("{namespace}::grow(Tensor x{parameters}) -> Tensor")
+def grow(x, *others):
+    return torch.empty_like(x)
+
+
+@grow.setup_context
+def setup_context(ctx, inputs, output):
+    pass
+
+
+@grow.backward
+def backward(ctx, grad):
+    return grad * {slope}{nones}
+'''
+SOURCE = """\
+#include "opjit.h"
+
+opjit_status grow_cpu(const opjit_tensor *x{parameters}, opjit_tensor *out)
+{{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "grow takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)x->data)[i] * {slope};
+    return OPJIT_OK;
+}}
+"""
+
+
+class Folder:
+    """An op's folder whose op multiplies by `slope`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.namespace = f"reloadtest_{path.name}"
+        self.name = f"{self.namespace}::grow"
+        path.mkdir()
+
+    def write_c(self, slope: str, parameters: str = "") -> None:
+        (self.path / "grow.c").write_text(SOURCE.format(slope=slope, parameters=parameters))
+
+    def write_py(self, slope: str, parameters: str = "", extra: str = "", nones: str = "") -> None:
+        text = OP_PY.format(namespace=self.namespace, slope=slope, parameters=parameters, extra=extra, nones=nones)
+        (self.path / "op.py").write_text(text)
+
+    def write(self, slope: str) -> None:
+        self.write_c(slope)
+        self.write_py(slope)
+
+    def reload(self) -> Any:
+        return opjit.get(self.name, "cpu", reload=True)
+
+
+_number = iter(range(1000))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path / f"f{next(_number)}")
+    made.write("2")
+    opjit.add_path(made.path)
+    return made
+
+
+def value(op: Any) -> float:
+    result: float = op(torch.ones(1)).item()
+    return result
+
+
+def slope(op: Any) -> float:
+    x = torch.ones(1, requires_grad=True)
+    op(x).backward()
+    assert x.grad is not None
+    return x.grad.item()
+
+
+# --- get(reload=True) ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_source_is_called_by_whoever_holds_the_op(folder: Folder) -> None:
+    op = opjit.get(folder.name, "cpu")
+    compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")
+    assert (value(op), value(compiled)) == (2.0, 3.0)
+    for text in ("5", "7", "5", "2"):  # and back to libraries that were there before
+        folder.write_c(text)
+        assert folder.reload() is op
+        assert opjit.get(folder.name, "cpu") is op
+        assert (value(op), value(compiled)) == (float(text), float(text) + 1)
+
+
+def test_a_changed_header_counts(folder: Folder) -> None:
+    (folder.path / "slope.h").write_text("#define SLOPE 3\n")
+    folder.write_c("SLOPE")
+    (folder.path / "grow.c").write_text('#include "slope.h"\n' + (folder.path / "grow.c").read_text())
+    op = folder.reload()
+    assert value(op) == 3.0
+    (folder.path / "slope.h").write_text("#define SLOPE 4\n")
+    assert value(folder.reload()) == 4.0
+
+
+def test_unchanged_files_cost_milliseconds_and_no_build(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = folder.reload()
+    monkeypatch.setattr("opjit.build.build", None)
+    monkeypatch.setattr("opjit.store.Store.find", None)
+    spent = []
+    for _ in range(20):
+        start = time.perf_counter()
+        assert folder.reload() is op
+        spent.append(time.perf_counter() - start)
+    assert min(spent) < 0.01
+
+
+def test_an_op_that_was_never_used_is_reloaded_too(folder: Folder) -> None:
+    folder.write("6")
+    assert value(folder.reload()) == 6.0
+    assert slope(torch.ops.__getattr__(folder.namespace).grow) == 6.0
+    with pytest.raises(UnknownOp):
+        opjit.get("reloadtest::nobody", reload=True)
+
+
+def test_a_changed_op_py_changes_the_backward_and_the_op_stays_the_same_object(folder: Folder) -> None:
+    known, overload = catalog.find(folder.name), opjit.get(folder.name, "cpu")
+    assert slope(overload) == 2.0
+    folder.write_py("11")
+    assert folder.reload() is overload
+    assert catalog.find(folder.name) is known
+    assert (value(overload), slope(overload)) == (2.0, 11.0)
+    text = (folder.path / "op.py").read_text()
+    (folder.path / "op.py").write_text(text[:text.index("@grow.backward")])
+    assert folder.reload() is overload
+    with pytest.raises(DeclarationError, match="has no backward since it was declared anew"):
+        slope(overload)
+
+
+def test_an_op_py_saved_twice_in_a_moment_is_read_as_it_is(folder: Folder) -> None:
+    """Python's byte code is known by a whole second and a size."""
+    op = folder.reload()
+    for number in range(3, 9):
+        folder.write_py(str(number))
+        folder.reload()
+        assert slope(op) == float(number)
+
+
+def test_a_changed_schema_declares_the_op_anew(folder: Folder) -> None:
+    old = opjit.get(folder.name, "cpu")
+    assert value(old) == 2.0
+    folder.write_py("2", ", float a", nones=", None")
+    folder.write_c("(float)a", ", double a")
+    new = folder.reload()
+    assert new(torch.ones(1), 9.0).item() == 9.0
+    assert catalog.find(folder.name)(torch.ones(1), 8.0).item() == 8.0
+    with pytest.raises(RuntimeError, match="missing value for argument 'a'"):
+        old(torch.ones(1))
+    folder.write("2")
+    assert value(folder.reload()) == 2.0
+
+
+@pytest.mark.parametrize("mistake", ["the source", "op.py's code", "op.py's syntax", "op.py's name", "the schema", "the schema's source",
+                                     "no source", "no op.py"])
+def test_a_mistake_leaves_everything_as_it_was_until_it_is_mended(folder: Folder, mistake: str) -> None:
+    op = opjit.get(folder.name, "cpu")
+    assert (value(op), slope(op)) == (2.0, 2.0)
+    folder.write("3")
+    if mistake == "the source":
+        folder.write_c("oops")
+    elif mistake == "op.py's code":
+        folder.write_py("3", extra="raise ValueError('in op.py')")
+    elif mistake == "op.py's syntax":
+        folder.write_py("3 +")
+    elif mistake == "op.py's name":
+        folder.write_py("3")
+        (folder.path / "op.py").write_text((folder.path / "op.py").read_text().replace("::grow(", "::shrink("))
+    elif mistake == "the schema":
+        folder.write_py("3", ", Scalar a")
+    elif mistake == "the schema's source":
+        folder.write_py("3", ", int a")
+    elif mistake == "no source":
+        (folder.path / "grow.c").unlink()
+    else:
+        (folder.path / "op.py").unlink()
+    kinds = {"the source": CompileError, "op.py's code": ValueError, "op.py's syntax": SyntaxError, "op.py's name": DeclarationError,
+             "the schema": opjit.errors.SchemaError, "the schema's source": CompileError, "no source": NoKernel,
+             "no op.py": FileNotFoundError}
+    for _ in range(2):
+        with pytest.raises(kinds[mistake]):
+            folder.reload()
+        assert (value(op), slope(op)) == (2.0, 2.0)
+    folder.write("4")
+    folder.reload()
+    assert (value(op), slope(op)) == (4.0, 4.0)
+
+
+def test_all_ops_of_an_op_py_change_together_or_not_at_all(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / f"f{next(_number)}")
+    text = "".join(f"@opjit.op('{folder.namespace}::{name}(Tensor x) -> Tensor')\ndef {name}(x): return torch.empty_like(x)\n"
+                   for name in ("grow", "other"))
+    (folder.path / "op.py").write_text("import opjit, torch\n" + text)
+    folder.write_c("2")
+    (folder.path / "other.c").write_text(SOURCE.format(slope="2", parameters="").replace("grow_cpu", "other_cpu"))
+    grow, other = opjit.add_path(folder.path)
+    assert (value(grow), value(other)) == (2.0, 2.0)
+    (folder.path / "op.py").write_text("import opjit, torch\n# changed\n" + text)
+    folder.write_c("3")
+    (folder.path / "other.c").write_text("nonsense")
+    with pytest.raises(CompileError):
+        folder.reload()
+    assert (value(grow), value(other)) == (2.0, 2.0)
+    (folder.path / "op.py").write_text("import opjit, torch\n" + text.replace("other", "third"))
+    folder.reload()
+    assert value(grow) == 3.0
+    with pytest.raises(UnknownOp):
+        catalog.find(other.qualified)
+    assert catalog.find(f"{folder.namespace}::third").overload(torch.ones(1, device="meta")).shape == (1,)
+
+
+def test_an_op_py_that_was_imported_finds_its_new_names(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / f"f{next(_number)}")
+    folder.write("2")
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(folder.path)!r})
+        import op, opjit, torch
+        held = op.grow
+        print(held(torch.ones(1)).item())
+        path = {str(folder.path / "op.py")!r}
+        text = open(path).read() + "\\nANSWER = 42\\n"
+        open(path, "w").write(text)
+        source = {str(folder.path / "grow.c")!r}
+        open(source, "a").write("/* changed */")
+        opjit.get({folder.name!r}, "cpu", reload=True)
+        print(op.ANSWER, op.grow is held, held(torch.ones(1)).item())
+        """
+    assert fresh(code).stdout.split() == ["2.0", "42", "True", "2.0"]
+
+
+def test_a_library_that_was_loaded_is_not_reloaded(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog.find(folder.name), "library", folder.path / "grow.so")
+    with pytest.raises(DeclarationError, match="load a newer library with opjit.load_library"):
+        folder.reload()
+
+
+# --- in use --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_loop_goes_on_with_the_new_code(folder: Folder) -> None:
+    op = opjit.get(folder.name, "cpu")
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    seen = []
+    for step in range(4):
+        if step == 2:
+            folder.write("3")
+            folder.reload()
+        optimizer.zero_grad()
+        op(weight).sum().backward()
+        assert weight.grad is not None
+        seen.append(weight.grad[0].item())
+        optimizer.step()
+    assert seen == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_libraries(tmp_path: Path) -> None:
+    """The benchmark does a thousand of these."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 20)  # or the reloads wait for the four more than they build
+    try:
+        spent, callers, grown = fire.reload_under_fire(tmp_path, reloads=10, warm_up=2)
+    finally:
+        sys.setswitchinterval(interval)
+    assert [caller.wrong for caller in callers] == [None] * fire.THREADS
+    assert min(caller.calls for caller in callers) > len(spent)
+    assert grown < 10 * 256 * 1024
+
+
+def test_two_threads_that_reload_at_once_agree(folder: Folder) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    op = opjit.get(folder.name, "cpu")
+    for number in ("3", "4"):
+        folder.write(number)
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(lambda _: folder.reload(), range(4))) == {op}
+        assert (value(op), slope(op)) == (float(number), float(number))
+
+
+def test_the_same_bytes_come_from_a_process_s_first_build_and_its_later_ones(folder: Folder, tmp_path: Path) -> None:
+    """Later ones take the runtime as the first one compiled it."""
+    folder.write("8")
+    folder.reload()
+    folder.write("9")
+    folder.reload()
+    here = api.entry(catalog.find(folder.name), targets.here(helpers.cpu()))
+    code = helpers.declare(folder.path) + (
+        f"from opjit import api, targets, backends\n"
+        f"print(api.entry(catalog.find({folder.name!r}), targets.here(backends.for_device('cpu'))).library)")
+    there = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "other")}).stdout.strip())
+    assert here.key == there.parent.name
+    assert here.library.read_bytes() == there.read_bytes()
+
+
+# --- watch ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, logger="opjit"):
+        yield caplog
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(folder: Folder, log: pytest.LogCaptureFixture) -> None:
+    op = opjit.get(folder.name, "cpu")
+    with opjit.watch(folder.path, interval=0.02):
+        assert value(op) == 2.0
+        folder.write_c("3")
+        until(lambda: value(op) == 3.0)
+        folder.write_c("oops")
+        until(lambda: "stays as it was" in log.text)
+        time.sleep(0.3)
+        assert value(op) == 3.0
+        folder.write_py("4")
+        folder.write_c("4")
+        until(lambda: (value(op), slope(op)) == (4.0, 4.0))
+        (folder.path / "op.py").write_text("raise KeyError('no')\n")
+        until(lambda: "its op.py raised" in log.text)
+    assert [record.levelname for record in log.records if "stays as it was" in record.getMessage()] == ["ERROR", "ERROR"]
+    assert "'oops' undeclared" in log.text
+    folder.write("5")
+    time.sleep(0.2)
+    assert value(op) == 4.0  # nobody looks any more
+
+
+def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / f"f{next(_number)}")
+    (tmp_path / "shared.h").write_text("#define SLOPE 2\n")
+    folder.write("2")
+    (folder.path / "grow.c").write_text('#include "../shared.h"\n' + SOURCE.format(slope="SLOPE", parameters=""))
+    with opjit.watch(tmp_path, interval=0.02):
+        op = opjit.get(folder.name, "cpu")
+        assert value(op) == 2.0
+        os.replace(_saved(tmp_path / "new.h", "#define SLOPE 6\n"), tmp_path / "shared.h")  # as editors save
+        until(lambda: value(op) == 6.0)
+
+
+def _saved(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_watched_folder_without_an_op_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="no op is declared in"):
+        opjit.watch(tmp_path)
+
+
+# --- the plan ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_the_loader_refuses_changes_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = opjit.get(folder.name, "cpu")
+    assert (value(op), slope(op)) == (2.0, 2.0)
+    folder.write("3")
+    broken = SimpleNamespace(key="0", library=folder.path / "none.so", folder=folder.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "entry", lambda *args: broken)
+        with pytest.raises(opjit.errors.LoadError, match="cannot be loaded"):
+            reload.refresh(catalog.find(folder.name), [backends.for_device("cpu")])
+    assert (value(op), slope(op)) == (2.0, 2.0)
+
+
+@pytest.mark.gpu
+def test_a_cuda_kernel_is_replaced_between_launches(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / f"f{next(_number)}")
+    folder.write("2")
+    cuda = """
+        #include "opjit_cuda.h"
+        static __global__ void run(const float *from, float *to, int64_t n) { OPJIT_KERNEL_LOOP(i, n) to[i] = from[i] * SLOPE; }
+        opjit_status grow_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+        {
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+            run<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, x->numel);
+            return OPJIT_LAUNCHED();
+        }
+        """
+    (folder.path / "grow.cu").write_text(cuda.replace("SLOPE", "2"))
+    opjit.add_path(folder.path)
+    op, x = opjit.get(folder.name, "cuda"), torch.ones(1 << 20, device="cuda")
+    assert value(opjit.get(folder.name, "cpu")) == 2.0
+    side = torch.cuda.Stream()
+    for number in ("3", "5"):
+        before = [op(x) for _ in range(10)]
+        folder.write(number)
+        (folder.path / "grow.cu").write_text(cuda.replace("SLOPE", number))
+        assert opjit.get(folder.name, "cpu", reload=True) is op  # both: it is in use on both
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            after = [op(x) for _ in range(10)]
+        torch.cuda.synchronize()
+        assert {y.max().item() for y in before} == {before[0].min().item()} != {float(number)}
+        assert {y.max().item() for y in after} == {after[0].min().item()} == {float(number)}
+        assert value(op) == float(number)
