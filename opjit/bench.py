@@ -57,7 +57,7 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
     console = Console(width=110, highlight=False)
     lines = []
     copies: dict[str, float] = {}
-    for op in map(catalog.find, names):
+    for op in (op for name in names for op in catalog.named(name)):
         for each in [device] if device else op.devices():
             called = api.get(op.qualified, each)
             console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")

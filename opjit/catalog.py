@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from opjit import resources
-from opjit.errors import UnknownOp
+from opjit.errors import DeclarationError, UnknownOp
 from opjit.op import Op
 
 _ops: dict[str, Op] = {}
@@ -63,3 +63,30 @@ def declare_bundled() -> None:
     for folder in folders:
         if os.path.isfile(os.path.join(folder, "op.py")):
             declare_folder(Path(folder))
+
+
+def of_folder(folder: Path) -> list[Op]:
+    """The ops that a folder's op.py declares, whatever path it is on; they are declared if nobody did yet.
+
+    Raises:
+        DeclarationError: there is no op.py, or it declares none.
+    """
+    folder = folder.resolve()
+    if not (folder / "op.py").is_file():
+        raise DeclarationError(f"expected the folder of an op, and {folder} {'has no op.py' if folder.is_dir() else 'is no folder'}; "
+                               "`opjit new mylib::myop` writes one")
+    if not any(op.folder == folder for op in all_ops()):
+        declare_folder(folder)
+    found = [op for op in all_ops() if op.folder == folder]
+    if not found:
+        raise DeclarationError(f"{folder / 'op.py'} declares no op; a function decorated with @opjit.op(\"mylib::myop(...) -> ...\") does")
+    return found
+
+
+def named(text: str) -> list[Op]:
+    """What a user means at the command line: an op's name, or the path of a folder of ops."""
+    path = Path(text)
+    is_path = os.sep in text or text in (".", "..")
+    if is_path or ("::" not in text and f"opjit::{text}" not in _ops and (path / "op.py").is_file()):
+        return of_folder(path)
+    return [find(text)]

@@ -51,17 +51,45 @@ def list_ops() -> None:
 @click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
               help="Leave the binary with its manifest in this folder, for opjit.load_library; nothing is loaded.")
 def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
-    """Build OP if no cache has it, and print where its binary is."""
+    """Build OP, an op's name or the folder of one, if no cache has it, and print where its binary is."""
     from opjit import api, catalog
     from opjit.library import build_library
 
     if build_directory is not None:
-        click.echo(build_library(op, build_directory, device, arch))
+        for found in catalog.named(op):
+            click.echo(build_library(found.qualified, build_directory, device, arch))
         return
-    found, target = catalog.find(op), api.wanted(device, arch)
-    if arch is None:
-        api.ready(found, target.backend)
-    click.echo(api.entry(found, target).library)
+    target = api.wanted(device, arch)
+    for found in catalog.named(op):
+        if arch is None:
+            api.ready(found, target.backend)
+        click.echo(api.entry(found, target).library)
+
+
+@main.command()
+@click.argument("name", metavar="NAMESPACE::NAME")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.option("--backward", is_flag=True, help="With a backward for autograd.")
+@click.option("--cuda", is_flag=True, help="With a CUDA kernel beside the C one.")
+def new(name: str, directory: Path, backward: bool, cuda: bool) -> None:
+    """Write a folder for a new op into DIRECTORY: op.py, kernels and a test, which build and pass as they are."""
+    from opjit.scaffold import new_op
+
+    folder = new_op(name, directory, backward, cuda)
+    place = f"{folder}" if folder.is_absolute() else f"./{folder}"
+    click.echo(f"{folder} is there: opjit get {place}, then opjit test {place}, then opjit bench {place}")
+
+
+@main.command()
+@click.argument("ops", metavar="OP...", nargs=-1, required=True)
+@click.option("--device", help="Device to test on; default: every one there is that the op has a kernel for.")
+@click.option("--sanitize", default="", help="Also run the samples under address,undefined (C) or memcheck,racecheck,initcheck (CUDA).")
+def test(ops: tuple[str, ...], device: str | None, sanitize: str) -> None:
+    """Check each OP, an op's name or the folder of one, in every way there is; exit code 1 if a check fails."""
+    from opjit.sanitize import parse
+    from opjit.testing import run
+
+    sys.exit(run(ops, device, parse(sanitize)))
 
 
 @main.group()

@@ -1,0 +1,89 @@
+"""``opjit new``: a folder to start from, filled from templates/."""
+
+from __future__ import annotations
+
+import errno
+import keyword
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+import torch
+
+from opjit import catalog, files, resources
+from opjit.errors import DeclarationError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
+
+
+def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
+    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test. It is complete or not there at all.
+
+    Args:
+        qualified: ``"mylib::scale_add"``; the folder is called after the op.
+        parent: where the folder goes.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DeclarationError: the name is none, or is taken, or there is such a folder already.
+    """
+    namespace, name = _split(qualified)
+    _refuse_known(qualified, namespace, name)
+    folder = parent / name
+    values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
+    values["backward"] = _filled("backward.py", values) if backward else ""
+    texts = {"op.py": "op.py", f"{name}.c": "kernel.c", f"test_{name}.py": "test.py", **({f"{name}.cu": "kernel.cu"} if cuda else {})}
+    _write(folder, {file: _filled(template, values) for file, template in texts.items()})
+    return folder
+
+
+def _split(qualified: str) -> tuple[str, str]:
+    namespace, colons, name = qualified.partition("::")
+    if not colons:
+        raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: a namespace of "
+                               "your own keeps the op apart from everybody else's")
+    for part in (namespace, name):
+        if not _NAME.fullmatch(part) or keyword.iskeyword(part) or part.startswith("__"):
+            raise DeclarationError(f"{qualified!r} cannot be an op's name: {part!r} is no name in both C and Python; use letters, digits "
+                                   "and _")
+    if name in _TAKEN:
+        raise DeclarationError(f"{qualified!r} cannot be the op's name: its op.py uses {name!r} for something else; choose another")
+    return namespace, name
+
+
+def _refuse_known(qualified: str, namespace: str, name: str) -> None:
+    known = catalog.declared(qualified)
+    if known is not None:
+        raise DeclarationError(f"there is an op {qualified} already, declared in {known.folder}; choose another name or namespace")
+    if hasattr(getattr(torch.ops, namespace), name):
+        raise DeclarationError(f"torch has an op {qualified} already; choose another name or namespace")
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    return Template(resources.template(f"op/{template}.in")).substitute(values)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Make a folder of files by one rename.
+
+    Raises:
+        DeclarationError: there is something of that name, or it cannot be written.
+    """
+    staged = folder.parent / f".{folder.name}.{files.unique()}"
+    try:
+        if folder.exists() or folder.is_symlink():
+            raise DeclarationError(f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in")
+        for name, text in texts.items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).write_text(text, encoding="utf-8")
+        os.rename(staged, folder)
+    except OSError as error:
+        why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)
+        raise DeclarationError(f"{folder} cannot be written: {why}; choose another folder") from error
+    finally:
+        files.remove_tree(staged)
