@@ -135,8 +135,10 @@ def clear() -> None:
 @click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers to this file.")
-def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None) -> None:
-    """Measure each OP against its reference in plain torch, after checking that both agree."""
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Also draw ratio and bandwidth into this PNG file (needs matplotlib: pip install 'opjit[plot]').")
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None) -> None:
+    """Measure each OP, an op's name or the folder of one, against its reference in plain torch, after checking that both agree."""
     from opjit.bench import run
 
-    sys.exit(run(ops, device, only, json_file))
+    sys.exit(run(ops, device, only, json_file, plot_file))
