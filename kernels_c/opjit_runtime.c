@@ -21,6 +21,7 @@ static int32_t torch_cpu;
 static int32_t torch_dtypes[OPJIT_DTYPE_COUNT];
 static unsigned char dtypes_of_torch[128];
 
+static bool prepared;              /* the numbers were read */
 static torch_library registration; /* torch's handle, while registered */
 
 /* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
@@ -587,10 +588,12 @@ void opjit_redirect(torch_boxed_kernel *kernel)
     __atomic_store_n(&target, kernel, __ATOMIC_RELEASE);
 }
 
-/* Read torch's numbers; needed before opjit_kernel may be called. */
+/* Read torch's numbers; needed before opjit_kernel may be called. Once: a reload may come back to a library in use. */
 void opjit_prepare(void)
 {
-    read_codes();
+    if (!prepared)
+        read_codes();
+    prepared = true;
 }
 
 /* Make this library's kernel torch's kernel for its op. Returns 0, or 1 when torch refused. */
@@ -599,6 +602,7 @@ int opjit_register(void)
     opjit_prepare();
     if (registration)
         return 0;
+    opjit_redirect(opjit_kernel); /* an earlier registration may have been reloaded */
     if (aoti_torch_library_init_impl(opjit_this.ns, opjit_this.dispatch_key, "opjit", 0, &registration))
         return 1;
     if (torch_library_impl(registration, opjit_this.name, entry, OPJIT_TORCH_FLOOR) == 0)

@@ -15,21 +15,27 @@ from opjit.api import get
 from opjit.backends import register_backend
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
+from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "build_library", "errors", "get", "load_library", "op", "register_backend"]
+__all__ = ["Op", "Workload", "add_path", "build_library", "errors", "get", "inline", "load_library", "op", "register_backend", "watch"]
 __version__ = "0.1.0"
 
+# What few processes call is imported when it is asked for: each name, and the module that has it.
+_LATER = {"build_library": "library", "load_library": "library", "inline": "inlined", "watch": "watcher",
+          "load_ipython_extension": "notebook"}
+
 if TYPE_CHECKING:
+    from opjit.inlined import inline
     from opjit.library import build_library, load_library
+    from opjit.watcher import watch
 else:
     def __getattr__(name: str) -> object:
-        """What few processes call is imported when it is asked for."""
-        if name not in ("build_library", "load_library"):
+        if name not in _LATER:
             raise AttributeError(f"module 'opjit' has no attribute {name!r}")
-        from opjit import library
+        from importlib import import_module
 
-        return getattr(library, name)
+        return getattr(import_module(f"opjit.{_LATER[name]}"), name)
 
 register_backend(Cpu())
 register_backend(Cuda())

@@ -8,7 +8,7 @@ import torch
 
 from opjit import backends, catalog, loader, targets, toolchain
 from opjit.backends import Backend, Flags
-from opjit.errors import DeviceUnavailable, ToolMissing
+from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
 from opjit.store import Entry, Store, default_root
@@ -17,12 +17,15 @@ from opjit.targets import Target
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
 
 
-def get(name: str, device: object = None) -> torch._ops.OpOverload:
+def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:
     """Ready an op for a device, building it if no cache has it, and return it.
 
     Args:
         name: ``"allreduce"`` or ``"namespace::name"``.
         device: ``"cpu"``, ``"cuda"``, a torch.device; None is the current accelerator, else the CPU.
+        reload: look at the op's files again, and build what changed, for every device that the op was used on. Torch and other
+            threads may go on calling it; an error leaves it as it was. Only a changed schema makes it another op for torch: then
+            get its overload anew. An op.py that changed is run again; the modules that it imports are not.
 
     Returns:
         The torch operator, ``torch.ops.opjit.allreduce.default``.
@@ -35,6 +38,10 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
         >>> allreduce(torch.ones(3))
         tensor(3.)
     """
+    if reload:
+        from opjit.reload import again
+
+        return again(name, device)
     try:
         return _got[name, device]
     except (KeyError, TypeError):  # TypeError: a device that cannot be hashed is looked at, and refused, below
@@ -114,4 +121,9 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
     with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
-        return store.find(recipe, quiet=True) or build.build(recipe, store)
+        try:
+            return store.find(recipe, quiet=True) or build.build(recipe, store)
+        except CompileError as error:
+            if op.code is not None:  # the compiler saw a file that nobody knows
+                error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)
+            raise

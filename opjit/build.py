@@ -12,6 +12,7 @@ import errno
 import gc
 import hashlib
 import importlib
+import json
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,11 +40,24 @@ from opjit.store import Entry, Store, check_library, verify
 from opjit.toolchain import Compiler, Nvcc
 
 _UNIQUE = "@unique@"
+_OBJECT = "opjit_runtime.o"
 _torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
+_runtimes: dict[str, _Runtime] = {}  # what this process has compiled of RUNTIME, by all that decides it
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 # torch writes a source's path into ninja's file with only its spaces escaped, and nvcc misreads a quote or a backslash.
 _UNWRITABLE = re.compile(r"[$:|\"\\]")
+
+
+class _Runtime(NamedTuple):
+    """RUNTIME, compiled. It is the same for every op, and takes longer than most.
+
+    Attributes:
+        names: of all files and folders in the paths of its sources; an op's folder that holds one of these may change it.
+    """
+
+    content: bytes
+    names: frozenset[str]
 
 
 def _after_fork() -> None:
@@ -134,7 +148,11 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         stubs = making.result()
     name = f"opjit_{files.unique()}"
     started = time.perf_counter()
-    _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, RUNTIME)], work, stubs, compiler, nvcc, ninja, base)
+    compiled = _put_runtime(recipe, work)
+    _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
+                       [_quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
+    if not compiled:
+        _keep_runtime(recipe, work)
     seconds = time.perf_counter() - started
     _check_dependencies(recipe, work, compiler, nvcc)
     try:
@@ -155,7 +173,31 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
     return described
 
 
-def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path, stubs: Path, compiler: Compiler,
+def _put_runtime(recipe: Recipe, work: Path) -> bool:
+    """Put what this process has compiled of the runtime into the working folder, if it would be compiled to the same again."""
+    known = _runtimes.get(_runtime_key(recipe))
+    if known is None or any(not known.names.isdisjoint(os.listdir(folder)) for folder in [str(recipe.folder), *recipe.flags.include]):
+        return False
+    (work / _OBJECT).write_bytes(known.content)
+    return True
+
+
+def _keep_runtime(recipe: Recipe, work: Path) -> None:
+    listings = [headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")) for listing in work.glob("*.deps")]
+    read = next((listing for listing in listings if any(path.name == RUNTIME for path in listing)), None)
+    if read is not None and (work / _OBJECT).is_file():
+        names = frozenset(part for path in read for part in path.parts)
+        _runtimes[_runtime_key(recipe)] = _Runtime((work / _OBJECT).read_bytes(), names)
+
+
+def _runtime_key(recipe: Recipe) -> str:
+    """Everything that decides the runtime's object file, but for what the op's folder could add."""
+    own = {name: digest for name, digest in recipe.inputs.items() if name.startswith("<opjit>/")}
+    own = own if f"<opjit>/{RUNTIME}" in own else dict(recipe.inputs)  # opjit's headers lie in the op's folder, and go by other names
+    return json.dumps([own, recipe.flags.c, recipe.toolchain], sort_keys=True)
+
+
+def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: list[str], work: Path, stubs: Path, compiler: Compiler,
                        nvcc: Nvcc | None, ninja: str, base: Path) -> None:
     """Call torch.utils.cpp_extension.load: build, do not load."""
     flags = recipe.flags
@@ -171,7 +213,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
                 sources=sources,
                 extra_cflags=[_quote(flag.format(**places)) for flag in flags.c],
                 extra_cuda_cflags=[_quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
-                extra_ldflags=["-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
+                extra_ldflags=[*objects, "-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
                 extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include", *added)],
                 build_directory=str(work),
@@ -186,7 +228,9 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], work: Path
             told = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
             if any(reason in told for reason in _FULL):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
-            raise diagnose(told, recipe.schema.qualified, str(recipe.target), base / "logs") from None
+            backend = recipe.target.backend
+            raise diagnose(told, recipe.schema.qualified, str(recipe.target), base / "logs",
+                           (str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream))) from None
 
 
 def _import_builder() -> Any:

@@ -1,4 +1,8 @@
-"""Every op that is declared in this process, by qualified name."""
+"""Every op that is declared in this process, by qualified name, and the folders that ops are found in.
+
+An op that is not declared when it is asked for is looked for in the folders that OPJIT_PATH names, then in the installed packages
+that have an entry point ``opjit.ops``. Neither is looked at before: a process that knows its ops pays nothing for them.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,50 @@ import difflib
 import importlib.util
 import os
 import sys
+import threading
+import warnings
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from opjit import resources
+from opjit import files, resources
 from opjit.errors import DeclarationError, UnknownOp
-from opjit.op import Op
+from opjit.op import Op, define, forget
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "opjit.ops"
 
 _ops: dict[str, Op] = {}
+_searched: set[str] = set()  # folders of OPJIT_PATH, and entry points, that were looked at
+_searching = threading.RLock()
+_again = threading.local()  # .found: the declarations of an op.py that runs again
+
+
+def _renew_lock() -> None:
+    globals()["_searching"] = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def add(declared: Op) -> Op:
     """Enter an op; a later declaration of the same name from the same folder takes the place of the earlier."""
+    found: list[Op] | None = getattr(_again, "found", None)
+    if found is not None:
+        found.append(declared)
+        return declared
+    define(declared)
     _ops[declared.qualified] = declared
     return declared
+
+
+def remove(declared: Op) -> None:
+    """Take an op back that its op.py does not declare any more."""
+    forget(declared)
+    _ops.pop(declared.qualified, None)
 
 
 def declared(qualified: str) -> Op | None:
@@ -35,14 +70,119 @@ def find(name: str) -> Op:
 
     Raises:
         UnknownOp: with the names that look most like it.
+        DeclarationError: OPJIT_PATH names something that is no folder of ops, or that others can write.
     """
     qualified = name if "::" in name else f"opjit::{name}"
     found = _ops.get(qualified)
+    if found is None:
+        search(qualified)
+        found = _ops.get(qualified)
     if found is None:
         short = {known.removeprefix("opjit::"): known for known in _ops}
         closest = difflib.get_close_matches(qualified.removeprefix("opjit::"), list(short), n=3, cutoff=0.5)
         raise UnknownOp(qualified, closest)
     return found
+
+
+def search(qualified: str | None = None) -> None:
+    """Declare the ops of OPJIT_PATH's folders, then those of installed packages, until an op is found; None is none: look at all."""
+    with _searching:
+        for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep):
+            if path and path not in _searched:
+                _add_named(path)
+                _searched.add(path)
+        if qualified is None or qualified not in _ops:
+            _search_packages(qualified)
+
+
+def _add_named(path: str) -> None:
+    """Add a folder that the environment names. Its op.py files are run, so nobody else may be able to write them."""
+    folder = Path(os.path.expanduser(path))
+    if not folder.is_absolute():
+        raise DeclarationError(f"OPJIT_PATH names {path!r}, which would be another folder wherever the process starts; name it by its "
+                               "absolute path")
+    try:
+        folders = _op_folders(folder)
+        for each in (folder, *folders, *(each / "op.py" for each in folders)):
+            problem = files.distrusted(each.resolve())
+            if problem:
+                raise DeclarationError(f"what is in it is not run: {problem}")
+        add_path(folder)
+    except (DeclarationError, OSError) as error:
+        raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
+
+
+def _search_packages(qualified: str | None) -> None:
+    """Load entry points, those named like the op's namespace first, until the op is declared. One that fails is said once."""
+    from importlib.metadata import entry_points
+
+    namespace = (qualified or "").partition("::")[0]
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name != namespace, point.name)):
+        if qualified in _ops:
+            return
+        if f"{point.name}={point.value}" in _searched:
+            continue
+        _searched.add(f"{point.name}={point.value}")
+        try:
+            _load(point)
+        except Exception as error:
+            origin = f" of {point.dist.name}" if point.dist else ""
+            warnings.warn(f"the ops of the entry point {point.name} = {point.value}{origin} are not there: {type(error).__name__}: {error}",
+                          RuntimeWarning, stacklevel=5)
+
+
+def _load(point: EntryPoint) -> None:
+    """Import what an entry point names. A module declares its ops itself; a package may be a folder of ops."""
+    loaded = point.load()
+    for path in getattr(loaded, "__path__", []):
+        if _op_folders(Path(path)):
+            add_path(path)
+
+
+def add_path(folder: str | os.PathLike[str]) -> list[Op]:
+    """Declare the ops of a folder by running its op.py; nothing is compiled.
+
+    Args:
+        folder: an op's folder, or a folder of such folders. An op.py that ran before does not run again.
+
+    Returns:
+        Its ops, in the order of their names.
+
+    Raises:
+        DeclarationError: there is no op in the folder, or one has a name that an op elsewhere has.
+
+    Example:
+        >>> opjit.add_path("my_ops")
+        [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
+        >>> opjit.get("mylib::scale")
+    """
+    place = Path(os.path.abspath(folder))
+    if not place.is_dir():
+        raise DeclarationError(f"there is no folder {place}")
+    folders = _op_folders(place)
+    if not folders:
+        raise DeclarationError(f"no op is declared in {place}: expected op.py in it, or in a folder in it")
+    found: list[Op] = []
+    with _searching:
+        for file in (each / "op.py" for each in folders):
+            if not _declared_in(file):
+                declare_folder(file.parent)
+            found += _declared_in(file)
+            if not _declared_in(file):
+                raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
+    return sorted(found, key=lambda op: op.qualified)
+
+
+def _declared_in(file: Path) -> list[Op]:
+    real = file.resolve()
+    return [op for op in _ops.values() if op.file == real]
+
+
+def _op_folders(place: Path) -> list[Path]:
+    """The folder itself if it has an op.py, else those in it that have one."""
+    if (place / "op.py").is_file():
+        return [place]
+    return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
 
 
 def declare_folder(folder: Path) -> None:
@@ -56,6 +196,30 @@ def declare_folder(folder: Path) -> None:
     spec.loader.exec_module(module)
 
 
+def read_again(op: Op) -> tuple[list[Op], ModuleType]:
+    """Run the op.py that declares an op once more, beside what it declared: nothing changes for torch.
+
+    Returns:
+        Its declarations, and the new module.
+    """
+    name, stamp = op.fake.__module__, op.stamp_now()
+    loader = SourceFileLoader(name, str(op.file))
+    spec = importlib.util.spec_from_file_location(name, op.file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__package__ = getattr(sys.modules.get(name), "__package__", None)
+    outer, _again.found = getattr(_again, "found", None), []
+    try:
+        # Compiled here: byte code that Python kept is known by a whole second, and somebody may save twice in it.
+        exec(loader.source_to_code(Path(str(op.file)).read_bytes(), str(op.file)), module.__dict__)
+        found: list[Op] = _again.found
+    finally:
+        _again.found = outer
+    for each in found:
+        each.stamp = stamp  # from before it was read
+    return found, module
+
+
 def declare_bundled() -> None:
     """Declare the ops that come with opjit: every folder of kernels_c with an op.py."""
     with os.scandir(resources.folder("kernels_c")) as found:
@@ -65,28 +229,14 @@ def declare_bundled() -> None:
             declare_folder(Path(folder))
 
 
-def of_folder(folder: Path) -> list[Op]:
-    """The ops that a folder's op.py declares, whatever path it is on; they are declared if nobody did yet.
+def named(text: str) -> list[Op]:
+    """What a user means at the command line: an op's name, or the path of a folder, whose ops need not be on any path.
 
     Raises:
-        DeclarationError: there is no op.py, or it declares none.
+        UnknownOp, DeclarationError: there is no such op, or none in the folder.
     """
-    folder = folder.resolve()
-    if not (folder / "op.py").is_file():
-        raise DeclarationError(f"expected the folder of an op, and {folder} {'has no op.py' if folder.is_dir() else 'is no folder'}; "
-                               "`opjit new mylib::myop` writes one")
-    if not any(op.folder == folder for op in all_ops()):
-        declare_folder(folder)
-    found = [op for op in all_ops() if op.folder == folder]
-    if not found:
-        raise DeclarationError(f"{folder / 'op.py'} declares no op; a function decorated with @opjit.op(\"mylib::myop(...) -> ...\") does")
-    return found
-
-
-def named(text: str) -> list[Op]:
-    """What a user means at the command line: an op's name, or the path of a folder of ops."""
     path = Path(text)
     is_path = os.sep in text or text in (".", "..")
     if is_path or ("::" not in text and f"opjit::{text}" not in _ops and (path / "op.py").is_file()):
-        return of_folder(path)
+        return add_path(path)
     return [find(text)]

@@ -14,6 +14,15 @@ def unique() -> str:
     return os.urandom(16).hex()
 
 
+def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """What shows, without reading it, whether a file is the same; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def make_private(folder: Path) -> None:
     """Make a folder and its parents; what is made is the user's alone (0700)."""
     if not folder.is_dir():

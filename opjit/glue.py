@@ -53,6 +53,12 @@ def parameters(schema: Schema) -> list[str]:
     return [f"{c_type}{name}" for c_type, name in zip(types, c_names(schema), strict=True)]
 
 
+def prototype(schema: Schema, backend: str, stream: str | None) -> str:
+    """What an author defines: ``opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)``."""
+    declared = [*parameters(schema), *([f"{stream} stream"] if stream else [])]
+    return f"opjit_status {function_name(schema, backend)}({', '.join(declared)})"
+
+
 def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream: str | None) -> dict[str, str]:
     """The glue files of one op for one backend, by file name.
 
@@ -66,10 +72,10 @@ def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream:
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend, "namespace": schema.namespace,
             "name": schema.name, "dispatch_key": dispatch_key, "function": function, "source": source}
     if stream is None:
-        c_glue = _c_glue(schema, text, f"opjit_status {function}({', '.join(declared)});", f'#include "{source}"', function, False)
+        c_glue = _c_glue(schema, text, f"{prototype(schema, backend, None)};", f'#include "{source}"', function, False)
         return {"opjit_glue.c": c_glue}
-    prototype = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
-    c_glue = _c_glue(schema, text, prototype, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
+    wrapped = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
+    c_glue = _c_glue(schema, text, wrapped, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
     wrapper = Template(resources.template("glue.cu.in")).substitute(
         text, types=", ".join([*declared, f"{stream} stream"]), parameters=", ".join([*declared, "void *stream"]),
         arguments=", ".join([*c_names(schema), f"({stream})stream"]))

@@ -32,7 +32,7 @@ def load(entry: Entry, qualified: str) -> Loaded:
     Raises:
         LoadError: the dynamic loader or torch refused it.
     """
-    library = _open(entry, qualified)
+    library = open_library(entry, qualified)
     if library.opjit_register() != 0:
         raise LoadError(f"torch refused the kernel of {qualified} in {entry.library}; torch's own message is on stderr")
     return Loaded(entry.key, library)
@@ -42,7 +42,7 @@ def replace(loaded: Loaded, entry: Entry, qualified: str) -> None:
     """From now on, call the kernel of a newer build."""
     if loaded.key == entry.key:
         return
-    library = _open(entry, qualified)
+    library = open_library(entry, qualified)
     library.opjit_prepare()
     loaded.registered.opjit_redirect(ctypes.cast(library.opjit_kernel, ctypes.c_void_p))
     loaded.key = entry.key
@@ -53,7 +53,12 @@ def unload(loaded: Loaded) -> None:
     loaded.registered.opjit_unregister()
 
 
-def _open(entry: Entry, qualified: str) -> ctypes.CDLL:
+def open_library(entry: Entry, qualified: str) -> ctypes.CDLL:
+    """Map an entry's library; it does nothing yet.
+
+    Raises:
+        LoadError: the dynamic loader refused it.
+    """
     try:
         library = ctypes.CDLL(str(entry.library))  # RTLD_NOW and RTLD_LOCAL
         for name in ("opjit_register", "opjit_unregister"):

@@ -10,20 +10,20 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from opjit import backends, schema
+from opjit import backends, files, schema
 from opjit.backends import Backend, Flags
 from opjit.errors import DeclarationError, NoKernel
 from opjit.loader import Loaded
 
 Function = Callable[..., Any]
 _library_lock = threading.RLock()
-_libraries: dict[str, torch.library.Library] = {}  # torch's handle for each op; dropping one would take the op back
+_kept: dict[str, torch.library.Library] = {}  # keeps torch's entry of an op that was taken back; see `forget`
 
 
 def _renew_locks() -> None:
@@ -53,8 +53,22 @@ class Workload(NamedTuple):
     bytes: int
 
 
+class Code(NamedTuple):
+    """An op's sources as text, in the place of files; see `opjit.inline`.
+
+    Attributes:
+        texts: by the suffix of the file that they stand for.
+        module: name of the module that declared it; another declaration in there takes its place.
+        shown: what a compiler's message calls the text; None is the file's name.
+    """
+
+    texts: Mapping[str, str]
+    module: str
+    shown: str | None = None
+
+
 class Op:
-    """A declared op; made by `opjit.op`.
+    """A declared op; made by `opjit.op` or `opjit.inline`.
 
     Attributes:
         schema: what torch parsed.
@@ -62,15 +76,26 @@ class Op:
         fake: computes the shape, dtype and device of the results, without data.
         extra: what its author adds to a backend's flags; None where that is nothing.
         library: the library that it is known from, where nothing else declares it.
+        code: its sources, where they are text.
+        where: the place of its declaration, for messages.
+        file: the Python file of its declaration; None where that is a manifest or inline code.
+        stamp: what showed that the file was the same.
+        handle: torch's, while torch knows the op; dropping it would take the op back.
         loaded: the kernels in this process, by backend name.
     """
 
-    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None) -> None:
+    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None,
+                 code: Code | None = None, where: str | None = None, file: Path | None = None) -> None:
         self.schema = schema.parse(text)
         self.folder = folder
         self.fake = fake
         self.extra = extra
         self.library = library
+        self.code = code
+        self.where = where or str(folder)
+        self.file = file
+        self.stamp = self.stamp_now()
+        self.handle: torch.library.Library | None = None
         self.loaded: dict[str, Loaded] = {}
         self.lock = threading.RLock()  # one build of this op at a time in this process
         self._reference: Function | None = None
@@ -78,7 +103,7 @@ class Op:
         self._workloads: Function | None = None
         self._backward: Function | None = None
         self._setup_context: Function | None = None
-        _define(self)
+        self._differentiable = False  # to torch
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
@@ -133,9 +158,31 @@ class Op:
         return function
 
     def _register_backward(self) -> None:
-        if self._backward is not None:
-            torch.library.register_autograd(self.qualified, self._backward, setup_context=self._setup_context,
-                                            lib=_libraries[self.qualified])
+        """torch is told once; a reload only changes what its calls come to."""
+        if self._backward is not None and self.handle is not None and not self._differentiable:
+            torch.library.register_autograd(self.qualified, self._run_backward, setup_context=self._run_setup_context, lib=self.handle)
+            self._differentiable = True
+
+    def _run_backward(self, ctx: Any, *grads: Any) -> Any:
+        if self._backward is None:
+            raise DeclarationError(f"{self.qualified} has no backward since it was declared anew; add one with "
+                                   f"@{self.schema.name}.backward")
+        return self._backward(ctx, *grads)
+
+    def _run_setup_context(self, **given: Any) -> None:
+        if self._setup_context is not None:
+            self._setup_context(**given)
+
+    def stamp_now(self) -> tuple[int, ...] | None:
+        """Changes with the file of the declaration; None where there is no op.py, which alone may be run again."""
+        return files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
+
+    def adopt(self, newer: Op) -> None:
+        """Become what a newer declaration says, but for what torch knows: the schema changes in `redeclare`."""
+        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "_reference", "_samples", "_workloads",
+                     "_backward", "_setup_context"):
+            setattr(self, name, getattr(newer, name))
+        self._register_backward()
 
     @property
     def plain(self) -> Function:
@@ -176,6 +223,10 @@ class Op:
         Raises:
             NoKernel: there is none.
         """
+        if self.code is not None:
+            from opjit import inlined
+
+            self.folder = inlined.write(self.schema.name, self.code.texts)
         folders = [self.folder, *([backend.kernels / self.schema.namespace] if backend.kernels else [])]
         names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
         for folder in folders:
@@ -231,31 +282,34 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
     def declare(fake: Function) -> Op:
         from opjit import catalog
 
-        folder = Path(inspect.unwrap(fake).__code__.co_filename).resolve().parent
+        file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
+        folder = file.parent
         extra = None
         if extra_cflags or extra_cuda_cflags or extra_ldflags or extra_include_paths:
             from opjit import extras
 
             extra = extras.check(text.partition("(")[0], folder, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths)
-        return catalog.add(Op(text, fake, folder, extra))
+        return catalog.add(Op(text, fake, folder, extra, file=file))
 
     return declare
 
 
-def _define(declared: Op) -> None:
-    """Make the op known to torch: schema, fake kernel and stand-in."""
+def define(declared: Op) -> None:
+    """Make the op known to torch: schema, fake kernel and stand-in.
+
+    Raises:
+        DeclarationError: an op of that name is declared elsewhere, or torch does not take it.
+    """
     from opjit import catalog
 
     qualified = declared.qualified
     with _library_lock:
         known = catalog.declared(qualified)
-        if known is not None:
+        if known is not None and known is not declared:
             if known.library is not None and known.library != declared.library:
                 raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
                                        "then call opjit.load_library")
-            if known.folder != declared.folder:
-                raise DeclarationError(f"two ops are named {qualified}: one is declared in {known.folder}, the other in {declared.folder}; "
-                                       "rename one or give it a namespace of its own")
+            refuse_second(known, declared)
             forget(known)
         library = torch.library.Library(declared.schema.namespace, "FRAGMENT")
         signature = declared.schema.text.partition("::")[2]
@@ -271,23 +325,58 @@ def _define(declared: Op) -> None:
         # torch asks inspect where this line is, and inspect would look through all of torch's modules, 2 ms, for this one.
         inspect.modulesbyfile.setdefault(__file__, __name__)
         torch.library.register_fake(qualified, _fake(declared), lib=library)
-        _libraries[qualified] = library
+        declared.handle = library
+        declared._register_backward()
+
+
+def refuse_second(known: Op, declared: Op) -> None:
+    """Two ops may not have one name; a later declaration in the same place is the same op.
+
+    Raises:
+        DeclarationError: names both places.
+    """
+    one, other = (op.folder if op.code is None else op.code.module for op in (known, declared))
+    if one != other:
+        raise DeclarationError(f"two ops are named {declared.qualified}: one is declared in {known.where}, the other in {declared.where}; "
+                               "rename one or give it a namespace of its own")
+
+
+def redeclare(known: Op, newer: Op) -> None:
+    """Give an op another schema: for torch it is another op, of the same name."""
+    forget(known)
+    known.schema = newer.schema
+    known.adopt(newer)
+    define(known)
 
 
 def forget(declared: Op) -> None:
-    """Take an op back from torch, with its kernels: the next declaration of its name starts anew."""
+    """Take an op back from torch, with its kernels: the next declaration of its name starts anew.
+
+    Somebody may have its overload still. torch would free what that refers to with the op's last registration, so one is left: a
+    kernel for a kind of tensor that no op of opjit's takes.
+    """
     from opjit import api, loader
 
     api.forget_got()
+    if declared.handle is not None and declared.qualified not in _kept:
+        _kept[declared.qualified] = torch.library.Library(declared.schema.namespace, "FRAGMENT")
+        _kept[declared.qualified].impl(declared.schema.name, _refuse(declared.qualified), "Vulkan")
     for loaded in declared.loaded.values():
         loader.unload(loaded)
     declared.loaded.clear()
-    library = _libraries.pop(declared.qualified, None)
-    if library is not None:
-        library._destroy()
+    if declared.handle is not None:
+        declared.handle._destroy()
+    declared.handle, declared._differentiable = None, False
     namespace = getattr(torch.ops, declared.schema.namespace)
     if declared.schema.name in namespace.__dict__:
         delattr(namespace, declared.schema.name)
+
+
+def _refuse(qualified: str) -> Function:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NoKernel(f"{qualified} has no kernel for Vulkan")
+
+    return refuse
 
 
 def _refuse_lazy_views(qualified: str) -> Function:

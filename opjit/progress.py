@@ -7,15 +7,31 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 logger = logging.getLogger("opjit")
+
+
+@contextmanager
+def told(listener: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, tell `listener` each line instead."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
 
 
 @contextmanager
 def shown(message: str) -> Iterator[Callable[[str], None]]:
     """Show a line while the block runs; yields a function that changes it. With OPJIT_VERBOSE=1 lines go to stderr plainly."""
     logger.info(message)
-    if os.environ.get("OPJIT_VERBOSE", "0") not in ("", "0"):
+    listener = _listener.get()
+    if listener is not None:
+        listener(message)
+        yield listener
+    elif os.environ.get("OPJIT_VERBOSE", "0") not in ("", "0"):
         print(f"opjit: {message}", file=sys.stderr)
 
         def say(text: str) -> None:

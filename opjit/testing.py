@@ -95,7 +95,7 @@ def _check(name: str) -> Callable[[Callable[[Op, str], str]], Callable[[Op, str]
 
 def load(folder: Path) -> list[Op]:
     """The ops of a folder, which need not be on any path."""
-    return catalog.of_folder(folder)
+    return catalog.add_path(folder)
 
 
 def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:

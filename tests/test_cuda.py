@@ -229,7 +229,7 @@ opjit_status wrong_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t s
     return OPJIT_LAUNCHED();
 }}
 """)
-    [op] = catalog.of_folder(tmp_path)
+    [op] = catalog.add_path(tmp_path)
     done = sanitize.under_tool(sanitizer, tool, [op])
     assert done.returncode == sanitize.FOUND, done.stdout
     assert "wrong_kernel" in done.stdout

@@ -153,7 +153,7 @@ opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
     ("int shift = 40 + (int)x->numel; if ((1 << shift) == 3) return OPJIT_OK;", "shift exponent"),
 ])
 def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> None:
-    [op] = catalog.of_folder(_folder(tmp_path, statement))
+    [op] = catalog.add_path(_folder(tmp_path, statement))
     try:
         [line] = sanitize.lines(op, "cpu", ["address", "undefined"])
     finally:
@@ -166,10 +166,7 @@ def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> Non
 
 def _forget(op: Op) -> None:
     """So that the next folder may declare the name."""
-    from opjit.op import forget
-
-    forget(op)
-    del catalog._ops[op.qualified]
+    catalog.remove(op)
 
 
 def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
