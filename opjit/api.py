@@ -11,7 +11,7 @@ from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
-from opjit.store import Entry, Store, default_root
+from opjit.store import Entry, Store, default_root, find_in_layers
 from opjit.targets import Target
 
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
@@ -78,10 +78,10 @@ def ready(op: Op, backend: Backend) -> None:
 
 
 def entry(op: Op, target: Target) -> Entry:
-    """The verified binary of an op for a target: from the store, or built into it."""
+    """The verified binary of an op for a target: from a layer, from the store, or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
-    return store.find(recipe) or _build_once(op, recipe, store)
+    return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
