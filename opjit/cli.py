@@ -67,14 +67,19 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 
 
 @main.command()
-@click.argument("name", metavar="NAMESPACE::NAME")
+@click.argument("name", metavar="NAMESPACE::NAME|PROJECT")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--backward", is_flag=True, help="With a backward for autograd.")
 @click.option("--cuda", is_flag=True, help="With a CUDA kernel beside the C one.")
-def new(name: str, directory: Path, backward: bool, cuda: bool) -> None:
+@click.option("--project", is_flag=True, help="NAME is a project: a package with an op in it, whose wheel holds binaries.")
+def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool) -> None:
     """Write a folder for a new op into DIRECTORY: op.py, kernels and a test, which build and pass as they are."""
-    from opjit.scaffold import new_op
+    from opjit.scaffold import new_op, new_project
 
+    if project:
+        folder = new_project(name, directory, backward, cuda)
+        click.echo(f"{folder} is there: cd {folder}, then pip install -e '.[test]' && pytest, then pip wheel --no-deps .")
+        return
     folder = new_op(name, directory, backward, cuda)
     place = f"{folder}" if folder.is_absolute() else f"./{folder}"
     click.echo(f"{folder} is there: opjit get {place}, then opjit test {place}, then opjit bench {place}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import keyword
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from opjit import catalog, files, resources
 from opjit.errors import DeclarationError
+from opjit.wheel import package_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
@@ -35,11 +37,36 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
     namespace, name = _split(qualified)
     _refuse_known(qualified, namespace, name)
     folder = parent / name
-    values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
-    values["backward"] = _filled("backward.py", values) if backward else ""
-    texts = {"op.py": "op.py", f"{name}.c": "kernel.c", f"test_{name}.py": "test.py", **({f"{name}.cu": "kernel.cu"} if cuda else {})}
-    _write(folder, {file: _filled(template, values) for file, template in texts.items()})
+    _write(folder, _op_files(namespace, name, backward, cuda))
     return folder
+
+
+def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
+    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build backend, a package with an op, tests.
+
+    Raises:
+        DeclarationError, WheelError: the name is none, or there is such a folder already.
+    """
+    package = package_name(project, "0.1.0")
+    _split(f"{package}::scale_add")
+    _refuse_known(f"{package}::scale_add", package, "scale_add")
+    archs = ["aarch64"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
+    listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
+    values = {"project": project, "package": package, "archs": listed}
+    texts = {"pyproject.toml": "pyproject.toml", "README.md": "README.md", f"src/{package}/__init__.py": "package.py",
+             f"tests/test_{package}.py": "test.py"}
+    op = _op_files(package, "scale_add", backward, cuda)
+    del op["test_scale_add.py"]  # the project's own tests look at every op
+    _write(parent / project, {**{file: _filled(f"project/{template}", values) for file, template in texts.items()},
+                              **{f"src/{package}/scale_add/{file}": text for file, text in op.items()}})
+    return parent / project
+
+
+def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str, str]:
+    values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
+    values["backward"] = _filled("op/backward.py", values) if backward else ""
+    texts = {"op.py": "op.py", f"{name}.c": "kernel.c", f"test_{name}.py": "test.py", **({f"{name}.cu": "kernel.cu"} if cuda else {})}
+    return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
 
 
 def _split(qualified: str) -> tuple[str, str]:
@@ -65,7 +92,7 @@ def _refuse_known(qualified: str, namespace: str, name: str) -> None:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    return Template(resources.template(f"op/{template}.in")).substitute(values)
+    return Template(resources.template(f"{template}.in")).substitute(values)
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
