@@ -7,11 +7,11 @@ import os
 import torch
 
 from opjit import backends, catalog, loader, targets, toolchain
-from opjit.backends import Backend
+from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
-from opjit.store import Entry, Store, default_root
+from opjit.store import Entry, Store, default_root, find_in_layers
 from opjit.targets import Target
 
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
@@ -78,21 +78,26 @@ def ready(op: Op, backend: Backend) -> None:
 
 
 def entry(op: Op, target: Target) -> Entry:
-    """The verified binary of an op for a target: from the store, or built into it."""
+    """The verified binary of an op for a target: from a layer, from the store, or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
-    return store.find(recipe) or _build_once(op, recipe, store)
+    return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """What the op is built from for a target, now."""
-    source, backend = op.source(target.backend), target.backend
-    flags = backend.flags(target.arch, target.runtime)
-    if op.extra is not None:
-        from opjit import extras
-
-        flags = extras.join(flags, op.extra)
+    source, backend, flags = op.source(target.backend), target.backend, flags_of(op, target)
     return Recipe(op.schema, target, source, read_inputs(source, target, flags.include), flags, _toolchain(backend, store))
+
+
+def flags_of(op: Op, target: Target) -> Flags:
+    """The backend's flags with the op's own."""
+    flags = target.backend.flags(target.arch, target.runtime)
+    if op.extra is None:
+        return flags
+    from opjit import extras
+
+    return extras.join(flags, op.extra)
 
 
 def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:

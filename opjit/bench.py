@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.benchmark import Timer
 
-from opjit import api, catalog
+from opjit import api, catalog, plot
 from opjit.op import Op, Workload
 
 _ROUNDS = 9
@@ -48,16 +48,19 @@ class Line:
         return self.opjit / self.reference
 
 
-def run(names: Sequence[str], device: str | None, only: str | None, json_file: Path | None) -> int:
+def run(names: Sequence[str], device: str | None, only: str | None, json_file: Path | None,
+        plot_file: Path | None = None) -> int:
     """Measure every workload of some ops and print tables; returns the command's exit code.
 
     Calls are made in inference mode. CUDA times are of calls issued back to back and synchronised at the end of a round, so a
     small workload shows the rate at which the host can issue it.
     """
+    if plot_file is not None:
+        plot.require()
     console = Console(width=110, highlight=False)
     lines = []
     copies: dict[str, float] = {}
-    for op in map(catalog.find, names):
+    for op in (op for name in names for op in catalog.named(name)):
         for each in [device] if device else op.devices():
             called = api.get(op.qualified, each)
             console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")
@@ -71,6 +74,8 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
                     console.print(_shown(lines[-1]))
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))
+    if plot_file is not None:
+        plot.draw(lines, plot_file)
     return 0
 
 

@@ -227,3 +227,16 @@ def declare_bundled() -> None:
     for folder in folders:
         if os.path.isfile(os.path.join(folder, "op.py")):
             declare_folder(Path(folder))
+
+
+def named(text: str) -> list[Op]:
+    """What a user means at the command line: an op's name, or the path of a folder, whose ops need not be on any path.
+
+    Raises:
+        UnknownOp, DeclarationError: there is no such op, or none in the folder.
+    """
+    path = Path(text)
+    is_path = os.sep in text or text in (".", "..")
+    if is_path or ("::" not in text and f"opjit::{text}" not in _ops and (path / "op.py").is_file()):
+        return add_path(path)
+    return [find(text)]

@@ -52,17 +52,63 @@ def list_ops() -> None:
 @click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
               help="Leave the binary with its manifest in this folder, for opjit.load_library; nothing is loaded.")
 def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
-    """Build OP if no cache has it, and print where its binary is."""
+    """Build OP, an op's name or the folder of one, if no cache has it, and print where its binary is."""
     from opjit import api, catalog
     from opjit.library import build_library
 
     if build_directory is not None:
-        click.echo(build_library(op, build_directory, device, arch))
+        for found in catalog.named(op):
+            click.echo(build_library(found.qualified, build_directory, device, arch))
         return
-    found, target = catalog.find(op), api.wanted(device, arch)
-    if arch is None:
-        api.ready(found, target.backend)
-    click.echo(api.entry(found, target).library)
+    target = api.wanted(device, arch)
+    for found in catalog.named(op):
+        if arch is None:
+            api.ready(found, target.backend)
+        click.echo(api.entry(found, target).library)
+
+
+@main.command()
+@click.argument("name", metavar="NAMESPACE::NAME|PROJECT")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.option("--backward", is_flag=True, help="With a backward for autograd.")
+@click.option("--cuda", is_flag=True, help="With a CUDA kernel beside the C one.")
+@click.option("--project", is_flag=True, help="NAME is a project: a package with an op in it, whose wheel holds binaries.")
+def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool) -> None:
+    """Write a folder for a new op into DIRECTORY: op.py, kernels and a test, which build and pass as they are."""
+    from opjit.scaffold import new_op, new_project
+
+    if project:
+        folder = new_project(name, directory, backward, cuda)
+        click.echo(f"{folder} is there: cd {folder}, then pip install -e '.[test]' && pytest, then pip wheel --no-deps .")
+        return
+    folder = new_op(name, directory, backward, cuda)
+    place = f"{folder}" if folder.is_absolute() else f"./{folder}"
+    click.echo(f"{folder} is there: opjit get {place}, then opjit test {place}, then opjit bench {place}")
+
+
+@main.command()
+@click.argument("ops", metavar="OP...", nargs=-1, required=True)
+@click.option("--device", help="Device to test on; default: every one there is that the op has a kernel for.")
+@click.option("--sanitize", default="", help="Also run the samples under address,undefined (C) or memcheck,racecheck,initcheck (CUDA).")
+def test(ops: tuple[str, ...], device: str | None, sanitize: str) -> None:
+    """Check each OP, an op's name or the folder of one, in every way there is; exit code 1 if a check fails."""
+    from opjit.sanitize import parse
+    from opjit.testing import run
+
+    sys.exit(run(ops, device, parse(sanitize)))
+
+
+@main.command()
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--arch", required=True, help="Archs to build for, with commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
+@click.option("--name", help="The wheel's name; default: the ops' namespace, and -ops.")
+@click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
+@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
+def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
+    """Make a wheel of op FOLDERs: sources, and binaries for the archs, which need no compiler where they are installed."""
+    from opjit.wheel import make
+
+    click.echo(make(folders, arch.split(","), output, name, version))
 
 
 @main.group()
@@ -108,8 +154,10 @@ def clear() -> None:
 @click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers to this file.")
-def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None) -> None:
-    """Measure each OP against its reference in plain torch, after checking that both agree."""
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Also draw ratio and bandwidth into this PNG file (needs matplotlib: pip install 'opjit[plot]').")
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None) -> None:
+    """Measure each OP, an op's name or the folder of one, against its reference in plain torch, after checking that both agree."""
     from opjit.bench import run
 
-    sys.exit(run(ops, device, only, json_file))
+    sys.exit(run(ops, device, only, json_file, plot_file))

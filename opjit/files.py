@@ -31,16 +31,25 @@ def make_private(folder: Path) -> None:
             folder.mkdir(mode=0o700)
 
 
-def distrusted(path: Path) -> str | None:
-    """None if only this user or root can have written `path` itself (its status, no symlink followed); else why not."""
+def distrusted(path: Path, like: Path | None = None) -> str | None:
+    """None if only this user or root can have written `path` itself (its status, no symlink followed); else why not.
+
+    Args:
+        like: a file that decides what this process runs anyway: whoever can write that one may have written `path` too.
+    """
     status = os.lstat(path)
+    owners, writers = {os.geteuid(), 0}, 0
+    if like is not None:
+        known = os.stat(like)
+        owners.add(known.st_uid)
+        writers = known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002)
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return f"{path} is neither a file nor a folder"
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in owners:
         return f"{path} belongs to user {status.st_uid}, not to you or root"
-    if status.st_mode & 0o022:
+    if status.st_mode & 0o022 & ~writers:
         return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
     return None
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opjit import binary, files, manifest
 from opjit.errors import CacheWarning, EntryError
@@ -26,6 +26,7 @@ from opjit.manifest import Manifest
 from opjit.recipe import Recipe
 from opjit.targets import Target
 
+LAYER = "prebuilt"  # the folder beside a kernel's source with a store of its own, which is only read
 _STAGING_AGE = 24 * 3600.0  # seconds
 
 
@@ -86,7 +87,7 @@ class Store(NamedTuple):
         folder = self.folder(recipe.schema.qualified, recipe.target)
         key = recipe.key
         if key is not None:
-            found = self._read(folder / key, recipe.target, quiet)
+            found = _read(folder / key, recipe.target, quiet)
             return found[0] if found else None
         try:
             names = sorted(os.listdir(folder))
@@ -94,20 +95,10 @@ class Store(NamedTuple):
             return None
         wanted = recipe.document()
         for name in names:
-            found = self._read(folder / name, recipe.target, quiet)
+            found = _read(folder / name, recipe.target, quiet)
             if found and found[1].document == {**wanted, "toolchain": found[1].document.get("toolchain")}:
                 return found[0]
         return None
-
-    def _read(self, folder: Path, target: Target, quiet: bool) -> tuple[Entry, Manifest] | None:
-        try:
-            return verify(folder, target)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (EntryError, OSError) as error:
-            if not quiet:
-                warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
-            return None
 
     def stage(self) -> Path:
         """A new private folder on the store's filesystem.
@@ -156,6 +147,47 @@ class Store(NamedTuple):
                         files.remove_tree(Path(leftover.path))
 
 
+def find_in_layers(recipe: Recipe) -> Entry | None:
+    """The entry of a recipe in the layers that are only read: beside the kernel's source, where a wheel has put it, then in the stores
+    that OPJIT_LAYERS names. Nothing is written there and no lock is taken.
+
+    What lies beside its own source is used whoever compiled it, over whichever version of opjit's glue: its author chose it, and the
+    source, the schema, the flags, the arch and the format of the entry are the ones asked for.
+    """
+    folder = Store(recipe.folder / LAYER).folder(recipe.schema.qualified, recipe.target)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        names = []
+    for name in names:
+        found = _read(folder / name, recipe.target, False, recipe.source)
+        if found and _as_shipped(found[1].document) == _as_shipped(recipe.document()):
+            return found[0]
+    for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
+        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).find(recipe)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's document without what is opjit's or the build machine's."""
+    inputs = document.get("inputs")
+    own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
+    return {**document, "inputs": own, "toolchain": None, "glue": None}
+
+
+def _read(folder: Path, target: Target, quiet: bool, like: Path | None = None) -> tuple[Entry, Manifest] | None:
+    try:
+        return verify(folder, target, like=like)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (EntryError, OSError) as error:
+        if not quiet:
+            warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
+        return None
+
+
 def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry:
     """Leave an entry's files in a folder of their own in a user's directory, which others may use too.
 
@@ -195,35 +227,36 @@ def _appear(staged: Path, place: Path, aside: Path, target: Target, key: str) ->
     return verify(place, target, key)[0]
 
 
-def verify(folder: Path, target: Target, key: str | None = None) -> tuple[Entry, Manifest]:
+def verify(folder: Path, target: Target, key: str | None = None, like: Path | None = None) -> tuple[Entry, Manifest]:
     """Check all that must hold before a library is loaded: owners, modes, size, hash, machine, arch, what it asks for.
 
     Args:
         key: of the entry; None is the folder's name.
+        like: a file that whoever may write the entry's may write as well (see files.distrusted).
 
     Raises:
         FileNotFoundError: there is no such entry.
         EntryError, OSError: there is one, and it must not be used.
     """
-    described, content = read(folder)
+    described, content = read(folder, like)
     if described.key != (key or folder.name):
         raise EntryError("its manifest is of another key")
     check_library(content, target, described.link)
     return Entry(folder, described.key, folder / described.library), described
 
 
-def read(folder: Path) -> tuple[Manifest, bytes]:
+def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
     """A folder's manifest and the library that it names: nobody else can have written them, and they are of one build.
 
     Raises:
         FileNotFoundError: one of them is not there.
         EntryError, OSError: they must not be used.
     """
-    _refuse_distrusted(folder)
-    _refuse_distrusted(folder / manifest.NAME)
+    _refuse_distrusted(folder, like)
+    _refuse_distrusted(folder / manifest.NAME, like)
     described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
     library = folder / described.library
-    _refuse_distrusted(library)
+    _refuse_distrusted(library, like)
     if library.stat().st_size != described.size:
         raise EntryError("its library is not as long as its manifest says")
     content = library.read_bytes()
@@ -232,8 +265,8 @@ def read(folder: Path) -> tuple[Manifest, bytes]:
     return described, content
 
 
-def _refuse_distrusted(path: Path) -> None:
-    problem = files.distrusted(path)
+def _refuse_distrusted(path: Path, like: Path | None = None) -> None:
+    problem = files.distrusted(path, like)
     if problem:
         raise EntryError(problem)
 

@@ -94,3 +94,20 @@ def test_an_op_that_is_wrong_is_not_measured(make_op: MakeOp, tmp_path: Path) ->
     with pytest.raises(AssertionError, match="is wrong on the only one"):
         measured(tmp_path / "lines.json", op.qualified)
     assert not (tmp_path / "lines.json").exists()
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_plot_is_a_picture_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    measured(tmp_path / "lines.json", "optest::parts", "optest::joined", "--plot", str(tmp_path / "plot.png"))
+    content = (tmp_path / "plot.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opjit.plot.find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
+    assert done.exit_code == 1
+    assert done.output == "Error: --plot needs matplotlib, which is not installed: pip install 'opjit[plot]'\n"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opjit
-from opjit import Op, backends, catalog, glue, resources, toolchain
+from opjit import Op, backends, catalog, glue, resources, sanitize, toolchain
 from opjit.schema import Schema, parse
 from tests.helpers import BUNDLED
 
@@ -344,13 +344,7 @@ SANITIZERS = {
 
 def _sanitized(op: Op, folder: Path) -> Path:
     """The op's library, compiled with both sanitizers and linked to the torch at hand."""
-    library = folder / "sanitized.so"
-    arguments = _strict_glue(op.schema, folder, op.source(backends.for_device("cpu")).name, "")
-    _compile(CC, "-std=gnu11", "-O1", "-g", "-march=x86-64-v3" if os.uname().machine == "x86_64" else "-march=armv8-a", "-fPIC", "-shared",
-             "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{op.folder}", *arguments,
-             str(HEADERS / "opjit_runtime.c"),
-             "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lm")
-    return library
+    return sanitize.instrumented(op, sanitize.FOR_C, CC, folder)
 
 
 @pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")

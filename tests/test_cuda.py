@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog
+from opjit import catalog, sanitize
 from tests.helpers import BUNDLED
-from tests.sanitize_cuda import FOUND, TOOLS, find_sanitizer, sanitize
 
 pytestmark = pytest.mark.gpu
-OPS = Path(__file__).parent / "ops"
 
 REAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
         torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -213,27 +211,27 @@ opjit_status {name}_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t 
 
 @pytest.fixture(scope="module")
 def sanitizer() -> str:
-    found = find_sanitizer()
+    found = sanitize.find_tool()
     if found is None:
         pytest.skip("no compute-sanitizer: it comes with the CUDA Toolkit")
     return found
 
 
-@pytest.mark.parametrize("tool", list(TOOLS))
+@pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 @pytest.mark.usefixtures("parts")
 def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: str) -> None:
     names = [name for name in (*BUNDLED, "optest::parts", "optest::joined") if "cuda" in catalog.find(name).backends()]
-    done = sanitize(sanitizer, tool, names, [OPS / "parts"])
+    done = sanitize.under_tool(sanitizer, tool, [catalog.find(name) for name in names])
     assert done.returncode == 0, done.stdout
     assert all(re.search(rf"^{name}: [1-9]\d* calls$", done.stdout, re.MULTILINE) for name in names), done.stdout
 
 
-@pytest.mark.parametrize("tool", list(TOOLS))
+@pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 def test_compute_sanitizer_would_notice(sanitizer: str, tool: str, tmp_path: Path) -> None:
     name = f"wrong_under_{tool}"
     (tmp_path / "op.py").write_text(WRONG_OP.format(name=name))
     (tmp_path / f"{name}.cu").write_text(WRONG_CU.format(name=name, statement=WRONG[tool], threads=1 if tool == "initcheck" else 64))
-    catalog.declare_folder(tmp_path)
-    done = sanitize(sanitizer, tool, [f"optest::{name}"], [tmp_path])
-    assert done.returncode == FOUND, done.stdout
+    [op] = catalog.add_path(tmp_path)
+    done = sanitize.under_tool(sanitizer, tool, [op])
+    assert done.returncode == sanitize.FOUND, done.stdout
     assert "wrong_kernel" in done.stdout

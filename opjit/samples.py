@@ -1,0 +1,202 @@
+"""The calls that an op is checked with: its samples, and what is made of them by changing layouts, sizes and memory."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from opjit.op import Op
+
+LAYOUTS = ("transposed", "gaps", "offset", "expanded")
+_SMALL = 10_000  # elements
+
+
+class Skipped(unittest.SkipTest):
+    """A check has nothing to say about an op; the text is the reason. pytest knows it as a skip."""
+
+
+class Sample(NamedTuple):
+    """One call of an op."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [value for value in tree_flatten(tuple(self))[0] if isinstance(value, torch.Tensor)]
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Sample:
+        """The same call with every tensor changed."""
+        return Sample(*tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, tuple(self)))
+
+    def replace(self, index: int, tensor: torch.Tensor) -> Sample:
+        """The same call with another tensor in one place."""
+        tensors = iter(range(len(self.tensors())))
+        return self.map(lambda value: tensor if next(tensors) == index else value)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What makes a sample worth a check of its own."""
+        return (*((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()), str(self.kwargs))
+
+    @property
+    def numel(self) -> int:
+        return sum(t.numel() for t in self.tensors())
+
+    def __str__(self) -> str:
+        def shown(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
+            return _Shown(f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}")
+
+        args, kwargs = tree_map(shown, tuple(self))
+        return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+
+
+class _Shown(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def samples(op: Op, device: str) -> list[Sample]:
+    """The op's own samples."""
+    return [Sample(*sample) for sample in op.sample(device)]
+
+
+def kinds(op: Op, device: str, most: int, keep: Callable[[Sample], bool] = lambda sample: True) -> list[Sample]:
+    """At most so many small samples, no two of a kind, from all over the declared ones.
+
+    Raises:
+        Skipped: the op declares none.
+    """
+    found: dict[tuple[Any, ...], Sample] = {}
+    for sample in samples(op, device):
+        if sample.numel <= _SMALL and keep(sample):
+            found.setdefault(sample.kind, sample)
+    one_of_each = list(found.values())
+    if not one_of_each:
+        raise Skipped("the op declares no sample for it")
+    step = max(1.0, len(one_of_each) / most)
+    return [one_of_each[int(index * step)] for index in range(min(most, len(one_of_each)))]
+
+
+def listed(result: Any) -> list[Any]:
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def assert_same(got: Any, expected: Any, where: object = None) -> None:
+    """torch's own tolerances; the structure, dtypes and devices too."""
+    try:
+        torch.testing.assert_close(listed(got), listed(expected), equal_nan=True)
+    except AssertionError as error:
+        raise AssertionError(f"{f'on ({where}): ' if where is not None else ''}{error}") from None
+
+
+def assert_close_enough(got: Any, expected: Any, where: object) -> None:
+    """For runs that look for something else than rounding."""
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-1, equal_nan=True, msg=lambda text: f"on ({where}): {text}")
+
+
+def outcome(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
+    """All that a call leaves: its results and, for an op that writes arguments, those; the sample stays as it is."""
+    if not op.schema.mutates:
+        return listed(call(*sample.args, **sample.kwargs))
+    own = sample.map(replica)
+    return [*listed(call(*own.args, **own.kwargs)), *own.tensors()]
+
+
+def meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes that a tensor's storage has, also the ones between its elements."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def replica(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same elements, strides and gaps, in memory of its own."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return tensor.clone()
+    storage = memory(tensor).clone().untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def floating(sample: Sample) -> bool:
+    return any(t.dtype.is_floating_point for t in sample.tensors())
+
+
+def differentiable(op: Op) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "Autograd")
+
+
+def gradients(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
+    """The floating inputs' gradients from each call, for results that all count differently. Only results that every call can
+    differentiate count: an op may mark one of its own as not differentiable. Nothing where no result is."""
+    with torch.no_grad():
+        if not any(result.dtype.is_floating_point for result in tensors_of(calls[0](*sample.args, **sample.kwargs))):
+            return []  # torch's own ops raise for a result that cannot have a gradient
+    inputs = [leaves(sample) for _ in calls]
+    results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
+    counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
+    if not counted:
+        return []
+    shown = [results[0][index] for index in counted]
+    seeds = [torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64).cos().to(r.dtype).reshape(r.shape) for r in shown]
+    return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
+                                     allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
+
+
+def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
+    """Whether there are any."""
+    found = gradients(sample, *calls)
+    for other in found[1:]:
+        for index, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
+            assert (mine is None) == (theirs is None), f"on ({sample}) only one of op and reference has a gradient for tensor {index}"
+            if mine is not None:
+                assert_same(mine, theirs, f"{sample}, gradient of tensor {index}")
+    return bool(found)
+
+
+def leaves(sample: Sample) -> Sample:
+    return sample.map(lambda t: t.detach().requires_grad_(t.dtype.is_floating_point))
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [value for value in listed(result) if isinstance(value, torch.Tensor)]
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same elements with other strides; ``expanded`` repeats the first of each leading dimension."""
+    if layout == "transposed":
+        return tensor.permute(*reversed(range(tensor.dim()))).contiguous().permute(*reversed(range(tensor.dim())))
+    if layout == "gaps" and tensor.dim():
+        return torch.stack((tensor, torch.zeros_like(tensor)), -1).flatten(-2)[..., ::2]
+    if layout == "offset":
+        return torch.cat((tensor.new_zeros(1), tensor.flatten()))[1:].reshape(tensor.shape)
+    if layout == "expanded" and tensor.dim():
+        return tensor[:1].expand_as(tensor)
+    return tensor
+
+
+def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
+    """The call with each size above 1 replaced, wherever it occurs, so that what belongs together stays together.
+
+    The elements are the sample's own, over and over. None where that cannot be done.
+    """
+    known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
+    if not known or not all(t.numel() and t.dtype.is_floating_point for t in sample.tensors()):
+        return None
+    drawn = dict(zip(known, (sizes[index % len(sizes)] for index in range(len(known))), strict=True))
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        shape = torch.Size(drawn.get(size, size) for size in t.shape)
+        return t.flatten()[torch.arange(shape.numel(), device=t.device) % t.numel()].reshape(shape)
+
+    return sample.map(change)

@@ -1,0 +1,116 @@
+"""``opjit new``: a folder to start from, filled from templates/."""
+
+from __future__ import annotations
+
+import errno
+import keyword
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+import torch
+
+from opjit import catalog, files, resources
+from opjit.errors import DeclarationError
+from opjit.wheel import package_name
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
+
+
+def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
+    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test. It is complete or not there at all.
+
+    Args:
+        qualified: ``"mylib::scale_add"``; the folder is called after the op.
+        parent: where the folder goes.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DeclarationError: the name is none, or is taken, or there is such a folder already.
+    """
+    namespace, name = _split(qualified)
+    _refuse_known(qualified, namespace, name)
+    folder = parent / name
+    _write(folder, _op_files(namespace, name, backward, cuda))
+    return folder
+
+
+def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
+    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build backend, a package with an op, tests.
+
+    Raises:
+        DeclarationError, WheelError: the name is none, or there is such a folder already.
+    """
+    package = package_name(project, "0.1.0")
+    _split(f"{package}::scale_add")
+    _refuse_known(f"{package}::scale_add", package, "scale_add")
+    archs = ["aarch64"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
+    listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
+    values = {"project": project, "package": package, "archs": listed}
+    texts = {"pyproject.toml": "pyproject.toml", "README.md": "README.md", f"src/{package}/__init__.py": "package.py",
+             f"tests/test_{package}.py": "test.py"}
+    op = _op_files(package, "scale_add", backward, cuda)
+    del op["test_scale_add.py"]  # the project's own tests look at every op
+    _write(parent / project, {**{file: _filled(f"project/{template}", values) for file, template in texts.items()},
+                              **{f"src/{package}/scale_add/{file}": text for file, text in op.items()}})
+    return parent / project
+
+
+def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str, str]:
+    values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
+    values["backward"] = _filled("op/backward.py", values) if backward else ""
+    texts = {"op.py": "op.py", f"{name}.c": "kernel.c", f"test_{name}.py": "test.py", **({f"{name}.cu": "kernel.cu"} if cuda else {})}
+    return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
+
+
+def _split(qualified: str) -> tuple[str, str]:
+    namespace, colons, name = qualified.partition("::")
+    if not colons:
+        raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: a namespace of "
+                               "your own keeps the op apart from everybody else's")
+    for part in (namespace, name):
+        if not _NAME.fullmatch(part) or keyword.iskeyword(part) or part.startswith("__"):
+            raise DeclarationError(f"{qualified!r} cannot be an op's name: {part!r} is no name in both C and Python; use letters, digits "
+                                   "and _")
+    if name in _TAKEN:
+        raise DeclarationError(f"{qualified!r} cannot be the op's name: its op.py uses {name!r} for something else; choose another")
+    return namespace, name
+
+
+def _refuse_known(qualified: str, namespace: str, name: str) -> None:
+    known = catalog.declared(qualified)
+    if known is not None:
+        raise DeclarationError(f"there is an op {qualified} already, declared in {known.folder}; choose another name or namespace")
+    if hasattr(getattr(torch.ops, namespace), name):
+        raise DeclarationError(f"torch has an op {qualified} already; choose another name or namespace")
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    return Template(resources.template(f"{template}.in")).substitute(values)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Make a folder of files by one rename.
+
+    Raises:
+        DeclarationError: there is something of that name, or it cannot be written.
+    """
+    staged = folder.parent / f".{folder.name}.{files.unique()}"
+    try:
+        if folder.exists() or folder.is_symlink():
+            raise DeclarationError(f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in")
+        for name, text in texts.items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).write_text(text, encoding="utf-8")
+        os.rename(staged, folder)
+    except OSError as error:
+        why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)
+        raise DeclarationError(f"{folder} cannot be written: {why}; choose another folder") from error
+    finally:
+        files.remove_tree(staged)

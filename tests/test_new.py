@@ -1,0 +1,106 @@
+"""`opjit new` writes an op that builds, passes its test and can be measured as it is, or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opjit.cli import main
+from tests.helpers import environment, no_compiler
+
+
+def new(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["new", *arguments])
+
+
+def opjit(folder: Path, *arguments: str) -> str:
+    """What the command prints in a process of its own, started in a folder; it must exit with 0 and warn of nothing."""
+    done = subprocess.run([sys.executable, "-W", "error", "-m", "opjit", *arguments], cwd=folder, env=environment(), text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_four_commands_without_editing(tmp_path: Path) -> None:
+    opjit(tmp_path, "new", "newtest::scale_add", "--backward", "--cuda")
+    assert sorted(os.listdir(tmp_path)) == ["scale_add"]
+    written = sorted(os.listdir(tmp_path / "scale_add"))
+    assert written == ["op.py", "scale_add.c", "scale_add.cu", "test_scale_add.py"]
+    assert Path(opjit(tmp_path, "get", "./scale_add", "--device", "cpu").strip()).name == "newtest.scale_add.so"
+    table = opjit(tmp_path, "test", "./scale_add", "--device", "cpu")
+    assert "failed" not in table
+    for check in ("gradcheck", "compile dynamic", "export", "drawn shapes"):
+        assert f"ok       {check}" in table
+    assert "2^22" in opjit(tmp_path, "bench", "./scale_add", "--device", "cpu")
+    assert sorted(os.listdir(tmp_path)) == ["scale_add"]
+
+
+@pytest.mark.nvcc
+def test_its_cuda_kernel_builds_without_a_gpu(tmp_path: Path) -> None:
+    new("newtest::with_cuda", str(tmp_path), "--cuda")
+    assert "/sm_90.cuda" in opjit(tmp_path, "get", "./with_cuda", "--arch", "sm_90")
+
+
+def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
+    assert new("newtest::plain", str(tmp_path)).exit_code == 0
+    assert sorted(os.listdir(tmp_path / "plain")) == ["op.py", "plain.c", "test_plain.py"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "hand or shapes or results",
+                           "plain"], cwd=tmp_path, env=environment({"HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "h")}), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("scale", "expected namespace::name, such as mylib::scale"),
+    ("my-lib::scale", "'my-lib' is no name in both C and Python"),
+    ("mylib::for", "'for' is no name in both C and Python"),
+    ("mylib::torch", "its op.py uses 'torch' for something else"),
+    ("opjit::allreduce", "there is an op opjit::allreduce already, declared in "),
+    ("aten::add", "torch has an op aten::add already"),
+])
+def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, message: str, tmp_path: Path) -> None:
+    done = new(name, str(tmp_path))
+    assert (done.exit_code, os.listdir(tmp_path)) == (1, [])
+    assert message in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale" / "mine").touch()
+    done = new("newtest::scale", str(tmp_path))
+    assert done.exit_code == 1
+    assert "exists already; nothing was written" in done.output
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["scale", "scale/mine"]
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *args: object, **kwargs: object) -> int:
+        if self.suffix == ".c":
+            raise OSError(28, "No space left on device")
+        return 0
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = new("newtest::scale", str(tmp_path))
+    assert "cannot be written: [Errno 28] No space left on device" in done.output
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_holds_no_op_is_refused(tmp_path: Path) -> None:
+    for folder, why in ((tmp_path, f"no op is declared in {tmp_path}"), (tmp_path / "gone", f"there is no folder {tmp_path / 'gone'}")):
+        done = CliRunner().invoke(main, ["get", str(folder)])
+        assert (done.exit_code, done.output.count("\n")) == (1, 1)
+        assert why in done.output
+
+
+def test_a_machine_without_a_compiler_can_still_start(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "opjit", "new", "newtest::scale"], cwd=tmp_path, env=environment(no_compiler(tmp_path)),
+                          check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "scale" / "scale.c").is_file()

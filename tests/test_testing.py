@@ -1,0 +1,195 @@
+"""opjit.testing notices: for each promise an op that breaks it and no other, and the sentence that says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from opjit import Op, catalog, sanitize, testing
+from opjit.cli import main
+from opjit.samples import Skipped
+
+CHECKS = {check.name: check for check in testing.CHECKS}
+NEGATED = """
+    opjit_status negated_cpu(const opjit_tensor *x, opjit_tensor *out)
+    {{
+        {before}
+        OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+        OPJIT_DISPATCH_FLOATING(x->dtype, "{name}", {{
+            scalar_t *from = (scalar_t *)x->data, *to = (scalar_t *)out->data;
+            for (int64_t i = 0; i < x->numel; i++)
+                to[i] = {value};
+            {after}
+        }})
+        return OPJIT_OK;
+    }}
+    """
+RIGHT = "-from[opjit_offset(x, i)]"
+
+
+def _fake(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, after: str = "", name: str = "negated",
+             fake: Callable[..., Any] = _fake, backward: Callable[..., Any] | None = None) -> Op:
+    op = make_op("negated(Tensor x) -> Tensor", NEGATED.format(before=before, value=value, after=after, name=name), fake=fake)
+    op.reference(torch.neg)
+
+    @op.samples
+    def samples(device: str) -> Any:
+        for dtype in (torch.float32, torch.float64):
+            x = torch.linspace(-2, 3, 24, dtype=dtype, device=device).reshape(4, 6)
+            yield from (((view,), {}) for view in (x, x.t(), x[:0], x[1::2, ::3]))
+
+    if backward:
+        op.setup_context(lambda ctx, inputs, output: None)
+        op.backward(backward)
+    return op
+
+
+@pytest.mark.parametrize(("name", "wrong", "told"), [
+    ("results", {"value": f"{RIGHT} + 1"}, r"on \(float32 \(4, 6\)\): Tensor-likes are not close"),
+    ("strides", {"value": "-from[i]"}, r"strides \(.*not close"),
+    ("nan and inf", {"value": "from[opjit_offset(x, i)] != from[opjit_offset(x, i)] ? 0 : -from[opjit_offset(x, i)]"}, "nan in tensor 0"),
+    ("inputs kept", {"after": "if (x->numel) from[0] = 7;"}, "writes into an input that the schema does not mark"),
+    ("fake kernel", {"fake": torch.empty_like}, r"the kernel makes .* the fake kernel says .*shape, dtype, strides"),
+    ("empties", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "refuse in one line"),
+    ("drawn shapes", {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"}, r"on \(float(32|64) \(\d+, (31|64|65)\).*not close"),
+    ("opcheck", {"fake": lambda x: x.new_empty((3,))}, "(?i)shape"),
+    ("gradients", {"backward": lambda ctx, grad: grad}, "gradient of tensor 0.*not close"),
+    ("gradcheck", {"backward": lambda ctx, grad: grad}, "Jacobian"),
+    ("compile static", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
+    ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
+    ("float8", {"name": "negated", "before": "if (x->dtype == OPJIT_OTHER_DTYPE) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
+     "expected to raise a RuntimeError, and gives a result"),
+])
+def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wrong: dict[str, Any], told: str) -> None:
+    op = _negated(make_op, **wrong)
+    line = testing.outcome_of(name, lambda: CHECKS[name].run(op, "cpu"))
+    assert line.status == "failed", line
+    assert re.search(told, line.note), line.note
+    assert "\n" not in line.note
+    with pytest.raises(AssertionError, match=rf"(?s)on cpu:.*\n?{name}: "):
+        testing.check(op, "cpu", [CHECKS[name]])
+
+
+def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
+    op = _negated(make_op, backward=lambda ctx, grad: -grad)
+    found = list(testing.results(op, "cpu"))
+    assert [line for line in found if line.status == "failed"] == []
+    assert [line.name for line in found if line.status == "skipped"] == ["two devices", "cuda graph", "cuda stream"]
+
+
+@pytest.mark.usefixtures("increment")
+def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
+    increment.reference(lambda x: x.add_(1) and None if x.numel() == 1 else (x.add_(1), None)[1])
+    increment.samples(lambda device: (((torch.arange(6.0, device=device).reshape(2, 3).t(),), {}) for _ in range(2)))
+    try:
+        found = list(testing.results(increment, "cpu", [check for check in testing.CHECKS if not check.name.startswith("cuda")]))
+    finally:
+        increment._reference = increment._samples = None
+    assert [line for line in found if line.status == "failed"] == []
+    assert {"results", "compile dynamic", "export", "threads"} <= {line.name for line in found if line.status == "ok"}
+
+
+def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
+    op = _negated(make_op)
+    for name, why in (("gradcheck", "the op has no backward"), ("two devices", "the op takes one tensor"), ("cuda graph", "for CUDA")):
+        with pytest.raises(Skipped, match=why):
+            CHECKS[name](op, "cpu")
+
+
+def test_without_hypothesis_the_table_says_so(make_op: Callable[..., Op], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "hypothesis", None)
+    with pytest.raises(Skipped, match="hypothesis is not installed: pip install"):
+        CHECKS["drawn shapes"](_negated(make_op), "cpu")
+
+
+OP_PY = """
+import torch
+import opjit
+
+@opjit.op("kittest::wrong(Tensor x) -> Tensor")
+def wrong(x):
+    return x.new_empty(x.shape)
+
+wrong.reference(lambda x: x + 1)
+
+@wrong.samples
+def samples(device):
+    yield (torch.arange(6.0, device=device),), {}
+"""
+
+
+def _folder(folder: Path, statement: str) -> Path:
+    """The op of OP_PY, with a mistake."""
+    (folder / "op.py").write_text(OP_PY)
+    (folder / "wrong.c").write_text(f"""
+#include "opjit.h"
+opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
+{{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "wrong takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    for (int64_t i = 0; i < x->numel; i++)
+        to[i] = from[i] + 1;
+    {statement}
+    return OPJIT_OK;
+}}
+""")
+    return folder
+
+
+@pytest.mark.parametrize(("statement", "told"), [
+    ("to[x->numel] = from[0];", "heap-buffer-overflow"),
+    ("int shift = 40 + (int)x->numel; if ((1 << shift) == 3) return OPJIT_OK;", "shift exponent"),
+])
+def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> None:
+    [op] = catalog.add_path(_folder(tmp_path, statement))
+    try:
+        [line] = sanitize.lines(op, "cpu", ["address", "undefined"])
+    finally:
+        _forget(op)
+    if line.status == "skipped":
+        pytest.skip(line.note)
+    assert line.status == "failed"
+    assert told in line.note, line.note
+
+
+def _forget(op: Op) -> None:
+    """So that the next folder may declare the name."""
+    catalog.remove(op)
+
+
+def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "if (x->numel) to[0] = 5;")
+    done = CliRunner().invoke(main, ["test", str(folder), "--device", "cpu", "--sanitize", "memcheck"])
+    _forget(catalog.find("kittest::wrong"))
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[0] == "kittest::wrong on cpu"
+    assert any(line.startswith("  failed   results            on (float32 (6,)): Tensor-likes are not close!") for line in lines)
+    assert any(line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"] for line in lines)
+    assert any(line.split(maxsplit=2) == ["skipped", "memcheck", "is for CUDA kernels"] for line in lines)
+    assert re.fullmatch(r"\d+ failed", lines[-1])
+
+
+def test_a_sanitizer_that_there_is_not_is_refused() -> None:
+    done = CliRunner().invoke(main, ["test", "allreduce", "--sanitize", "thread"])
+    assert done.exit_code == 1
+    assert "no sanitizer is called 'thread'; there are address, undefined for C and memcheck" in done.output
+
+
+def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Callable[..., Op]) -> None:
+    op = make_op("bare(Tensor x) -> ()", "opjit_status bare_cpu(const opjit_tensor *x) { return OPJIT_OK; }")
+    done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu"])
+    assert done.exit_code == 1
+    assert "declares no reference; add one with @bare.reference" in done.output
