@@ -17,19 +17,22 @@ from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "build_library", "errors", "get", "load_library", "op", "register_backend"]
+__all__ = ["Op", "Workload", "build_library", "errors", "get", "load", "load_inline", "load_library", "op", "register_backend"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from opjit.cpp_extension import load, load_inline
     from opjit.library import build_library, load_library
 else:
     def __getattr__(name: str) -> object:
         """What few processes call is imported when it is asked for."""
-        if name not in ("build_library", "load_library"):
+        if name in ("load", "load_inline"):
+            from opjit import cpp_extension as room
+        elif name in ("build_library", "load_library"):
+            from opjit import library as room
+        else:
             raise AttributeError(f"module 'opjit' has no attribute {name!r}")
-        from opjit import library
-
-        return getattr(library, name)
+        return getattr(room, name)
 
 register_backend(Cpu())
 register_backend(Cuda())
