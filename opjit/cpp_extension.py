@@ -142,20 +142,19 @@ def _load(function: str, arguments: dict[str, Any]) -> Any:
     directory = arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    identity = asked.key
-    number = _number(asked.name, identity)
+    number = _number(asked.name, asked.base)
     wanted = asked._replace(name=f"{asked.name}_v{number}") if number else asked
-    entry, built = _find_or_build(wanted, arguments, root)
+    entry = _find_or_build(wanted, arguments, root)
     delivered = _deliver(entry, wanted, Path(directory)) if directory else entry.library
     if wanted.program:
         return str(delivered)
-    if built or number:
+    if number:  # what its predecessor registered with torch may be in its way, and that would end the process
         from opjit import trial
 
         trial.open_in_child(str(entry.library), wanted.name)
     loaded = _open(wanted.name, str(entry.library), arguments["is_python_module"])
     with _numbering:
-        _numbers.setdefault(asked.name, {}).setdefault(identity, number)
+        _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
     return loaded
 
 
@@ -166,13 +165,12 @@ def _number(name: str, identity: str) -> int:
         return known.get(identity, len(known))
 
 
-def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) -> tuple[Entry, bool]:
-    """The entry, and whether this call built it."""
+def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) -> Entry:
     found = wanted.find(root)
     if found is not None:
         if arguments["verbose"]:
             print(f"opjit: {wanted.name} is in the cache: {found.folder}", file=sys.stderr)
-        return found, False
+        return found
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)
@@ -181,8 +179,7 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     with (progress.shown(f"building {wanted.name} for {wanted.for_whom}") as say,
           lock.held(wanted.key, lambda holder: say(f"waiting for {wanted.name}: {holder}"))):
         wanted = wanted._replace(inputs=wanted.inputs_now())  # as the sources are after the wait
-        found = wanted.find(root, quiet=True)
-        return (found, False) if found is not None else (extension_build.build_extension(wanted, arguments, root), True)
+        return wanted.find(root, quiet=True) or extension_build.build_extension(wanted, arguments, root)
 
 
 def _deliver(entry: Entry, wanted: Extension, directory: Path) -> Path:

@@ -111,13 +111,17 @@ class Extension(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Identity of what is asked for; the lock's name."""
+        """Identity of what is asked for and who compiles it; the lock's name."""
         return document_key(self.document())
+
+    @property
+    def base(self) -> str:
+        """Identity of what is asked for, whoever compiles it."""
+        return document_key({**self.document(), "toolchain": None})
 
     def shelf(self, root: Store) -> Path:
         """The folder of the entries that differ in nothing but their compilers and what these found."""
-        base = document_key({**self.document(), "toolchain": None})[:20]
-        tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{base}"
+        tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{self.base[:20]}"
         return root.base / f"cpp_extension.{re.sub(r'[^A-Za-z0-9]', '_', self.name)[:100]}" / tag
 
     def find(self, root: Store, quiet: bool = False) -> Entry | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, store, toolchain
+from opjit import build, extension, files, store, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.extension import Extension
@@ -48,6 +48,7 @@ def build_extension(wanted: Extension, arguments: Mapping[str, Any], root: Store
         ToolMissing: a compiler or ninja is not there.
         CompileError: a source does not compile or link.
         BuildError: the tools ran and left no binary, or a source changed meanwhile.
+        LoadError: the library would end the process that opens it.
     """
     tools = _tools(wanted, root)
     wanted = wanted._replace(toolchain=extension.identity(tools.cxx, tools.compiler, tools.nvcc))
@@ -110,6 +111,8 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
     described = Manifest(document_key(document), document, wanted.file_name, len(content), hashlib.sha256(content).hexdigest(),
                          {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
     files.write_synced(entry / NAME, described.dump())
+    if not wanted.program:  # before it is published: nobody after this process tries again
+        trial.open_in_child(str(binary), wanted.name)
     return described
 
 
