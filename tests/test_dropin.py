@@ -163,7 +163,8 @@ def test_the_key_is_content(cache: Path, name: str, tmp_path: Path, monkeypatch:
                               is_python_module=False))
 
     one, other = tmp_path / "one", tmp_path / "other"
-    plain(one / "source", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\nextern "C" int value() { return AMOUNT + COMPUTED; }\n')
+    plain(one / "source", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\n'
+          'extern "C" int value() { return AMOUNT + COMPUTED; }\n')
     (one / "include").mkdir()
     (one / "include" / "amount.h").write_text("#define AMOUNT 10\n")
     (one / "include" / "computed.h").write_text("#define COMPUTED 1\n")
