@@ -15,7 +15,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +27,6 @@ from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
 
 _numbers: dict[str, dict[str, int]] = {}  # by name: the number of each extension that this process has under it
-_numbering = threading.Lock()
 
 
 def load(
@@ -153,16 +151,14 @@ def _load(function: str, arguments: dict[str, Any]) -> Any:
 
         trial.open_in_child(str(entry.library), wanted.name)
     loaded = _open(wanted.name, str(entry.library), arguments["is_python_module"])
-    with _numbering:
-        _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
+    _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
     return loaded
 
 
 def _number(name: str, identity: str) -> int:
     """0 for the first extension of a name in this process, 1 for the next, …"""
-    with _numbering:
-        known = _numbers.get(name, {})
-        return known.get(identity, len(known))
+    known = _numbers.get(name, {})
+    return known.get(identity, len(known))
 
 
 def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) -> Entry:

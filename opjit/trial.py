@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import tempfile
+import time
 import warnings
 from contextlib import suppress
 
@@ -59,12 +59,16 @@ def _child(path: str, output: int) -> int:
 
 
 def _wait(child: int) -> int:
-    descriptor = os.pidfd_open(child)
-    try:
-        if not select.select([descriptor], [], [], PATIENCE)[0]:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return 0
-    finally:
-        os.close(descriptor)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    limit, pause = time.monotonic() + PATIENCE, 0.001
+    while time.monotonic() < limit:
+        try:
+            ended, status = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            return 0  # somebody else in this process collects all children
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 0
