@@ -47,10 +47,20 @@ def inspect(content: bytes) -> Binary:
         raise EntryError(f"the library is not a shared library that can be read: {error}") from None
 
 
+def machine(content: bytes) -> str:
+    """``"x86_64"`` or ``"aarch64"``: what an ELF library or program is for.
+
+    Raises:
+        EntryError: the bytes are neither.
+    """
+    if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
+        raise EntryError("it is no 64-bit little-endian ELF file")
+    return _MACHINES.get(struct.unpack_from("<H", content, 18)[0], "another machine")
+
+
 def _inspect(content: bytes) -> Binary:
     if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", content, 16)[0] != 3:
         raise ValueError("no 64-bit little-endian ELF shared object")
-    machine = _MACHINES.get(struct.unpack_from("<H", content, 18)[0], "another machine")
     offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
     segments = [struct.unpack_from("<IIQQQQ", content, offset + i * size) for i in range(count)]
     loads = [(s[3], s[2], s[5]) for s in segments if s[0] == _PT_LOAD]  # address, offset, size in the file
@@ -68,7 +78,7 @@ def _inspect(content: bytes) -> Binary:
 
     needed = frozenset(text(value) for tag, value in tags if tag == _NEEDED)
     run_paths = {text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)}
-    return Binary(machine, needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
+    return Binary(machine(content), needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
 
 
 def _cuda_archs(content: bytes) -> list[str]:

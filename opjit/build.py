@@ -41,7 +41,7 @@ from opjit.toolchain import Compiler, Nvcc
 
 _UNIQUE = "@unique@"
 _OBJECT = "opjit_runtime.o"
-_torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
+torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
 _runtimes: dict[str, _Runtime] = {}  # what this process has compiled of RUNTIME, by all that decides it
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -62,7 +62,7 @@ class _Runtime(NamedTuple):
 
 def _after_fork() -> None:
     """The child has neither the thread that builds nor any use for its settings."""
-    globals()["_torch_builder"] = threading.Lock()
+    globals()["torch_builder"] = threading.Lock()
     while _undo:
         _undo.pop()()
 
@@ -103,7 +103,7 @@ def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninj
                                "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
     try:
         folder = Path(tempfile.mkdtemp(prefix="opjit-"))
-        atexit.register(_remove_private, folder, os.getpid())
+        atexit.register(remove_private, folder, os.getpid())
         described = _stage(recipe, compiler, nvcc, ninja, folder, folder)
         place = folder / described.key
         os.rename(folder / "entry", place)
@@ -112,19 +112,19 @@ def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninj
         raise _fault(recipe, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
 
 
-def _remove_private(folder: Path, owner: int) -> None:
+def remove_private(folder: Path, owner: int) -> None:
     if os.getpid() == owner:  # not a forked child
         files.remove_tree(folder)
 
 
 def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, staged: Path, base: Path) -> Manifest:
     """Compile, and leave a complete entry in staged/entry."""
-    with _workspace(staged) as work:
+    with workspace(staged) as work:
         return _make_entry(recipe, compiler, nvcc, ninja, work, staged / "entry", base)
 
 
 @contextmanager
-def _workspace(staged: Path) -> Iterator[Path]:
+def workspace(staged: Path) -> Iterator[Path]:
     """Where the compilers work: in the staging folder, unless torch cannot write its path into a build file."""
     if _UNWRITABLE.search(str(staged)):
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
@@ -144,13 +144,13 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         (work / name).write_text(text, encoding="utf-8")
     with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins while Python imports torch's builder
         making = beside.submit(_stubs, recipe, compiler, base)
-        _import_builder()
+        import_builder()
         stubs = making.result()
     name = f"opjit_{files.unique()}"
     started = time.perf_counter()
     compiled = _put_runtime(recipe, work)
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
-                       [_quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
+                       [quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
     if not compiled:
         _keep_runtime(recipe, work)
     seconds = time.perf_counter() - started
@@ -205,15 +205,15 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
     places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work), "unique": _UNIQUE,
               **added}
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
-    cpp_extension = _import_builder()
-    with _torch_builder, _settings(cpp_extension, compiler, nvcc, ninja):
+    cpp_extension = import_builder()
+    with torch_builder, _settings(cpp_extension, compiler, nvcc, ninja):
         try:
             cpp_extension.load(
                 name=name,
                 sources=sources,
-                extra_cflags=[_quote(flag.format(**places)) for flag in flags.c],
-                extra_cuda_cflags=[_quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
-                extra_ldflags=[*objects, "-shared", _quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
+                extra_cflags=[quote(flag.format(**places)) for flag in flags.c],
+                extra_cuda_cflags=[quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
+                extra_ldflags=[*objects, "-shared", quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
                 extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include", *added)],
                 build_directory=str(work),
@@ -224,18 +224,27 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
         except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
             if isinstance(error, OpjitError):
                 raise
-            # torch reads the output as UTF-8; a compiler quotes a source as it is
-            told = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
-            if any(reason in told for reason in _FULL):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
             backend = recipe.target.backend
-            raise diagnose(told, recipe.schema.qualified, str(recipe.target), base / "logs",
+            raise diagnose(output_of(error, work), recipe.schema.qualified, str(recipe.target), base / "logs",
                            (str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream))) from None
 
 
-def _import_builder() -> Any:
+def output_of(error: Exception, work: Path) -> str:
+    """What the tools of a failed build printed.
+
+    Raises:
+        OSError: they printed that the disk is full.
+    """
+    # torch reads the output as UTF-8; a compiler quotes a source as it is
+    told = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    if any(reason in told for reason in _FULL):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
+    return told
+
+
+def import_builder() -> Any:
     """torch.utils.cpp_extension, without its warning that there is no GPU: a build needs none."""
-    with _torch_builder:
+    with torch_builder:
         quiet = logging.getLogger("torch.utils.cpp_extension")
         level = quiet.level
         quiet.setLevel(logging.ERROR)
@@ -271,7 +280,13 @@ def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: 
         "NINJA_STATUS": None,
     }
     # The run path that torch adds becomes a constant: the process has torch's libraries already.
-    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
+    with changed(cpp_extension, environment, {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}):
+        yield
+
+
+@contextmanager
+def changed(cpp_extension: Any, environment: dict[str, str | None], variables: dict[str, Any]) -> Iterator[None]:
+    """Environment and module variables of torch's builder, for a build that holds `torch_builder`; also a fork puts them back."""
     environment_before = {name: os.environ.get(name) for name in environment}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
 
@@ -305,7 +320,7 @@ def _for_nvcc(flags: list[str]) -> list[str]:
             for before, flag in zip(["", *flags], flags, strict=False)]
 
 
-def _quote(flag: str) -> str:
+def quote(flag: str) -> str:
     """For the shell, and then for ninja. What stands for a unique name becomes the process id of the command's own shell."""
     return shlex.quote(flag).replace("$", "$$").replace(_UNIQUE, "$$$$")
 
@@ -360,8 +375,8 @@ def _appear(path: Path, content: bytes) -> None:
 def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nvcc | None) -> None:
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
     include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
-    trusted = _inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
-    forbidden = _inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
+    trusted = files.inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
+    forbidden = files.inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
     read = dict.fromkeys(path for listing in work.glob("*.deps")
                          for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")))
     for path in read:
@@ -376,11 +391,6 @@ def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nv
         if not names & recipe.inputs.keys():
             raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of that "
                                  "file would go unseen; name the file in an #include line")
-
-
-def _inside(folders: list[str]) -> tuple[str, ...]:
-    """What the real path of a file in one of the folders starts with."""
-    return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
 
 
 def _fault(recipe: Recipe, what: str, command: str | None = None) -> BuildError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def distrusted(path: Path, like: Path | None = None) -> str | None:
     if status.st_mode & 0o022 & ~writers:
         return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
     return None
+
+
+def inside(folders: Iterable[str]) -> tuple[str, ...]:
+    """What the real path of a file in one of the folders starts with."""
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
 
 
 def _open_own(name: str, flags: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # in a comment too: that costs nothing
@@ -30,13 +30,17 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, st
         with open(path, "rb") as file:
             content = file.read()
         digests[path] = hashlib.sha256(content).hexdigest()
-        for kind, name in _INCLUDE.findall(content):
-            beside = (os.path.dirname(path),) if kind == b'"' else ()
-            candidates = (os.path.join(folder, os.fsdecode(name)) for folder in (*beside, *include_path))
-            found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
-            if found is not None:
-                waiting.append(plain(found))
+        waiting += included(content, os.path.dirname(path), include_path)
     return digests
+
+
+def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iterator[str]:
+    """The files that a source's #include lines name, where they are found; `beside` is the folder that quoted names start from."""
+    for kind, name in _INCLUDE.findall(content):
+        candidates = (os.path.join(folder, os.fsdecode(name)) for folder in ((beside, *include_path) if kind == b'"' else include_path))
+        found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+        if found is not None:
+            yield plain(found)
 
 
 def plain(path: str) -> str:

@@ -11,7 +11,7 @@ from opjit.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
-_LIBRARY = re.compile(r"\w[\w.]{0,250}\.so", re.ASCII)
+_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # a program that a C++ extension makes has no .so
 
 
 class Manifest(NamedTuple):
@@ -20,7 +20,7 @@ class Manifest(NamedTuple):
     Attributes:
         key: SHA-256 of `document`; also the entry's folder name.
         document: what the entry was built from (see Recipe.document).
-        library: file name of the shared library.
+        library: file name of the shared library, or of the program that a C++ extension makes.
         size, sha256: of the library.
         built_with: versions for people to read; nothing depends on them.
     """

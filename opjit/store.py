@@ -1,6 +1,7 @@
 """The store: one folder per binary, named by its key, which appears complete by a single rename and never changes.
 
     <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
+    <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see extension.py
     <root>/v1/staging/<random>/                 builds under way; swept when a day old
     <root>/v1/toolchain/, stubs/, logs/         notes on compilers, what links are made against, failed builds
 
@@ -123,7 +124,10 @@ class Store(NamedTuple):
             OSError: the store cannot be written.
             EntryError: what was staged does not verify.
         """
-        place = self.folder(qualified, target) / described.key
+        return self.put(staged, self.folder(qualified, target) / described.key, described, target)
+
+    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
+        """Publish at a place of the store that the caller names; the target is as `verify` takes it."""
         files.make_private(place.parent)
         return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
 
@@ -208,7 +212,7 @@ def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry
         files.remove_tree(aside)
 
 
-def _appear(staged: Path, place: Path, aside: Path, target: Target, key: str) -> Entry:
+def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:
     """Rename a complete folder to its place. Where one is there that is good, it is the one that counts; a bad one goes aside."""
     files.sync(staged)
     for _ in range(2):
@@ -227,10 +231,11 @@ def _appear(staged: Path, place: Path, aside: Path, target: Target, key: str) ->
     return verify(place, target, key)[0]
 
 
-def verify(folder: Path, target: Target, key: str | None = None, like: Path | None = None) -> tuple[Entry, Manifest]:
+def verify(folder: Path, target: Target | None, key: str | None = None, like: Path | None = None) -> tuple[Entry, Manifest]:
     """Check all that must hold before a library is loaded: owners, modes, size, hash, machine, arch, what it asks for.
 
     Args:
+        target: of an op; None for a C++ extension, which may ask for any library.
         key: of the entry; None is the folder's name.
         like: a file that whoever may write the entry's may write as well (see files.distrusted).
 
@@ -241,7 +246,10 @@ def verify(folder: Path, target: Target, key: str | None = None, like: Path | No
     described, content = read(folder, like)
     if described.key != (key or folder.name):
         raise EntryError("its manifest is of another key")
-    check_library(content, target, described.link)
+    if target is not None:
+        check_library(content, target, described.link)
+    elif binary.machine(content) != platform.machine():
+        raise EntryError(f"its binary is for {binary.machine(content)}, not {platform.machine()}")
     return Entry(folder, described.key, folder / described.library), described
 
 

@@ -68,6 +68,15 @@ def find_compiler(memory: Path | None) -> Compiler | None:
     return None
 
 
+def find_cxx(memory: Path | None) -> Compiler | None:
+    """$CXX, else c++, which torch's extension builder calls; None if it is not there."""
+    path = shutil.which(os.environ.get("CXX", "c++"))
+    if path is None:
+        return None
+    path = os.path.abspath(path)
+    return Compiler(path, **_remembered(memory, "cxx", path, ("version", "machine", "includes"), _ask_cxx))
+
+
 def find_nvcc(memory: Path | None) -> Nvcc | None:
     """nvcc of $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -98,6 +107,17 @@ def require_compiler(memory: Path | None) -> Compiler:
     if compiler is None:
         raise ToolMissing("cc", "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH; install one (Debian and Ubuntu: "
                                 "apt install gcc) or point OPJIT_CACHE at a cache that holds the built op")
+    return compiler
+
+
+def require_cxx(memory: Path | None) -> Compiler:
+    compiler = find_cxx(memory)
+    if compiler is None and os.environ.get("CXX"):
+        raise ToolMissing("c++", f"CXX is {os.environ['CXX']!r}, which is no program that can be run; set it to the path of a g++ or "
+                                 "clang++, without options, or unset it")
+    if compiler is None:
+        raise ToolMissing("c++", "no C++ compiler: torch's extension builder calls $CXX, else c++ on PATH; install one (Debian and Ubuntu: "
+                                 "apt install g++) or point OPJIT_CACHE at a cache that holds the built extension")
     return compiler
 
 
@@ -157,12 +177,18 @@ def _prepare_build() -> None:
         importlib.import_module("opjit.lock")
 
 
-def _ask_compiler(path: str) -> dict[str, str]:
-    text = _run(path, "-v", "-E", "-x", "c", os.devnull, meanwhile=_prepare_build)
+def _ask_cxx(path: str) -> dict[str, str]:
+    return _ask_compiler(path, "c++")
+
+
+def _ask_compiler(path: str, language: str = "c") -> dict[str, str]:
+    text = _run(path, "-v", "-E", "-x", language, os.devnull, meanwhile=_prepare_build)
     machine = re.search(r"^Target: (.+)$", text, re.MULTILINE)
     version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
     if machine is None or version is None:
-        raise ToolMissing("cc", f"{path} is not a gcc or clang that works: `{path} -v` printed {text.strip()[:200]!r}; set CC to one")
+        name, variable = ("cc", "CC") if language == "c" else ("c++", "CXX")
+        raise ToolMissing(name, f"{path} is not a gcc or clang that works: `{path} -v` printed {text.strip()[:200]!r}; "
+                                f"set {variable} to one")
     searched = re.search(r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL)
     includes = [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
     return {"version": version[1].strip(), "machine": machine[1].strip(), "includes": ":".join(includes)}

@@ -1,0 +1,428 @@
+"""opjit.load and opjit.load_inline: torch.utils.cpp_extension's arguments and results, out of opjit's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import cpp_extension as torchs
+
+import opjit
+from opjit import cpp_extension, extension_build, manifest
+from opjit.errors import BuildError, CacheWarning, CompileError, LoadError, ToolMissing, UnknownArch
+from tests import helpers
+from tests.helpers import fresh, program
+from tests.test_warm_path import traced
+
+# A Python module that needs no header of torch: a second to build, where torch/extension.h takes half a minute.
+MODULE = """\
+#include <Python.h>
+#include "value.h"
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+static PyObject *value(PyObject *, PyObject *) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, TEXT(TORCH_EXTENSION_NAME), "", -1, methods};
+PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
+"""
+PLAIN = 'extern "C" int value() { return VALUE; }\n'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def names() -> Iterator[str]:
+    """A name that no other test loads anything under."""
+    return iter([f"dropin_{os.urandom(4).hex()}"])
+
+
+@pytest.fixture
+def name(names: Iterator[str]) -> str:
+    return next(names)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The module's source; its header says what it returns."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "value.h").write_text("#define VALUE 1\n")
+    (folder / "module.cpp").write_text(MODULE)
+    return folder / "module.cpp"
+
+
+def plain(folder: Path, text: str = PLAIN) -> str:
+    """The path of a source without any header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plain.cpp").write_text(text)
+    return str(folder / "plain.cpp")
+
+
+def value(path: str) -> int:
+    return int(ctypes.CDLL(path).value())
+
+
+def compiler(folder: Path, before: str = "") -> str:
+    """A g++ that first runs shell commands when it compiles; it is known by what the real one says."""
+    real = shutil.which("c++")
+    return str(program(folder / "g++", f"#!/bin/sh\ncase \" $* \" in *' -c '*) {before or ':'};; esac\nexec '{real}' \"$@\"\n"))
+
+
+@pytest.mark.parametrize("function", ["load", "load_inline"])
+def test_the_signature_is_that_of_the_installed_torch(function: str) -> None:
+    ours, theirs = (list(inspect.signature(getattr(room, function)).parameters.values()) for room in (opjit, torchs))
+    rest = ours.pop()
+    assert rest.kind is inspect.Parameter.VAR_KEYWORD  # what a later torch adds comes last, and is passed on
+    assert [(one.name, one.default, one.kind) for one in ours] == [(one.name, one.default, one.kind) for one in theirs[:len(ours)]]
+
+
+def test_what_a_later_torch_takes_reaches_it(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(**arguments: Any) -> None:
+        assert arguments.pop("newest") is True
+        original(**arguments)
+
+    original: Callable[..., None] = torchs.load_inline
+    monkeypatch.setattr(torchs, "load_inline", later)
+    text = 'extern "C" int value() { return 3; }'
+    assert value(opjit.load_inline(name, text, is_python_module=False, no_implicit_headers=True, newest=True)) == 3
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="newest"):
+        opjit.load(name, plain(tmp_path / "a"), newest=True)
+
+
+def test_a_module_comes_as_torch_gives_it(cache: Path, name: str, source: Path) -> None:
+    module = opjit.load(name, [str(source)])
+    assert isinstance(module, ModuleType)
+    assert module.__name__ == name
+    assert module.value() == 1
+    assert Path(str(module.__file__)).is_relative_to(cache)
+
+
+def test_changed_content_is_a_new_module_in_one_process_and_old_content_the_old_one(cache: Path, name: str, source: Path) -> None:
+    header = source.parent / "value.h"
+    found = []
+    for number in (1, 2, 1):
+        header.write_text(f"#define VALUE {number}\n")
+        module = opjit.load(name, str(source))
+        found.append((module.__name__, module.value()))
+    assert found == [(name, 1), (f"{name}_v1", 2), (name, 1)]
+
+
+def test_a_failed_build_uses_up_no_name(cache: Path, name: str, source: Path) -> None:
+    header = source.parent / "value.h"
+    header.write_text("#define VALUE nothing\n")
+    with pytest.raises(CompileError):
+        opjit.load(name, str(source))
+    header.write_text("#define VALUE 1\n")
+    assert opjit.load(name, str(source)).__name__ == name
+
+
+def test_a_warm_load_starts_nothing_writes_nothing_and_does_not_import_torchs_builder(cache: Path, name: str, source: Path) -> None:
+    opjit.load(name, str(source))
+    seen = traced(f"""
+import opjit
+tracing.append(True)
+module = opjit.load({name!r}, {str(source)!r})
+report(value=module.value())
+""", {"OPJIT_CACHE": str(cache)})
+    assert seen["value"] == 1
+    assert seen["seen"] == []
+    assert seen["heavy"] == []
+
+
+def test_a_warm_load_needs_no_compiler(cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = opjit.load(name, str(source))
+    for variable, setting in helpers.no_compiler(tmp_path).items():
+        monkeypatch.delenv(variable, raising=False)
+        if setting is not None:
+            monkeypatch.setenv(variable, setting)
+    assert opjit.load(name, str(source)).__file__ == module.__file__
+
+
+def test_the_key_is_content(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moved checkout, a touched file and another include folder are the same; each kind of content is another entry."""
+    def load(folder: Path, *flags: str) -> str:
+        return str(opjit.load(name, [str(folder / "source" / "plain.cpp")], extra_cflags=["-DVALUE=5", f"-I {folder}/include", *flags],
+                              is_python_module=False))
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    plain(one / "source", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\n'
+          'extern "C" int value() { return AMOUNT + COMPUTED; }\n')
+    (one / "include").mkdir()
+    (one / "include" / "amount.h").write_text("#define AMOUNT 10\n")
+    (one / "include" / "computed.h").write_text("#define COMPUTED 1\n")
+    first = load(one)
+    assert value(first) == 11
+    shutil.copytree(one, other)
+    for path in other.rglob("*"):
+        os.utime(path)
+    assert load(other) == first
+    document = json.loads((Path(first).parent / manifest.NAME).read_text())["document"]
+    assert list(document["found"]) == ["<include 0>/computed.h"]
+    assert str(tmp_path) not in json.dumps(document)
+    (other / "include" / "computed.h").write_text("#define COMPUTED 2\n")
+    assert value(load(other)) == 12
+    (other / "include" / "amount.h").write_text("#define AMOUNT 20\n")
+    assert value(load(other)) == 22
+    assert load(one, "-DMORE") != first
+    assert load(one) == first
+    monkeypatch.setattr(torch, "__version__", torch.__version__ + ".other")
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    with pytest.raises(BuildError, match="OPJIT_OFFLINE"):
+        load(one)
+
+
+def test_a_static_library_is_part_of_the_content(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a", 'extern "C" int amount();\nextern "C" int value() { return amount(); }\n')
+    for number in (1, 2):
+        subprocess.run(["gcc", "-c", "-fPIC", "-x", "c", "-", "-o", "amount.o"], cwd=tmp_path, check=True, text=True,
+                       input=f"int amount(void) {{ return {number}; }}")
+        subprocess.run(["ar", "rcs", "libamount.a", "amount.o"], cwd=tmp_path, check=True)
+        assert value(opjit.load(name, path, extra_ldflags=[f"-L{tmp_path}", "-lamount"], is_python_module=False)) == number
+
+
+def test_a_source_that_changes_while_it_is_compiled_is_not_stored(cache: Path, name: str, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plain(tmp_path / "a")
+    monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"echo '// more' >> {path}"))
+    with pytest.raises(BuildError, match="changed while they were compiled"):
+        opjit.load(name, path, extra_cflags=["-DVALUE=1"], is_python_module=False)
+    assert helpers.entries(cache) == []
+
+
+def test_a_damaged_entry_is_not_loaded(cache: Path, name: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"extra_cflags": ["-DVALUE=4"], "is_python_module": False}
+    library = Path(opjit.load(name, plain(tmp_path / "a"), **arguments))
+    shutil.copy(library, tmp_path / "good.so")
+    library.unlink()  # this process has it mapped
+    library.write_bytes((tmp_path / "good.so").read_bytes()[:-1] + b"?")
+    with pytest.warns(CacheWarning, match="not the one that its manifest names"):
+        opjit.load(name, plain(tmp_path / "a"), **arguments)
+    assert library.read_bytes() == (tmp_path / "good.so").read_bytes()
+
+
+def test_a_program_is_built_and_its_path_returned(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a", "#include <cstdio>\nint main() { puts(\"hello\"); }\n")
+    made = opjit.load(name, path, is_python_module=False, is_standalone=True)
+    assert subprocess.run([made], capture_output=True, text=True, check=True).stdout == "hello\n"
+    (tmp_path / "here").mkdir()
+    placed = opjit.load(name, path, is_python_module=False, is_standalone=True, build_directory=str(tmp_path / "here"))
+    assert placed == str(tmp_path / "here" / name)
+    assert subprocess.run([placed], capture_output=True, text=True, check=True).stdout == "hello\n"
+
+
+def test_a_build_directory_gets_the_library_and_what_it_was_built_from(cache: Path, name: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    arguments: dict[str, Any] = {"is_python_module": False, "no_implicit_headers": True, "build_directory": str(place)}
+    text = '#include "here.h"\nextern "C" int value() { return HERE; }'
+    with pytest.raises(FileNotFoundError, match="place"):
+        opjit.load_inline(name, text, **arguments)
+    place.mkdir()
+    (place / "here.h").write_text("#define HERE 9\n")  # torch would put main.cpp beside it
+    opjit.load_inline(name, text, **arguments)
+    assert sorted(path.name for path in place.iterdir()) == sorted(["build.ninja", "here.h", "main.cpp", f"{name}.so"])
+    assert (place / "main.cpp").read_text() == text
+    before = (place / f"{name}.so").stat()
+    assert value(str(place / f"{name}.so")) == 9
+    opjit.load_inline(name, text, **arguments)
+    assert (place / f"{name}.so").stat() == before
+    (place / f"{name}.so").unlink()
+    opjit.load_inline(name, text, **arguments)
+    assert value(str(place / f"{name}.so")) == 9
+
+
+def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(cache: Path, name: str) -> None:
+    text = 'extern "C" const char *where() { return __FILE__; }'
+    library = ctypes.CDLL(opjit.load_inline(name, text, is_python_module=False, no_implicit_headers=True))
+    library.where.restype = ctypes.c_char_p
+    assert library.where() == b"main.cpp"
+
+
+def test_verbose_says_where_a_hit_comes_from(cache: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = plain(tmp_path / "a")
+    for expected in ("-DVALUE=2", f"opjit: {name} is in the cache: {cache}"):
+        opjit.load(name, path, extra_cflags=["-DVALUE=2"], is_python_module=False, verbose=True)
+        assert expected in "".join(capfd.readouterr())
+
+
+def test_a_cache_that_cannot_be_written_still_gives_a_library(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "file"))
+    with pytest.warns(CacheWarning, match="for this process only"):
+        assert value(opjit.load(name, plain(tmp_path / "a"), extra_cflags=["-DVALUE=6"], is_python_module=False)) == 6
+
+
+@pytest.mark.parametrize(("text", "flags", "message"), [
+    ('#include "absent.h"\n', [], r"plain\.cpp:1:10: fatal error: absent\.h: No such file or directory"),
+    ("int f() { return it; }\n", [], r"plain\.cpp:1:18: error: 'it' was not declared"),
+    ("int f();\n", ["-fabsent"], "unrecognized command-line option '-fabsent'"),
+    ("int f();\nextern \"C\" int value() { return f(); }\n", ["-Wl,-z,defs"], r"undefined reference to `f\(\)'"),
+])
+def test_the_first_line_of_an_error_is_the_compilers(cache: Path, name: str, tmp_path: Path, text: str, flags: list[str],
+                                                     message: str) -> None:
+    link = [flag for flag in flags if flag.startswith("-Wl")]
+    with pytest.raises(CompileError, match=rf"\A.*{message}.*\nwhile building {name} for torch"):
+        opjit.load(name, plain(tmp_path / "a", text), extra_cflags=[flag for flag in flags if flag not in link], extra_ldflags=link)
+
+
+def test_arguments_that_torch_refuses_are_refused(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a")
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        opjit.load(name, path, is_standalone=True)
+    with pytest.raises(AssertionError, match="At least one source"):
+        opjit.load(name, [])
+    with pytest.raises(FileNotFoundError, match=r"absent\.cpp"):
+        opjit.load(name, [str(tmp_path / "absent.cpp")])
+    with pytest.raises(ValueError, match="Expected 'functions' to be a list or dict"):
+        opjit.load_inline(name, "int f();", functions=5, build_directory=str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(BuildError, match=r"extra_cflags is a list of strings, not the string '-O3'; write \['-O3'\]"):
+        opjit.load(name, path, extra_cflags="-O3")  # type: ignore[arg-type]
+
+
+def test_missing_tools_are_named(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plain(tmp_path / "a")
+    monkeypatch.setenv("CXX", "absent-g++")
+    with pytest.raises(ToolMissing, match=r"CXX is 'absent-g\+\+'"):
+        opjit.load(name, path)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr("opjit.toolchain.find_ninja", lambda: None)
+    with pytest.raises(ToolMissing, match="pip install ninja"):
+        opjit.load(name, path)
+
+
+def test_an_exception_in_a_static_initialiser_is_an_error_and_not_the_end_of_the_process(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a", '#include <stdexcept>\nstatic int now = [] { throw std::runtime_error("no good"); return 1; }();\n')
+    for _ in range(2):
+        with pytest.raises(LoadError, match=rf"{name} cannot be loaded, .* it threw 'no good' in a static initialiser"):
+            opjit.load(name, path, is_python_module=False)
+    assert helpers.entries(cache) == []
+
+
+def test_what_only_torch_can_build_goes_to_torch(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(torchs, "load", lambda **arguments: calls.append(arguments))
+    opjit.load(name, [plain(tmp_path / "a")], with_sycl=True)
+    assert calls[0]["with_sycl"] is True
+    assert calls[0]["name"] == name
+
+
+def test_the_rest_of_the_module_is_torchs() -> None:
+    assert cpp_extension.include_paths() == torchs.include_paths()
+    assert cpp_extension.load is opjit.load
+    with pytest.raises(AttributeError):
+        cpp_extension.absent  # noqa: B018
+
+
+def test_torchs_own_loads_are_left_alone_while_opjit_builds(tmp_path: Path) -> None:
+    opened = extension_build._not_from(tmp_path, lambda *arguments: arguments)
+    assert opened("a", str(tmp_path), True) is None
+    assert opened("a", "/elsewhere", True) == ("a", "/elsewhere", True)
+
+
+# Children of a process that imported torch once: each prints what the module returns, in one write.
+CHILDREN = """
+import os, signal, time, torch, opjit
+from opjit import cpp_extension
+
+def child():
+    number = os.fork()
+    if number == 0:
+        text = "failed"
+        try:
+            text = str(opjit.load({name!r}, {source!r}).value())
+        finally:
+            os.write(1, text.encode() + b"\\n")
+            os._exit(0)
+    return number
+"""
+
+
+def test_eight_processes_compile_once(cache: Path, name: str, source: Path, tmp_path: Path) -> None:
+    cxx = compiler(tmp_path / "bin", f"echo x >> {tmp_path}/compiled; sleep 1")
+    code = CHILDREN.format(name=name, source=str(source)) + "for number in [child() for _ in range(8)]:\n    os.waitpid(number, 0)\n"
+    assert fresh(code, {"CXX": cxx}).stdout == "1\n" * 8
+    assert (tmp_path / "compiled").read_text() == "x\n"
+
+
+def test_a_builder_that_is_killed_holds_up_nobody(cache: Path, name: str, source: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "compiling"
+    cxx = compiler(tmp_path / "bin", f"test -e {mark} || {{ touch {mark}; exec sleep 20 > /dev/null 2>&1; }}")
+    code = CHILDREN.format(name=name, source=str(source)) + f"""
+first = child()
+while not os.path.exists({str(mark)!r}):
+    time.sleep(0.02)
+second = child()
+time.sleep(0.5)
+os.kill(first, signal.SIGKILL)
+for number in (first, second):
+    os.waitpid(number, 0)
+"""
+    assert fresh(code, {"CXX": cxx}).stdout == "1\n"
+
+
+def test_cuda_code_needs_an_arch_from_somewhere(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty.cu").touch()
+    for variable in ("TORCH_CUDA_ARCH_LIST", "OPJIT_ARCH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UnknownArch, match=r"set TORCH_CUDA_ARCH_LIST=9\.0 or OPJIT_ARCH=sm_90"):
+        opjit.load(name, str(tmp_path / "empty.cu"))
+
+
+@pytest.mark.nvcc
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
+def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, name: str, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    from opjit import binary
+
+    (tmp_path / "kernel.cu").write_text("__global__ void one(float *to) { *to = 1; }\n"
+                                        "extern \"C\" void launch(float *to) { one<<<1, 1>>>(to); }\n")
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    libraries = {}
+    for arch in ("sm_80", "sm_90"):
+        monkeypatch.setenv("OPJIT_ARCH", arch)
+        libraries[arch] = opjit.load(name, str(tmp_path / "kernel.cu"), is_python_module=False)
+        assert binary.inspect(Path(libraries[arch]).read_bytes()).cuda_archs == {arch}
+    assert libraries["sm_80"] != libraries["sm_90"]
+
+
+def test_a_pybind_module_over_torch_extension_h(cache: Path, name: str, tmp_path: Path) -> None:
+    """The real thing, half a minute; then in a fresh process, warm, by the list that torch's own function would lengthen."""
+    call = f"opjit.load_inline({name!r}, sources, functions=['twice'], extra_cflags=['-O0'])"
+    code = f"""
+    import sys, torch, opjit
+    sources = ["at::Tensor twice(at::Tensor x) {{ TORCH_CHECK(x.dim() == 1, \\"one dimension\\"); return x + x; }}"]
+    for _ in range(2):
+        module = {call}
+    assert module.twice(torch.ones(2)).tolist() == [2.0, 2.0]
+    try:
+        module.twice(torch.ones(()))
+    except RuntimeError as error:
+        assert str(error).splitlines()[0] == "one dimension"
+    print(len(sources), module.__name__, "torch.utils.cpp_extension" in sys.modules)
+    """
+    assert fresh(code).stdout == f"1 {name} True\n"
+    assert fresh(code).stdout == f"1 {name} False\n"
+
+
+def test_no_warning_is_left_to_the_caller(cache: Path, name: str, source: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert opjit.load(name, str(source)).value() == 1
