@@ -358,6 +358,11 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
     float converted;
     asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(value.bits));
     return converted;
+#elif defined(__F16C__)
+    typedef short opjit_halfs_ __attribute__((vector_size(16)));
+    typedef long long opjit_words_ __attribute__((vector_size(16)));
+    const opjit_words_ bits = {value.bits, 0};
+    return __builtin_ia32_vcvtph2ps((opjit_halfs_)bits)[0];
 #else
     uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
     uint32_t bits;
@@ -376,6 +381,11 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     opjit_half result;
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#elif defined(__F16C__)
+    typedef float opjit_floats_ __attribute__((vector_size(16)));
+    typedef long long opjit_words_ __attribute__((vector_size(16)));
+    const opjit_floats_ number = {value, 0, 0, 0};
+    result.bits = (uint16_t)((opjit_words_)__builtin_ia32_vcvtps2ph(number, 0))[0]; /* to nearest, ties to even */
 #else
     uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u)

@@ -264,23 +264,31 @@ OPJIT_UNUSED static void opjit_split_complex(opjit_elements *e)
  *     OPJIT_MAP_VECTORS(floats, n, to, a, b, x - y);
  *
  * Written by hand because it compiles in a tenth of the time that the compiler takes to vectorise a loop. The last vector
- * is the last `width` elements, so some may be computed twice: `to` must not overlap with a and b, and the elements
- * before the first vector's do not exist.
+ * is the last ones of the elements, so some may be computed twice: `to` must not overlap with a and b. Elements that do
+ * not fill a vector come one by one, as the first of a vector of zeros.
  */
 #define OPJIT_MAP_VECTORS(vector_, n_, to_, a_, b_, ...) \
     do { \
+        enum { opjit_size = sizeof *(to_), opjit_width = sizeof(vector_) }; \
         const char *opjit_a = (const char *)(a_), *opjit_b = (const char *)(b_); \
         char *opjit_to = (char *)(to_); \
-        const int64_t opjit_bytes = (n_) * (int64_t)sizeof *(to_), opjit_width = sizeof(vector_); \
+        const int64_t opjit_bytes = (n_) * (int64_t)opjit_size; \
         int64_t opjit_i = 0; \
         if (opjit_bytes < opjit_width) { \
-            vector_ x = {0}, y = {0}, opjit_z; \
-            memcpy(&x, opjit_a, (size_t)opjit_bytes); \
-            memcpy(&y, opjit_b, (size_t)opjit_bytes); \
-            (void)y; \
-            opjit_z = (__VA_ARGS__); \
-            memcpy(opjit_to, &opjit_z, (size_t)opjit_bytes); \
-            break; \
+            typedef uint64_t opjit_words __attribute__((vector_size(opjit_width))); \
+            for (; opjit_i < opjit_bytes; opjit_i += opjit_size) { \
+                opjit_words opjit_x = {0}, opjit_y = {0}, opjit_z; \
+                uint64_t opjit_word = 0; \
+                memcpy(&opjit_word, opjit_a + opjit_i, opjit_size); \
+                opjit_x[0] = opjit_word; \
+                memcpy(&opjit_word, opjit_b + opjit_i, opjit_size); \
+                opjit_y[0] = opjit_word; \
+                const vector_ x = (vector_)opjit_x, y = (vector_)opjit_y; \
+                (void)y; \
+                opjit_z = (opjit_words)(__VA_ARGS__); \
+                opjit_word = opjit_z[0]; \
+                memcpy(opjit_to + opjit_i, &opjit_word, opjit_size); \
+            } \
         } \
         for (; opjit_i + 2 * opjit_width <= opjit_bytes; opjit_i += 2 * opjit_width) { \
             OPJIT_MAP_VECTOR_(vector_, opjit_i, __VA_ARGS__) \

@@ -18,6 +18,8 @@ INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch
 WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
+# What torch.compile itself does on some versions of Python.
+COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -302,6 +304,7 @@ def test_only_the_asked_gradient_is_made(add_custom: Op) -> None:
 # Compile, export, meta ----------------------------------------------------------------------------------------------------------
 
 
+@COMPILES
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_it_is_one_graph_with_gradients(add_custom: Op, dynamic: bool) -> None:
     torch._dynamo.reset()
@@ -316,6 +319,7 @@ def test_compiled_it_is_one_graph_with_gradients(add_custom: Op, dynamic: bool) 
             torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, other)), torch.autograd.grad(expected.sum(), (x, other)))
 
 
+@COMPILES
 def test_one_graph_serves_all_sizes(add_custom: Op) -> None:
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []

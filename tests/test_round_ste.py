@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opjit import Op, catalog
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+# What torch.compile itself does on some versions of Python.
+COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,6 +115,7 @@ def test_the_backward_moves_no_data(round_ste: Op, device: str) -> None:
     assert through.stride() == grad.stride()
 
 
+@COMPILES
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_it_is_one_graph_with_gradients(round_ste: Op, dynamic: bool) -> None:
     torch._dynamo.reset()

@@ -67,13 +67,26 @@ static void add_float16(int64_t n, const void *a, const void *b, void *to)
 }
 #endif
 
-/* By dtype. A complex number is two real ones. */
+/* A complex number is two real ones. */
+static void add_complex64(int64_t n, const void *a, const void *b, void *to)
+{
+    add_float32(2 * n, a, b, to);
+}
+
+static void add_complex128(int64_t n, const void *a, const void *b, void *to)
+{
+    add_float64(2 * n, a, b, to);
+}
+
 static addition *const additions[] = {
-    [OPJIT_BOOL] = add_bool,       [OPJIT_UINT8] = add_8,       [OPJIT_INT8] = add_8,
-    [OPJIT_INT16] = add_16,        [OPJIT_INT32] = add_32,      [OPJIT_INT64] = add_64,
-    [OPJIT_UINT16] = add_16,       [OPJIT_UINT32] = add_32,     [OPJIT_UINT64] = add_64,
-    [OPJIT_FLOAT16] = add_float16, [OPJIT_BFLOAT16] = add_bfloat16, [OPJIT_FLOAT32] = add_float32,
-    [OPJIT_FLOAT64] = add_float64, [OPJIT_COMPLEX64] = add_float32, [OPJIT_COMPLEX128] = add_float64,
+    [OPJIT_BOOL] = add_bool,           [OPJIT_UINT8] = add_8,
+    [OPJIT_INT8] = add_8,              [OPJIT_INT16] = add_16,
+    [OPJIT_INT32] = add_32,            [OPJIT_INT64] = add_64,
+    [OPJIT_UINT16] = add_16,           [OPJIT_UINT32] = add_32,
+    [OPJIT_UINT64] = add_64,           [OPJIT_FLOAT16] = add_float16,
+    [OPJIT_BFLOAT16] = add_bfloat16,   [OPJIT_FLOAT32] = add_float32,
+    [OPJIT_FLOAT64] = add_float64,     [OPJIT_COMPLEX64] = add_complex64,
+    [OPJIT_COMPLEX128] = add_complex128,
 };
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -81,7 +94,16 @@ static addition *const additions[] = {
 
 #define PIECE 512 /* elements */
 
+/* These loops are not written with vectors, and some optimisation shows; the compiler's own vectors take it too long. */
+#ifndef __clang__
+#pragma GCC optimize "O1"
+#endif
+
 #define EACH(i) for (int64_t i = 0; i < n; i++)
+
+typedef struct bits128 {
+    uint64_t half[2];
+} bits128;
 
 /* Copy the bits of n elements that lie `stride` elements apart. */
 static void gather(int64_t n, const void *from, int64_t stride, int64_t bytes, void *to)
@@ -93,8 +115,18 @@ static void gather(int64_t n, const void *from, int64_t stride, int64_t bytes, v
         GATHER(uint16_t);
     else if (bytes == 4)
         GATHER(uint32_t);
-    else
+    else if (bytes == 8)
         GATHER(uint64_t);
+    else
+        GATHER(bits128);
+}
+
+/* Repeat the first of n elements, which are at most PIECE. */
+static void repeat(int64_t n, int64_t bytes, void *to)
+{
+    size_t done = (size_t)bytes, all = (size_t)(n * bytes);
+    for (; done < all; done *= 2)
+        memcpy((char *)to + done, to, done < all - done ? done : all - done);
 }
 
 /* The same, converted to a wide type. bool elements are 0 or 1. */
@@ -157,15 +189,24 @@ typedef struct sum {
     const int64_t *bytes; /* of an element of the result, self and other */
 } sum;
 
-/* n elements of the result's dtype that lie side by side: where they are, or in the buffer. */
-static const void *loaded(const sum *s, int64_t n, const void *data, int64_t stride, opjit_dtype dtype, void *buffer)
+/*
+ * n elements of the result's dtype that lie side by side: where they are, or in the buffer. One element that is broadcast
+ * to the whole row stays in the buffer from the first piece on.
+ */
+static const void *loaded(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype,
+                          void *buffer)
 {
-    if (dtype != s->result)
-        convert(n, data, stride, dtype, s->result, buffer);
-    else if (stride != 1)
-        gather(n, data, stride, s->bytes[0], buffer);
-    else
+    const int64_t read = stride != 0 ? n : 1;
+    if (dtype == s->result && stride == 1)
         return data;
+    if (stride == 0 && !first)
+        return buffer;
+    if (dtype != s->result)
+        convert(read, data, stride, dtype, s->result, buffer);
+    else
+        gather(read, data, stride, s->bytes[0], buffer);
+    if (read < n)
+        repeat(n, s->bytes[0], buffer);
     return buffer;
 }
 
@@ -178,13 +219,13 @@ static void add_row(int64_t n, void *const *data, const int64_t *strides, const 
         add(n, data[1], data[2], data[0]);
         return;
     }
-    uint64_t buffer_a[PIECE], buffer_b[PIECE];
+    bits128 buffer_a[PIECE], buffer_b[PIECE];
     char *to = (char *)data[0];
     const char *a = (const char *)data[1], *b = (const char *)data[2];
     for (int64_t i = 0; i < n; i += PIECE) {
         int64_t part = n - i < PIECE ? n - i : PIECE;
-        add(part, loaded(s, part, a + i * strides[1] * s->bytes[1], strides[1], s->self, buffer_a),
-            loaded(s, part, b + i * strides[2] * s->bytes[2], strides[2], s->other, buffer_b), to + i * s->bytes[0]);
+        add(part, loaded(s, i == 0, part, a + i * strides[1] * s->bytes[1], strides[1], s->self, buffer_a),
+            loaded(s, i == 0, part, b + i * strides[2] * s->bytes[2], strides[2], s->other, buffer_b), to + i * s->bytes[0]);
     }
 }
 
@@ -200,7 +241,5 @@ opjit_status add_custom_cpu(const opjit_tensor *self, const opjit_tensor *other,
                 opjit_dtype_name(s.self), opjit_dtype_name(s.other));
     OPJIT_TRY(opjit_empty_broadcast(out, self, other, s.result));
     OPJIT_TRY(opjit_elements_of(&elements, 3, (const opjit_tensor *[]){out, self, other}));
-    if (s.result >= OPJIT_COMPLEX64)
-        opjit_split_complex(&elements);
     return opjit_for_rows(&elements, add_row, &s);
 }

@@ -8,7 +8,7 @@
  */
 #include "opjit_elementwise.h"
 
-#define THREADS 512 /* CAFFE_CUDA_NUM_THREADS */
+#define THREADS 256 /* CAFFE_CUDA_NUM_THREADS was 512, which is 3 % slower here */
 
 static __device__ bool above_half(float x) { return x > 0.5f; }
 static __device__ bool above_half(double x) { return x > 0.5; }

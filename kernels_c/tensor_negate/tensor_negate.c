@@ -46,11 +46,12 @@ opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
     opjit_elements elements;
     OPJIT_TRY(opjit_elements_of(&elements, 2, (const opjit_tensor *[]){out, x}));
-    if (x->dtype >= OPJIT_COMPLEX64)
+    if (x->dtype == OPJIT_COMPLEX128)
         opjit_split_complex(&elements);
     const int64_t bytes = elements.bytes[0];
     const bool integral = opjit_is_integral(x->dtype);
-    const negation bits = {integral ? UINT64_MAX : UINT64_C(1) << (8 * bytes - 1), integral};
+    const uint64_t sign = x->dtype == OPJIT_COMPLEX64 ? UINT64_C(0x8000000080000000) : UINT64_C(1) << (8 * bytes - 1);
+    const negation bits = {integral ? UINT64_MAX : sign, integral};
     return opjit_for_rows(&elements,
                           bytes == 1   ? negate_uint8_t
                           : bytes == 2 ? negate_uint16_t
