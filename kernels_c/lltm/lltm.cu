@@ -15,7 +15,7 @@
 #include "lltm.h"
 #include "opjit_cuda.h"
 
-#define FUSED_WORK ((int64_t)1 << 27) /* multiplications of one product (measured on an H200) */
+#define FUSED_WORK ((int64_t)1 << 26) /* multiplications of one product (measured on an H200) */
 #define FEW_ROWS 2                    /* of the batch that a warp takes in the forward, */
 #define MANY_ROWS 8                   /* and in a batch of more than SMALL_BATCH */
 #define SMALL_BATCH 32
@@ -263,6 +263,9 @@ struct backward_call {
 #define INPUT_ROWS 4  /* of the batch, in a block that takes 32 columns of input or old_h */
 #define INPUT_STATES (THREADS / INPUT_ROWS) /* whose gradients it holds at once */
 
+static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one part of the bias, a lane for each row");
+static_assert(INPUT_ROWS <= WARPS, "a warp writes each row");
+
 /* Weights, bias and old_cell of STATES states, for THREADS columns of the weights. */
 template <typename real>
 static __device__ void backward_weights(const backward_call<real> &call, int block)
@@ -291,10 +294,11 @@ static __device__ void backward_weights(const backward_call<real> &call, int blo
             bias += dz[threadIdx.x % 32][warp];
         const int rows = (int)(call.batch - b0 < BATCH ? call.batch - b0 : BATCH);
         for (int b1 = 0; b1 < rows && adds; b1 += SHORT_SUM) {
+            const int end = rows < b1 + SHORT_SUM ? rows : b1 + SHORT_SUM;
             real few[3 * STATES] = {};
-#pragma unroll
-            for (int b = b1; b < b1 + SHORT_SUM; b++) {
-                real x = b < rows ? call.x(b0 + b, k) : (real)0;
+#pragma unroll 8
+            for (int b = b1; b < end; b++) {
+                real x = call.x(b0 + b, k);
 #pragma unroll
                 for (int n = 0; n < 3 * STATES; n++)
                     few[n] += dz[b][n] * x;
