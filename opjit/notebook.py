@@ -27,6 +27,7 @@ from opjit.errors import OpjitError
 from opjit.op import Op
 
 _SEPARATOR = re.compile(r"^[ \t]*// cuda[ \t]*$", re.MULTILINE)
+_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # quotes and all: a schema has quotes of its own
 _SWITCHES = ("--cuda",)
 _VALUED = ("--like", "--fake", "--bench", "--cflags", "--cuda-cflags", "--ldflags", "--include")
 
@@ -102,10 +103,9 @@ class OpjitMagics(Magics):
 
 def _parse(line: str) -> _Request:
     """Split the magic's line into the schema and the options, which may stand before or behind it."""
-    try:
-        words = shlex.split(line, posix=False)  # a quote stays where it is: a schema has quotes of its own
-    except ValueError as error:
-        raise UsageError(f"%%opjit cannot read its line: {error}") from None
+    words = _WORD.findall(line)
+    if _WORD.sub("", line).strip():
+        raise UsageError("%%opjit cannot read its line: a quotation mark in it has no second one")
     schema: list[str] = []
     options: dict[str, str] = {}
     while words:

@@ -1,0 +1,217 @@
+"""The cell magic, on a real Jupyter kernel, and what its line may hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import ROOT
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+from IPython.core.error import UsageError  # noqa: E402
+
+from opjit import notebook  # noqa: E402
+
+SETUP = "import torch\n%load_ext opjit\nx = torch.ones(3)\nimport warnings; warnings.simplefilter('error')"
+CELL = """%%opjit scale(Tensor x, float a) -> Tensor --like x OPTIONS
+#include "opjit_printf.h"
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(a > 0, "a is positive");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    opjit_printf("in C\\n");
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i] + CONSTANT;
+    return OPJIT_OK;
+}
+"""
+
+
+class Kernel:
+    """A Jupyter kernel that runs cells."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def run(self, text: str) -> list[Any]:
+        """A cell's outputs."""
+        cell = nbformat.v4.new_code_cell(text)
+        self._client.nb.cells.append(cell)
+        outputs: list[Any] = self._client.execute_cell(cell, len(self._client.nb.cells) - 1).outputs
+        return outputs
+
+    def printed(self, text: str) -> str:
+        """What a cell without an error shows."""
+        outputs = self.run(text)
+        assert [output.get("evalue") for output in outputs if output.output_type == "error"] == []
+        return "".join(output.text if output.output_type == "stream" else output.data["text/plain"] + "\n" for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with pytest.MonkeyPatch.context() as patch, started(tmp_path_factory.mktemp("jupyter"), patch) as client:
+        made = Kernel(client)
+        made.printed(SETUP)
+        yield made
+
+
+@contextmanager
+def started(folder: Path, patch: pytest.MonkeyPatch, book: Any = None) -> Iterator[Any]:
+    """A client whose kernel leaves nothing in the user's folders."""
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        patch.setenv(name, str(folder / name))
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    book = book or nbformat.v4.new_notebook()
+    client = nbclient.NotebookClient(book, kernel_name="python3", coalesce_streams=True, allow_errors=True, timeout=120)
+    with client.setup_kernel():
+        yield client
+
+
+def edited(constant: str, options: str = "") -> str:
+    return CELL.replace("CONSTANT", constant).replace(" OPTIONS", options)
+
+
+def test_a_cell_is_an_op_and_an_edit_of_it_is_called_at_once_by_all_who_hold_it(kernel: Kernel) -> None:
+    assert kernel.printed(edited("0")).startswith("inline::scale for cpu: ready in ")
+    assert kernel.printed("held = scale.overload\nprint('before')\nprint(scale(x, 2.0).tolist())") == "before\nin C\n[2.0, 2.0, 2.0]\n"
+    for constant in ("1", "2", "0"):
+        assert "ready in" in kernel.printed(edited(constant))
+        expected = f"in C\n{[2.0 + float(constant)] * 3}\n"
+        for called in ("scale", "held", "torch.ops.inline.scale"):
+            assert kernel.printed(f"print({called}(x, 2.0).tolist())") == expected
+    assert kernel.printed("torch.compile(lambda x: scale(x, 3.0), fullgraph=True, backend='aot_eager')(x)[0].item()").endswith("3.0\n")
+
+
+def test_wrong_code_shows_the_compiler_s_first_error_at_the_cell_s_line_and_the_version_before_works(kernel: Kernel) -> None:
+    kernel.printed(edited("5"))
+    for text, expected in ((edited("oops"), "cell:10:76: error: 'oops' undeclared"), (edited("5").replace("scale_cpu", "scal_cpu"),
+                            "cell: error: it does not define scale_cpu, which inline::scale calls: opjit_status scale_cpu(const ")):
+        state, error = kernel.run(text)
+        assert state.data["text/plain"] == "inline::scale: not built; the version before stays in use"
+        assert (error.output_type, error.ename) == ("error", "CompileError")
+        assert error.evalue.startswith(expected)
+        assert error.traceback == [f"CompileError: {error.evalue}"]
+        assert "opjit-inline-" not in error.evalue
+        assert kernel.printed("print(scale(x, 1.0).tolist())") == "in C\n[6.0, 6.0, 6.0]\n"
+    [error] = kernel.run("scale(x, -1.0)")[-1:]
+    assert "a is positive [scale.c:6]" in error.evalue  # the cell's line, too
+
+
+def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
+    state, error = kernel.run("%%opjit fresh(Tensor x) -> Tensor --like x\nnonsense")
+    assert state.data["text/plain"] == "inline::fresh: not built"
+    assert error.evalue.startswith("cell:2:")
+    assert kernel.printed("print('fresh' in globals(), hasattr(torch.ops.inline, 'fresh'))") == "False False\n"
+
+
+def test_another_schema_in_the_cell_is_another_signature_of_the_op(kernel: Kernel) -> None:
+    kernel.printed(edited("0"))
+    kernel.printed("old = scale")
+    text = edited("(float)b").replace("float a)", "float a, int b=7)").replace("double a", "double a, int64_t b")
+    kernel.printed(text)
+    assert kernel.printed("print(scale(x, 1.0).tolist(), old is scale)").endswith("[8.0, 8.0, 8.0] True\n")
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("", "takes a schema"),
+    ("scale(Tensor x) -> Tensor --zip", "does not know --zip; it takes a schema and --cuda, --like"),
+    ("scale(Tensor x) -> Tensor --like", "does not know --like without a value"),
+    ("scale(Tensor x) -> Tensor --fake nobody", "--fake names 'nobody', which is no function"),
+    ("scale(Tensor x) -> Tensor --bench 'x", "has no second one"),
+    ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"),
+    ("scale(Tensor x) -> Tensor --like y", "like= names 'y'"),
+])
+def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(kernel: Kernel, line: str, message: str) -> None:
+    outputs = kernel.run(f"%%opjit {line}\nnonsense")
+    text = "".join(output.get("text", "") + "".join(output.get("traceback", [])) for output in outputs)
+    assert message in text
+    assert "Traceback" not in text
+    assert len(text.splitlines()) < 6
+
+
+def test_bench_times_a_call(kernel: Kernel) -> None:
+    text = edited("1", ' --bench "x, a=2.0"').replace('    opjit_printf("in C\\n");\n', "")
+    assert kernel.printed(text).splitlines()[1].startswith("scale(x, a=2.0): ")
+    assert " us a call, median of " in kernel.printed(text)
+
+
+def test_flags_and_a_fake_kernel(kernel: Kernel) -> None:
+    kernel.printed("def shape(x):\n    return x.new_empty(7)")
+    kernel.printed('''%%opjit --fake shape --cflags "-DCOUNT=7 -O2" seven(Tensor x) -> Tensor
+opjit_status seven_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    const int64_t size = COUNT;
+    OPJIT_TRY(opjit_empty(out, 1, &size, x->dtype, x));
+    memset(out->data, 0, COUNT * sizeof(float));
+    return OPJIT_OK;
+}''')
+    assert kernel.printed("print(seven(x).shape, seven(x.to('meta')).shape)") == "torch.Size([7]) torch.Size([7])\n"
+
+
+def test_the_example_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = nbformat.read(ROOT / "examples" / "notebook" / "prototype.ipynb", as_version=4)
+    assert all(cell.get("outputs", []) == [] for cell in book.cells)  # as it is kept
+    with started(tmp_path, monkeypatch, book) as client:
+        for index, cell in enumerate(book.cells):
+            if cell.cell_type == "code":
+                client.execute_cell(cell, index)
+                assert [output for output in cell.outputs if output.output_type == "error"] == []
+    assert "tensor([0.4444, 0.4444" in book.cells[-1].outputs[0].data["text/plain"]
+    assert "softclip(x, 2.0): " in str(book.cells[5].outputs)
+
+
+# --- the line, without a kernel ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "schema", "options"), [
+    ("scale(Tensor x) -> Tensor", "scale(Tensor x) -> Tensor", {}),
+    ("--like x scale(Tensor x, float a=-1) -> Tensor --cuda", "scale(Tensor x, float a=-1) -> Tensor", {"--like": "x", "--cuda": ""}),
+    ('f(Tensor x, str mode="a") -> () --bench="x, \'b\'"', 'f(Tensor x, str mode="a") -> ()', {"--bench": "x, 'b'"}),
+    ("f(Tensor x) -> Tensor --bench \"x\" --cflags '-DA=1 -O2'", "f(Tensor x) -> Tensor", {"--bench": "x", "--cflags": "-DA=1 -O2"}),
+])
+def test_the_line_is_a_schema_and_options_in_any_order(line: str, schema: str, options: dict[str, str]) -> None:
+    assert notebook._parse(line) == (schema, options)
+
+
+def test_an_option_without_its_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not know --cuda"):
+        notebook._parse("f(Tensor x) -> Tensor --cuda=1")
+
+
+def test_a_cell_of_both_languages_keeps_its_line_numbers() -> None:
+    cell = "int c;\n  // cuda  \nint cuda;\n// cuda kernels are below\n"
+    sources = notebook._split(cell, cuda=False)
+    assert sources["cpu"].splitlines() == ["", "int c;"]
+    assert sources["cuda"].splitlines() == ["", "", "", "int cuda;", "// cuda kernels are below"]
+    assert notebook._split("int c;\n", cuda=False) == {"cpu": "\nint c;\n"}
+    assert notebook._split("int c;\n", cuda=True) == {"cuda": "\nint c;\n"}
+
+
+@pytest.mark.gpu
+def test_a_cell_of_both_languages_serves_both_devices(kernel: Kernel) -> None:
+    cuda = """// cuda
+static __global__ void triple_kernel(const float *from, float *to, int64_t n) { OPJIT_KERNEL_LOOP(i, n) to[i] = 3 * from[i]; }
+opjit_status triple_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    triple_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+    c = edited("0").replace("scale(Tensor x, float a)", "triple(Tensor x)").replace("scale_cpu", "triple_cpu").replace(" double a,", "")
+    for gone, instead in (('    OPJIT_CHECK(a > 0, "a is positive");\n', ""), ("(float)a", "3"), ('    opjit_printf("in C\\n");\n', "")):
+        c = c.replace(gone, instead)
+    assert "inline::triple for cpu and cuda: ready in" in kernel.printed(c + cuda)
+    assert kernel.printed("print(triple(x).tolist(), triple(x.cuda()).tolist())") == "[3.0, 3.0, 3.0] [3.0, 3.0, 3.0]\n"
+    error = kernel.run(c + cuda.replace("3 * from", "oops * from"))[-1]
+    assert error.evalue.startswith("cell(12): error: identifier \"oops\" is undefined")
