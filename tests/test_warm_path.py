@@ -31,6 +31,11 @@ HEAVY = [
     "opjit.cli",
     "opjit.extras",
     "opjit.library",
+    "opjit.inlined",
+    "opjit.reload",
+    "opjit.watcher",
+    "opjit.notebook",
+    "IPython",
     "fsspec",
 ]
 # Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.
