@@ -158,15 +158,13 @@ def find_in_layers(recipe: Recipe) -> Entry | None:
     What lies beside its own source is used whoever compiled it, over whichever version of opjit's glue: its author chose it, and the
     source, the schema, the flags, the arch and the format of the entry are the ones asked for.
     """
-    folder = Store(recipe.folder / LAYER).folder(recipe.schema.qualified, recipe.target)
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        names = []
-    for name in names:
-        found = _read(folder / name, recipe.target, False, recipe.source)
-        if found and _as_shipped(found[1].document) == _as_shipped(recipe.document()):
-            return found[0]
+    beside = os.path.join(os.path.dirname(recipe.source), LAYER)
+    if os.path.isdir(beside):
+        folder = Store(Path(beside)).folder(recipe.schema.qualified, recipe.target)
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+            found = _read(folder / name, recipe.target, False, recipe.source)
+            if found and _as_shipped(found[1].document) == _as_shipped(recipe.document()):
+                return found[0]
     for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
         entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).find(recipe)
         if entry is not None:
