@@ -17,11 +17,12 @@ from opjit.backends import Flags
 from opjit.errors import DeclarationError
 
 # What is passed on, each flag one argument. Values are an author's own business; files, folders and machines are not.
-_C = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3sgz]?|-W(?![lpa],).+|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)\d[\dxy]|-f.+|"
+_C = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3sgz]?|-W(?![lpa],).+|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|-f.+|"
                 r"-mtune=.+|-mprefer-vector-width=\w+|-mno-.+")
-_CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+\d\d|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|"
-                   r"--?maxrregcount=\d+|--?(expt-)?(relaxed-constexpr|extended-lambda)|--?extra-device-vectorization|--?restrict|"
-                   r"--?diag-(suppress|warn|error)=[\d,]+|-Xptxas=.+|-Xcudafe=.+|-Xcompiler=.+")
+_CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+(17|2\d)|--?use_fast_math|"
+                   r"--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?(expt-)?(relaxed-constexpr|extended-lambda)|"
+                   r"--?extra-device-vectorization|--?restrict|--?diag-(suppress|warn|error)=[\d,]+|-Xptxas=.+|-Xcompiler=.+|"
+                   r"-Xcudafe=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)")
 _LINK = re.compile(r"-l[\w+.-]+")
 # Why not, and what to do: the first that fits is told.
 _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
@@ -35,8 +36,10 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
      "the arch is the target's, and in its key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
     (r"-(I|isystem|iquote|idirafter).*|--include-path.*",
      "folders on the include path go into extra_include_paths, so that their headers' content enters the key"),
-    (r"-(include|imacros).*|--pre-include.*", "write an #include line in the source, so that the header's content enters the key"),
-    (r"@.*|--?options-file.*", "what such a file says would not be in the key; write the flags themselves"),
+    (r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
+     "write an #include line in the source, so that the header's content enters the key"),
+    (r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
+     "what such a file says would not be in the key; write the flags themselves"),
     (r"-g.*|-G|--?lineinfo|--?generate-line-info|--?device-debug",
      "opjit keeps no debug information, which holds paths of the machine; leave it out"),
     (r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
@@ -47,7 +50,7 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
     (r"-fno-exceptions|-fno-unwind-tables", "torch's exceptions pass through the op's library; leave it out"),
     (r"-f(short-enums|short-wchar|pack-struct|visibility).*", "opjit's own part of the library relies on it; leave it out"),
-    (r"-f(plugin|profile|auto-profile|test-coverage|dump|(file|debug|macro|profile)-prefix-map).*",
+    (r"-f(plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map).*",
      "it reads or writes files that the key does not know; leave it out"),
     (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
     (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
@@ -81,7 +84,7 @@ def join(flags: Flags, extra: Flags) -> Flags:
 
 
 def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
-    if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
+    if not _is_list(flags, str):
         raise DeclarationError(f"{op}: {parameter} is a list of strings, each one argument of the compiler, not {flags!r}")
     for flag in flags:
         host = flag.removeprefix("-Xcompiler=")
@@ -89,7 +92,15 @@ def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[
             reason = _reason(part, _C if host != flag else allowed)
             if reason is not None:
                 raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
+        if allowed is _CUDA and ("$" in flag or "`" in flag):
+            raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc hands its flags to a shell, which would put a variable "
+                                   "or a command's output in place of what follows $ or `; write such a text in the source")
     return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
+
+
+def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
+    """Whether it is a list or tuple of such values; a string is none, though it has elements."""
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
 
 
 def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
@@ -107,7 +118,7 @@ def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
 
 
 def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    if isinstance(paths, (str, os.PathLike)):
+    if not _is_list(paths, (str, os.PathLike)):
         raise DeclarationError(f"{op}: extra_include_paths is a list of folders, not {paths!r}")
     found = tuple(headers.plain(os.path.join(folder, path)) for path in paths)
     for path, absolute in zip(paths, found, strict=True):

@@ -258,10 +258,12 @@ REFUSED = {
         "-I/opt/include": "extra_include_paths", "-isystem": "extra_include_paths", "-include": "#include line",
         "-includex.h": "#include line",
         "@flags.txt": "would not be in the key", "-lz": "extra_ldflags", "-L/opt": "extra_ldflags", "-Wl,-rpath,/opt": "extra_ldflags",
-        "-static": "extra_ldflags", "-std=c++17": "-std=gnu17", "-ansi": "-std=gnu17", "-xc++": "follows from its file",
+        "-static": "extra_ldflags", "-std=c++17": "-std=gnu17", "-std=gnu99": "-std=gnu17",
+        "-std=c9x": "-std=gnu17", "-std=c89": "-std=gnu17", "-ansi": "-std=gnu17", "-xc++": "follows from its file",
         "-fno-exceptions": "exceptions", "-fshort-enums": "relies on it", "-fvisibility=default": "relies on it",
         "-fplugin=x.so": "the key does not know", "-fprofile-use=x": "the key does not know",
-        "-ffile-prefix-map=a=b": "the key does not know",
+        "-ffile-prefix-map=a=b": "the key does not know", "-fopt-info-all=/tmp/told.txt": "the key does not know",
+        "-fcondition-coverage": "the key does not know",
         "-g": "no debug information", "-ggdb3": "no debug information", "-Werror": "-Werror=vla", "kernel2.c": "starts with '-'",
         "-D": "'-DNAME=value'", "-O3 -DX": "does not know", "-DX\n": "line break", "--coverage": "does not know",
         "-Wp,-D,X": "does not know", "-o": "does not know", "": "does not know",
@@ -271,7 +273,9 @@ REFUSED = {
         "-lineinfo": "no debug information", "-G": "no debug information", "-Xcompiler": "'-Xcompiler=-Wall'",
         "-Xcompiler=-Wall,-ffast-math": "denormals", "-Xcompiler=-march=native": "OPJIT_ARCH", "-I.": "extra_include_paths",
         "--options-file=x": "would not be in the key", "-rdc=true": "does not know", "-ccbin=clang": "does not know",
-        "-std=gnu17": "c\\+\\+20", "-lcublas": "extra_ldflags",
+        "-std=gnu17": "c\\+\\+20", "-std=c++14": "c\\+\\+20", "-lcublas": "extra_ldflags",
+        '-DHOME="$HOME"': "to a shell", "-DX=`id`": "to a shell", "-Xcompiler=-DX=$(id)": "to a shell",
+        "-Xcudafe=--preinclude=x.h": "#include line", "-Xptxas=-v,--options-file=x": "would not be in the key",
     },
     "extra_ldflags": {
         "-L/opt/lib": "-lNAME", "-Wl,-rpath,/opt": "-lNAME", "-static": "-lNAME", "-ffast-math": "-lNAME", "-l:libz.a": "-lNAME",
@@ -291,11 +295,12 @@ def test_a_flag_that_would_break_a_promise_is_refused_with_another_way(parameter
 
 @pytest.mark.parametrize(("parameter", "flags"), [
     ("extra_cflags", ["-DSTACK_SIZE=20000", "-DF(x)=x", "-UNDEBUG", "-O2", "-Os", "-Wall", "-Wno-unused", "-Werror=vla", "-w", "-std=c11",
-                      "-std=gnu2x", "-funroll-loops", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fopenmp-simd",
-                      "-mtune=znver3", "-mprefer-vector-width=512", "-mno-avx512f", "-pthread", "-fsanitize=undefined"]),
+                      "-std=gnu2x", "-std=c18", "-fopt-info", "-funroll-loops", "-fno-math-errno", "-fno-trapping-math",
+                      "-fassociative-math", "-fopenmp-simd", "-mtune=znver3", "-mprefer-vector-width=512", "-mno-avx512f", "-pthread",
+                      "-fsanitize=undefined"]),
     ("extra_cuda_cflags", ["-DX", "-O2", "-std=c++20", "--use_fast_math", "-use_fast_math", "--ftz=true", "-maxrregcount=64",
                            "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xptxas=-v,-dlcm=cg", "-Xcompiler=-Wall,-O2",
-                           "--diag-suppress=177"]),
+                           "--diag-suppress=177", "-Xcudafe=--diag_suppress=177"]),
     ("extra_ldflags", ["-lz", "-lstdc++", "-lm", "-lfoo-1.2"]),
 ])
 def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, flags: list[str]) -> None:
@@ -308,6 +313,13 @@ def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, 
 def test_a_string_in_place_of_a_list_is_refused(parameter: str) -> None:
     with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not '-lz'"):
         opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: "-lz"})(lambda x: None)
+
+
+@pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
+@pytest.mark.parametrize("value", [5, [5], [None], object()])
+def test_what_is_no_list_of_texts_is_refused_in_a_sentence(parameter: str, value: Any) -> None:
+    with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not "):
+        opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: value})(lambda x: None)
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------------------------------
