@@ -137,7 +137,7 @@ def _child(ops: Sequence[Op], command: list[str], library: str, changes: dict[st
 
 def _verdict(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode == 0:
-        return done.stdout.strip().splitlines()[-1].partition(": ")[2]
+        return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
     report = _REPORT.search(done.stdout)
     told = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
     raise AssertionError(f"exit code {done.returncode}: {told}")
