@@ -15,7 +15,6 @@ import hashlib
 import importlib.machinery
 import os
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -307,6 +306,10 @@ class _Words:
     def of(self, parameter: str, arguments: Mapping[str, Any]) -> list[str]:
         """The words of a list of flags, as the shell will see them."""
         given = strings(parameter, arguments)
+        if not given:
+            return []
+        import shlex  # not for a load without flags, which takes milliseconds
+
         try:
             split = shlex.split(" ".join(given))
         except ValueError:  # a quote that is not closed: the shell will say so
