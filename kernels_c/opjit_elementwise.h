@@ -112,7 +112,8 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_result_dtype(const opjit_t
     *to = strong;
     if (strong == weak)
         return OPJIT_OK;
-    if ((a->dim > 0) == (b->dim > 0) || strong == OPJIT_BOOL || (opjit_is_integral(strong) && !opjit_is_integral(weak)))
+    if ((a->dim > 0) == (b->dim > 0) || strong == OPJIT_BOOL || (opjit_is_integral(strong) && !opjit_is_integral(weak)) ||
+        weak == OPJIT_OTHER_DTYPE || strong == OPJIT_OTHER_DTYPE)
         return opjit_promote(a->dtype, b->dtype, to);
     if (opjit_is_floating(strong) && weak >= OPJIT_COMPLEX64) /* of the strong one's precision */
         *to = strong == OPJIT_FLOAT64   ? OPJIT_COMPLEX128
