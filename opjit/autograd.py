@@ -70,5 +70,5 @@ def _function(op: Op, backward: Function, setup_context: Function | None, call: 
                     setup_context(ctx=ctx, inputs=inputs, output=result)
         return result
 
-    return type(f"Backward of {op.qualified}", (torch.autograd.Function,),
+    return type(op.qualified.replace("::", "_"), (torch.autograd.Function,),
                 {"forward": staticmethod(forward), "backward": staticmethod(backward)})

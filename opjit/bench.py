@@ -72,6 +72,9 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
                 if only is None or only in workload.label:
                     lines.append(_measure(op, called, each, workload, copies.get(each)))
                     console.print(_shown(lines[-1]))
+    if not lines:
+        console.print(f"nothing was measured: no workload's label contains {only!r}")
+        return 1
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))
     if plot_file is not None:

@@ -160,4 +160,8 @@ def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file:
     """Measure each OP, an op's name or the folder of one, against its reference in plain torch, after checking that both agree."""
     from opjit.bench import run
 
+    for file in filter(None, (json_file, plot_file)):
+        if not file.absolute().parent.is_dir():
+            raise click.BadParameter(f"there is no folder {str(file.parent)!r}; make it first")
+
     sys.exit(run(ops, device, only, json_file, plot_file))

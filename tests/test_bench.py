@@ -111,3 +111,13 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_pa
     done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 1
     assert done.output == "Error: --plot needs matplotlib, which is not installed: pip install 'opjit[plot]'\n"
+
+
+def test_a_label_that_no_workload_has_and_a_folder_that_is_not_there_are_told_before_anything_is_lost(tmp_path: Path) -> None:
+    runner = CliRunner()
+    none = runner.invoke(main, ["bench", "tensor_negate", "--device", "cpu", "--only", "no such workload"])
+    assert none.exit_code == 1
+    assert "no workload's label contains 'no such workload'" in none.output
+    lost = runner.invoke(main, ["bench", "tensor_negate", "--json", str(tmp_path / "none" / "out.json")])
+    assert lost.exit_code == 2
+    assert "there is no folder" in lost.output

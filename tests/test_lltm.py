@@ -149,6 +149,30 @@ def test_gates_carry_no_gradient_and_a_second_derivative_is_refused(forward: Op)
         first.sum().backward()
 
 
+@pytest.mark.parametrize("wanted", range(5))
+def test_a_penalty_on_a_gradient_is_refused_and_not_left_out(forward: Op, wanted: int) -> None:
+    leaves = [x.requires_grad_() for x in arguments(3, 4, 5, torch.float64)]
+    loss = sum(result.square().sum() for result in forward(*leaves)[:2])
+    (first,) = torch.autograd.grad(loss, leaves[wanted], create_graph=True)
+    with pytest.raises(RuntimeError, match="lltm_forward can be differentiated once"):
+        torch.autograd.grad(loss + first.square().sum(), leaves[wanted])
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_a_zero_keeps_its_sign(forward: Op, dtype: torch.dtype) -> None:
+    args = [torch.zeros_like(x) for x in arguments(2, 3, 4, dtype)]
+    for zero in (0.0, -0.0):
+        args[4].fill_(zero)
+        for mine, theirs in zip(forward(*args), forward.plain(*args), strict=True):
+            assert torch.equal(mine.signbit(), theirs.signbit())
+
+
+def test_meta_tensors_of_sizes_that_disagree_are_refused(forward: Op) -> None:
+    args = [x.to("meta") for x in arguments(2, 3, 4, torch.float32)]
+    with pytest.raises(RuntimeError, match="batch of `x` is 1"):
+        forward(args[0][:1], *args[1:])
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dtype) -> None:
     """All of z is exactly 0, so that new_cell is elu(z2) / 2 and its slope by the bias is elu'(0) / 2."""

@@ -111,6 +111,18 @@ static __device__ void store(void *data, int64_t at, opjit_dtype dtype, wide val
 }
 
 template <typename wide>
+static __device__ wide sum_of(wide a, wide b)
+{
+    return a + b;
+}
+
+/* Integers wrap around, which signed ones may not do by themselves. */
+static __device__ int64_t sum_of(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+
+template <typename wide>
 static __global__ void add_each(const __grid_constant__ opjit_elements e, opjit_dtype self, opjit_dtype other,
                                      opjit_dtype result)
 {
@@ -119,7 +131,7 @@ static __global__ void add_each(const __grid_constant__ opjit_elements e, opjit_
         opjit_offsets<3>(e, i, at);
         wide a = rounded(load<wide>(e.data[1], at[1], self), result);
         wide b = rounded(load<wide>(e.data[2], at[2], other), result);
-        store(e.data[0], at[0], result, (wide)(a + b));
+        store(e.data[0], at[0], result, sum_of(a, b));
     }
 }
 

@@ -130,11 +130,12 @@ static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const
     }
 }
 
-/* A block is some warps, in y, for one state; blockIdx.y counts on through the batch. */
+/* A block is some warps, in y, for one state; with the states counted through, blockIdx.x counts on through the batch. */
 template <typename real, int rows>
 static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_constant__ forward_call<real> call)
 {
-    const int64_t s = blockIdx.x, first = ((int64_t)blockIdx.y * blockDim.y + threadIdx.y) * rows, last = call.batch - 1;
+    const unsigned state = (unsigned)call.state, s = blockIdx.x % state;
+    const int64_t first = ((int64_t)(blockIdx.x / state) * blockDim.y + threadIdx.y) * rows, last = call.batch - 1;
     real sum[3][rows] = {};
     if (first > last)
         return;
@@ -187,10 +188,9 @@ template <typename real, int rows>
 static opjit_status launch_fused(const forward_call<real> &call, cudaStream_t stream)
 {
     const int64_t groups = (call.batch + rows - 1) / rows, warps = groups < WARPS ? groups : WARPS;
-    OPJIT_CHECK(call.batch <= (int64_t)65535 * WARPS * rows, "lltm_forward takes a batch of at most %lld rows, not %lld",
-                (long long)65535 * WARPS * rows, (long long)call.batch);
-    const dim3 grid((unsigned)call.state, (unsigned)((groups + warps - 1) / warps)), block(32, (unsigned)warps);
-    forward_fused<real, rows><<<grid, block, 0, stream>>>(call);
+    const int64_t blocks = (groups + warps - 1) / warps * call.state;
+    OPJIT_CHECK(blocks <= INT32_MAX, "lltm_forward takes no tensors as large as these");
+    forward_fused<real, rows><<<(unsigned)blocks, dim3(32, (unsigned)warps), 0, stream>>>(call);
     return OPJIT_LAUNCHED();
 }
 

@@ -107,7 +107,7 @@ static ALWAYS_INLINE V NAME(tanh)(V x)
 {
     W sign = (W){0} + ((WORD)1 << (8 * sizeof(REAL) - 1));
     V m = NAME(expm1)((V)((W)x | sign) * 2);
-    return (V)((W)(m / (-2 - m)) | ((W)x & sign));
+    return (V)(((W)(m / (-2 - m)) & ~sign) | ((W)x & sign)); /* -2 - m is negative, also for a zero */
 }
 
 static ALWAYS_INLINE V NAME(elu)(V x)

@@ -25,6 +25,8 @@ Tensor = torch.Tensor
 @opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
           " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
 def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    torch._check(x.dim() == old_h.dim() == 2, lambda: f"lltm_forward: `x` and `old_h` have 2 dimensions, not {x.dim()} and {old_h.dim()}")
+    torch._check(x.shape[0] == old_h.shape[0], lambda: f"lltm_forward: the batch of `x` is {x.shape[0]}, that of `old_h` {old_h.shape[0]}")
     batch, state = old_h.shape
     return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
@@ -74,7 +76,7 @@ def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ..
     gates = output[2]
     ctx.mark_non_differentiable(gates)
     ctx.set_materialize_grads(False)  # a result that nobody used needs no zeros
-    ctx.save_for_backward(gates, x, weights, old_h)
+    ctx.save_for_backward(gates, x, weights, old_h, output[1])  # new_cell leads a second derivative to all inputs
 
 
 _backward = lltm_backward.overload
@@ -87,14 +89,16 @@ def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None)
     with torch.no_grad():  # create_graph: gradients that cannot be differentiated, and say so to whoever tries
         gradients = _gradients(ctx, grad_h, grad_cell)
     text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
-    fail: Any = torch._C._functions.DelayedError(text, len(gradients))
-    failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients))
-    return failing
+    reaching = [t for t in (grad_h, grad_cell, *ctx.saved_tensors) if t is not None]
+    fail: Any = torch._C._functions.DelayedError(text, len(gradients) + len(reaching))
+    failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients), *reaching)
+    return failing[:5]
 
 
 def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None) -> tuple[Tensor | None, ...]:
     wants_x, wants_weights, wants_bias, wants_h, wants_cell = ctx.needs_input_grad
-    x, weights, bias, old_h, old_cell = _backward(grad_h, grad_cell, *ctx.saved_tensors, wants_x or wants_h, wants_weights or wants_bias)
+    saved = ctx.saved_tensors[:4]
+    x, weights, bias, old_h, old_cell = _backward(grad_h, grad_cell, *saved, wants_x or wants_h, wants_weights or wants_bias)
     return (x if wants_x else None, weights if wants_weights else None, bias if wants_bias else None, old_h if wants_h else None,
             old_cell if wants_cell else None)
 
