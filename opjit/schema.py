@@ -98,7 +98,7 @@ def parse(text: str) -> Schema:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
     results = tuple(_result(text, result) for result in parsed.returns)
-    if "..." in re.sub(r"""(["']).*?\1""", "", text):
+    if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
         raise SchemaError(f"schema {text!r} takes or returns any number of values; name each of them, or take a list")
     names = [argument.name for argument in arguments]
     for repeated in names:
