@@ -68,15 +68,22 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 
 
 @main.command()
-@click.argument("name", metavar="NAMESPACE::NAME|PROJECT")
+@click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--backward", is_flag=True, help="With a backward for autograd.")
 @click.option("--cuda", is_flag=True, help="With a CUDA kernel beside the C one.")
 @click.option("--project", is_flag=True, help="NAME is a project: a package with an op in it, whose wheel holds binaries.")
-def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool) -> None:
+@click.option("--backend", is_flag=True, help="NAME is a device: a backend object for it, with a kernel for an op of opjit's.")
+def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool) -> None:
     """Write a folder for a new op into DIRECTORY: op.py, kernels and a test, which build and pass as they are."""
-    from opjit.scaffold import new_op, new_project
+    from opjit.scaffold import new_backend, new_op, new_project
 
+    if backend:
+        if backward or cuda or project:
+            raise click.UsageError("--backend goes with none of --backward, --cuda and --project")
+        folder = new_backend(name, directory)
+        click.echo(f"{folder} is there: import {name}.backend beside the package that gives torch the device")
+        return
     if project:
         folder = new_project(name, directory, backward, cuda)
         click.echo(f"{folder} is there: cd {folder}, then pip install -e '.[test]' && pytest, then pip wheel --no-deps .")

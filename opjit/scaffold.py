@@ -13,7 +13,7 @@ from string import Template
 
 import torch
 
-from opjit import catalog, files, resources
+from opjit import backends, catalog, files, resources
 from opjit.errors import DeclarationError
 from opjit.wheel import package_name
 
@@ -60,6 +60,25 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     _write(parent / project, {**{file: _filled(f"project/{template}", values) for file, template in texts.items()},
                               **{f"src/{package}/scale_add/{file}": text for file, text in op.items()}})
     return parent / project
+
+
+def new_backend(name: str, parent: Path) -> Path:
+    """Write a backend for a device that opjit does not know: the object it registers, a kernel, a test.
+
+    Args:
+        name: the device's, as torch knows it: ``"npu"``.
+
+    Raises:
+        DeclarationError: the name is none, or is taken, or there is such a folder already.
+    """
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
+        raise DeclarationError(f"{name!r} cannot be a backend's name, as its kernels are called <op>_{name}; use letters, digits and _")
+    if name in {backend.name for backend in backends.all_backends()} | _TAKEN:
+        raise DeclarationError(f"{name!r} cannot be the backend's name: there is something of that name already; choose another")
+    texts = {"backend.py": "backend.py", f"kernels/opjit/tensor_negate.{name}.c": "kernel.c", f"test_{name}.py": "test.py"}
+    filled = {file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()}
+    _write(parent / name, {"__init__.py": "", **filled})
+    return parent / name
 
 
 def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opjit.cli import main
-from tests.helpers import environment, no_compiler
+from tests.helpers import ROOT, environment, fresh, no_compiler
 
 
 def new(*arguments: str) -> Result:
@@ -69,6 +69,41 @@ def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, 
     assert (done.exit_code, os.listdir(tmp_path)) == (1, [])
     assert message in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_a_backend_s_kernel_builds_where_the_device_is_not(tmp_path: Path) -> None:
+    assert new("npu", str(tmp_path), "--backend").exit_code == 0
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "npu"], cwd=tmp_path,
+                          env=environment({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}), text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+
+
+def test_a_backend_runs_its_kernel_on_its_device(tmp_path: Path) -> None:
+    """On the toy device of examples/out_of_tree_device, under the name that it has there."""
+    assert new("toy", str(tmp_path), "--backend").exit_code == 0
+    code = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT / "examples" / "out_of_tree_device")!r}]
+import torch, toy_device
+installed = toy_device.install()
+import toy.backend
+print(torch.ops.opjit.tensor_negate(torch.tensor([1.0, -2.0], device="toy")).tolist())
+"""
+    assert fresh(code).stdout == "[-1.0, 2.0]\n"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("cpu", "--backend"), "there is something of that name already"),
+    (("my-npu", "--backend"), "use letters, digits and _"),
+    (("npu", "--backend", "--cuda"), "--backend goes with none of"),
+])
+def test_a_name_that_no_backend_can_have_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = new(arguments[0], str(tmp_path), *arguments[1:])
+    assert done.exit_code != 0
+    assert message in done.output
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
