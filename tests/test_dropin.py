@@ -19,7 +19,7 @@ import torch
 from torch.utils import cpp_extension as torchs
 
 import opjit
-from opjit import cpp_extension, extension_build, manifest
+from opjit import cpp_extension, extension_build, files, manifest
 from opjit.errors import BuildError, CacheWarning, CompileError, LoadError, ToolMissing, UnknownArch
 from tests import helpers
 from tests.helpers import fresh, program
@@ -239,10 +239,10 @@ def test_a_build_directory_gets_the_library_and_what_it_was_built_from(cache: Pa
     opjit.load_inline(name, text, **arguments)
     assert sorted(path.name for path in place.iterdir()) == sorted(["build.ninja", "here.h", "main.cpp", f"{name}.so"])
     assert (place / "main.cpp").read_text() == text
-    before = (place / f"{name}.so").stat()
+    before = files.stamp(place / f"{name}.so")
     assert value(str(place / f"{name}.so")) == 9
     opjit.load_inline(name, text, **arguments)
-    assert (place / f"{name}.so").stat() == before
+    assert files.stamp(place / f"{name}.so") == before
     (place / f"{name}.so").unlink()
     opjit.load_inline(name, text, **arguments)
     assert value(str(place / f"{name}.so")) == 9
