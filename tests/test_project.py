@@ -35,7 +35,8 @@ def test_pip_builds_a_wheel_that_runs_without_a_compiler(tmp_path: Path) -> None
     assert made.exit_code == 0, made.output
     root = tmp_path / "my-kernels"
     arch = Cpu().host_arch()
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--config-settings", f"arch={arch}", "-w", str(tmp_path / "dist"), ".", cwd=root)
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--config-settings", f"arch={arch}", "-w", str(tmp_path / "dist"), ".",
+        cwd=root)
     assert sorted(os.listdir(root)) == ["README.md", "pyproject.toml", "src", "tests"]
     [wheel] = (tmp_path / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
