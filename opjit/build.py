@@ -7,7 +7,6 @@ loading the result, and sharing a folder with any other build.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gc
 import hashlib
@@ -102,19 +101,13 @@ def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninj
     warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: {reason}. "
                                "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
     try:
-        folder = Path(tempfile.mkdtemp(prefix="opjit-"))
-        atexit.register(remove_private, folder, os.getpid())
+        folder = files.until_exit()
         described = _stage(recipe, compiler, nvcc, ninja, folder, folder)
         place = folder / described.key
         os.rename(folder / "entry", place)
         return verify(place, recipe.target)[0]
     except (OSError, EntryError) as error:
         raise _fault(recipe, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
-
-
-def remove_private(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a forked child
-        files.remove_tree(folder)
 
 
 def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, staged: Path, base: Path) -> Manifest:

@@ -75,11 +75,7 @@ def load(
     Example:
         >>> module = opjit.load("ext", ["ext.cpp", "ext_kernel.cu"], extra_cflags=["-O2"])
     """
-    return _load("load", {"name": name, "sources": sources, "extra_cflags": extra_cflags, "extra_cuda_cflags": extra_cuda_cflags,
-                          "extra_sycl_cflags": extra_sycl_cflags, "extra_ldflags": extra_ldflags,
-                          "extra_include_paths": extra_include_paths, "build_directory": build_directory, "verbose": verbose,
-                          "with_cuda": with_cuda, "with_sycl": with_sycl, "is_python_module": is_python_module,
-                          "is_standalone": is_standalone, "keep_intermediates": keep_intermediates, **newer})
+    return _load("load", locals())
 
 
 def load_inline(
@@ -111,13 +107,7 @@ def load_inline(
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load("load_inline", {"name": name, "cpp_sources": cpp_sources, "cuda_sources": cuda_sources, "sycl_sources": sycl_sources,
-                                 "functions": functions, "extra_cflags": extra_cflags, "extra_cuda_cflags": extra_cuda_cflags,
-                                 "extra_sycl_cflags": extra_sycl_cflags, "extra_ldflags": extra_ldflags,
-                                 "extra_include_paths": extra_include_paths, "build_directory": build_directory, "verbose": verbose,
-                                 "with_cuda": with_cuda, "with_sycl": with_sycl, "is_python_module": is_python_module,
-                                 "with_pytorch_error_handling": with_pytorch_error_handling, "keep_intermediates": keep_intermediates,
-                                 "use_pch": use_pch, "no_implicit_headers": no_implicit_headers, **newer})
+    return _load("load_inline", locals())
 
 
 def __getattr__(name: str) -> Any:
@@ -131,7 +121,8 @@ def _torch() -> Any:
     return importlib.import_module("torch.utils.cpp_extension")
 
 
-def _load(function: str, arguments: dict[str, Any]) -> Any:
+def _load(function: str, given: dict[str, Any]) -> Any:
+    arguments = {name: value for name, value in given.items() if name != "newer"} | given["newer"]
     root = Store(default_root())
     try:
         asked = extension.describe(arguments, root.notes)

@@ -5,7 +5,6 @@ torch gets the caller's own arguments and writes the same commands as ever; it i
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import subprocess
@@ -76,8 +75,7 @@ def _build_privately(wanted: Extension, arguments: Mapping[str, Any], tools: _To
     warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted.name} is built for this process only: {reason}. Set OPJIT_CACHE to a "
                                "folder of your own"), stacklevel=2)
     try:
-        folder = Path(tempfile.mkdtemp(prefix="opjit-"))
-        atexit.register(build.remove_private, folder, os.getpid())
+        folder = files.until_exit()
         described = _stage(wanted, arguments, tools, folder, root)
         place = folder / described.key
         os.rename(folder / "entry", place)

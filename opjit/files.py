@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import stat
@@ -22,6 +23,24 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def until_exit(prefix: str = "opjit-") -> Path:
+    """A new temporary folder of this process's own, removed when it exits.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    import tempfile  # not on the way of a hit
+
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(_remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a forked child
+        remove_tree(folder)
 
 
 def make_private(folder: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,14 +123,8 @@ def write(name: str, texts: Mapping[str, str]) -> Path:
 def _private_folder() -> Path:
     global _folder
     if _folder is None or not _folder.is_dir():
-        _folder = Path(tempfile.mkdtemp(prefix="opjit-inline-"))
-        atexit.register(_remove, _folder, os.getpid())
+        _folder = files.until_exit("opjit-inline-")
     return _folder
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a forked child
-        files.remove_tree(folder)
 
 
 def _prototype(schema: Schema, backend: str) -> str:

@@ -63,18 +63,19 @@ def find_compiler(memory: Path | None) -> Compiler | None:
     for name in [chosen] if chosen else ["gcc", "cc", "clang"]:
         path = shutil.which(name)
         if path:
-            path = os.path.abspath(path)  # the build runs in another folder
-            return Compiler(path, **_remembered(memory, "cc", path, ("version", "machine", "includes"), _ask_compiler))
+            return _compiler(memory, "cc", path, _ask_compiler)
     return None
 
 
 def find_cxx(memory: Path | None) -> Compiler | None:
     """$CXX, else c++, which torch's extension builder calls; None if it is not there."""
     path = shutil.which(os.environ.get("CXX", "c++"))
-    if path is None:
-        return None
-    path = os.path.abspath(path)
-    return Compiler(path, **_remembered(memory, "cxx", path, ("version", "machine", "includes"), _ask_cxx))
+    return _compiler(memory, "cxx", path, _ask_cxx) if path else None
+
+
+def _compiler(memory: Path | None, kind: str, found: str, ask: Callable[[str], dict[str, str]]) -> Compiler:
+    path = os.path.abspath(found)  # the build runs in another folder
+    return Compiler(path, **_remembered(memory, kind, path, ("version", "machine", "includes"), ask))
 
 
 def find_nvcc(memory: Path | None) -> Nvcc | None:

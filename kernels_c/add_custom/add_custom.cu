@@ -14,6 +14,7 @@ static __device__ uint8_t sum_of(uint8_t a, uint8_t b) { return (uint8_t)(a + b)
 static __device__ uint16_t sum_of(uint16_t a, uint16_t b) { return (uint16_t)(a + b); }
 static __device__ uint32_t sum_of(uint32_t a, uint32_t b) { return a + b; }
 static __device__ uint64_t sum_of(uint64_t a, uint64_t b) { return a + b; }
+static __device__ int64_t sum_of(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 static __device__ bool sum_of(bool a, bool b) { return a || b; }
 static __device__ float sum_of(float a, float b) { return a + b; }
 static __device__ double sum_of(double a, double b) { return a + b; }
@@ -111,20 +112,8 @@ static __device__ void store(void *data, int64_t at, opjit_dtype dtype, wide val
 }
 
 template <typename wide>
-static __device__ wide sum_of(wide a, wide b)
-{
-    return a + b;
-}
-
-/* Integers wrap around, which signed ones may not do by themselves. */
-static __device__ int64_t sum_of(int64_t a, int64_t b)
-{
-    return (int64_t)((uint64_t)a + (uint64_t)b);
-}
-
-template <typename wide>
 static __global__ void add_each(const __grid_constant__ opjit_elements e, opjit_dtype self, opjit_dtype other,
-                                     opjit_dtype result)
+                                opjit_dtype result)
 {
     OPJIT_KERNEL_LOOP(i, e.numel) {
         int64_t at[3];
