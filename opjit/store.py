@@ -19,13 +19,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import binary, files, manifest
 from opjit.errors import CacheWarning, EntryError
 from opjit.manifest import Manifest
 from opjit.recipe import Recipe
 from opjit.targets import Target
+
+if TYPE_CHECKING:
+    from opjit.bundle import Bundle
 
 LAYER = "prebuilt"  # the folder beside a kernel's source with a store of its own, which is only read
 _STAGING_AGE = 24 * 3600.0  # seconds
@@ -130,6 +133,30 @@ class Store(NamedTuple):
         """Publish at a place of the store that the caller names; the target is as `verify` takes it."""
         files.make_private(place.parent)
         return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+
+    def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
+        """Publish an entry that came from elsewhere. Whoever calls this has checked that it may be trusted.
+
+        Args:
+            place: the folder of the entry; its name is the key that the manifest must have.
+            target: as `verify` takes it.
+
+        Raises:
+            OSError: the store cannot be written.
+            EntryError: the bundle does not agree with itself, or does not fit the place or the target.
+        """
+        described = manifest.parse(bundle.manifest)
+        staged = self.stage()
+        try:
+            (staged / "entry").mkdir(mode=0o700)
+            files.write_synced(staged / "entry" / described.library, bundle.library)
+            if target is None and not described.library.endswith(".so"):
+                (staged / "entry" / described.library).chmod(0o755)  # a program
+            files.write_synced(staged / "entry" / manifest.NAME, bundle.manifest)
+            verify(staged / "entry", target, place.name)
+            return self.put(staged / "entry", place, described, target)
+        finally:
+            files.remove_tree(staged)
 
     def entries(self) -> Iterator[Path]:
         """Folders of all entries, unverified, in order."""
