@@ -1,7 +1,5 @@
 """What a shared library asks for, read from its bytes: the check that stands before every publish and every dlopen."""
 
-from __future__ import annotations
-
 import re
 import struct
 from typing import NamedTuple

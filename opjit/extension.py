@@ -9,8 +9,6 @@ are listed in the manifest, and their content is compared at each look-up.
 The headers of torch, Python, the CUDA Toolkit and the system are thousands; their versions stand for them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import os
@@ -94,7 +92,7 @@ class Extension(NamedTuple):
             "format": FORMAT,
             "made_by": "torch.utils.cpp_extension",
             "name": self.name,
-            "torch": [torch.__version__, torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
+            "torch": [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
             "python": [importlib.machinery.EXTENSION_SUFFIXES[0], _python()],
             "sources": [self._portable(path) for path in self.sources],
             "inline": dict(self.inline),

@@ -1,7 +1,5 @@
 """manifest.json: what an entry is. Written last, read strictly; an entry without a good one does not exist."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, NamedTuple

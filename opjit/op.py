@@ -5,8 +5,6 @@ The first call on a device reaches that stand-in; it readies the device's C kern
 finds the C kernel by itself.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import threading
@@ -177,7 +175,7 @@ class Op:
         """Changes with the file of the declaration; None where there is no op.py, which alone may be run again."""
         return files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
 
-    def adopt(self, newer: Op) -> None:
+    def adopt(self, newer: "Op") -> None:
         """Become what a newer declaration says, but for what torch knows: the schema changes in `redeclare`."""
         for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "_reference", "_samples", "_workloads",
                      "_backward", "_setup_context"):
@@ -341,7 +339,7 @@ def refuse_second(known: Op, declared: Op) -> None:
                                "rename one or give it a namespace of its own")
 
 
-def redeclare(known: Op, newer: Op) -> None:
+def redeclare(known: Op, newer: "Op") -> None:
     """Give an op another schema: for torch it is another op, of the same name."""
     forget(known)
     known.schema = newer.schema

@@ -1,7 +1,5 @@
 """How an op is built for a target: its sources, flags and compilers, and the key that follows from their content."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -67,7 +65,7 @@ class Recipe(NamedTuple):
         """The inputs' digests as the files are at this moment."""
         return read_inputs(self.source, self.target, self.flags.include)
 
-    def with_toolchain(self, toolchain: Mapping[str, str]) -> Recipe:
+    def with_toolchain(self, toolchain: Mapping[str, str]) -> "Recipe":
         return self._replace(toolchain=toolchain)
 
 

@@ -1,7 +1,5 @@
 """An op's schema as opjit sees it: torch parses the text, this module keeps what the glue needs and refuses the rest."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

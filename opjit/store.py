@@ -8,8 +8,6 @@
 Readers take no lock and write nothing. Whatever cannot be read or trusted is a miss.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -134,7 +132,7 @@ class Store(NamedTuple):
         files.make_private(place.parent)
         return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
 
-    def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
+    def receive(self, bundle: "Bundle", place: Path, target: Target | None) -> Entry:
         """Publish an entry that came from elsewhere. Whoever calls this has checked that it may be trusted.
 
         Args:

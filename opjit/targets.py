@@ -1,7 +1,5 @@
 """What an op is built for: a backend and an arch."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

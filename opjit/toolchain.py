@@ -4,8 +4,6 @@ A compiler is known by what it prints for its version and target, not by its pat
 answer is kept in the cache under the executable's path, size, modification time and inode.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

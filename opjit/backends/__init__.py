@@ -1,8 +1,6 @@
 """Backends: what opjit needs to know of a kind of device. `cpu` and `cuda` are two of them; a third party adds one with
 `opjit.register_backend` for a device of its own, without touching opjit; examples/out_of_tree_device does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
