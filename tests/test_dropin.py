@@ -403,6 +403,45 @@ def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, na
     assert libraries["sm_80"] != libraries["sm_90"]
 
 
+@pytest.mark.gpu
+@pytest.mark.nvcc
+def test_c_and_cuda_sources_of_one_module_run_on_the_gpu(cache: Path, name: str, tmp_path: Path) -> None:
+    """As in torch's tutorial: bindings in C++, a kernel in CUDA; the second process needs no builder."""
+    (tmp_path / "bindings.cpp").write_text("""\
+#include <torch/extension.h>
+void launch_scale(const float *from, float *to, int64_t n, float a);
+at::Tensor scale(const at::Tensor &x, double a)
+{
+    TORCH_CHECK(x.is_cuda() && x.scalar_type() == at::kFloat && x.is_contiguous(), "scale takes a contiguous float32 CUDA tensor");
+    at::Tensor y = at::empty_like(x);
+    launch_scale(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel(), (float)a);
+    return y;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale); }
+""")
+    (tmp_path / "kernel.cu").write_text("""\
+#include <cstdint>
+__global__ void scale_kernel(const float *from, float *to, int64_t n, float a)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        to[i] = a * from[i];
+}
+void launch_scale(const float *from, float *to, int64_t n, float a)
+{
+    scale_kernel<<<(unsigned)((n + 255) / 256), 256>>>(from, to, n, a);
+}
+""")
+    code = f"""
+    import sys, torch, opjit
+    module = opjit.load({name!r}, [{str(tmp_path / "bindings.cpp")!r}, {str(tmp_path / "kernel.cu")!r}], extra_cuda_cflags=["-O2"])
+    x = torch.randn(100_003, device="cuda")
+    assert torch.equal(module.scale(x, 2.5), 2.5 * x)
+    print("torch.utils.cpp_extension" in sys.modules)
+    """
+    assert [fresh(code).stdout, fresh(code).stdout] == ["True\n", "False\n"]
+
+
 def test_a_pybind_module_over_torch_extension_h(cache: Path, name: str, tmp_path: Path) -> None:
     """The real thing, half a minute; then in a fresh process, warm, by the list that torch's own function would lengthen."""
     call = f"opjit.load_inline({name!r}, sources, functions=['twice'], extra_cflags=['-O0'])"
