@@ -6,12 +6,12 @@ import os
 
 import torch
 
-from opjit import backends, catalog, loader, targets, toolchain
+from opjit import backends, catalog, layers, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
-from opjit.store import Entry, Store, default_root, find_in_layers
+from opjit.store import Entry, Store, default_root
 from opjit.targets import Target
 
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
@@ -81,7 +81,7 @@ def entry(op: Op, target: Target) -> Entry:
     """The verified binary of an op for a target: from a layer, from the store, or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
-    return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
+    return layers.find(recipe) or store.find(recipe) or _build_once(op, recipe, store)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:

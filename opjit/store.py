@@ -16,7 +16,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,6 @@ from opjit.targets import Target
 if TYPE_CHECKING:
     from opjit.bundle import Bundle
 
-LAYER = "prebuilt"  # the folder beside a kernel's source with a store of its own, which is only read
 _STAGING_AGE = 24 * 3600.0  # seconds
 
 
@@ -93,16 +92,8 @@ class Store(NamedTuple):
         if key is not None:
             found = _read(folder / key, recipe.target, quiet)
             return found[0] if found else None
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            return None
         wanted = recipe.document()
-        for name in names:
-            found = _read(folder / name, recipe.target, quiet)
-            if found and found[1].document == {**wanted, "toolchain": found[1].document.get("toolchain")}:
-                return found[0]
-        return None
+        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}, quiet)
 
     def stage(self) -> Path:
         """A new private folder on the store's filesystem.
@@ -120,17 +111,16 @@ class Store(NamedTuple):
         folder.mkdir(mode=0o700)
         return folder
 
-    def publish(self, staged: Path, described: Manifest, target: Target, qualified: str) -> Entry:
+    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
         """Put a complete folder in its place. Where another process was first, its entry is the one that counts.
+
+        Args:
+            target: as `verify` takes it.
 
         Raises:
             OSError: the store cannot be written.
             EntryError: what was staged does not verify.
         """
-        return self.put(staged, self.folder(qualified, target) / described.key, described, target)
-
-    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
-        """Publish at a place of the store that the caller names; the target is as `verify` takes it."""
         files.make_private(place.parent)
         return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
 
@@ -178,37 +168,30 @@ class Store(NamedTuple):
                         files.remove_tree(Path(leftover.path))
 
 
-def find_in_layers(recipe: Recipe) -> Entry | None:
-    """The entry of a recipe in the layers that are only read: beside the kernel's source, where a wheel has put it, then in the stores
-    that OPJIT_LAYERS names. Nothing is written there and no lock is taken.
+def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], quiet: bool = False,
+          like: Path | None = None) -> Entry | None:
+    """The first verified entry in a folder of entries whose document fits; a warning for each that is no good.
 
-    What lies beside its own source is used whoever compiled it, over whichever version of opjit's glue: its author chose it, and the
-    source, the schema, the flags, the arch and the format of the entry are the ones asked for.
+    Args:
+        target, like: as `verify` takes them.
+        fits: may raise EntryError: such a document is no good.
     """
-    beside = os.path.join(os.path.dirname(recipe.source), LAYER)
-    if os.path.isdir(beside):
-        folder = Store(Path(beside)).folder(recipe.schema.qualified, recipe.target)
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
-            found = _read(folder / name, recipe.target, False, recipe.source)
-            if found and _as_shipped(found[1].document) == _as_shipped(recipe.document()):
-                return found[0]
-    for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
-        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).find(recipe)
-        if entry is not None:
-            return entry
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    for name in names:
+        found = _read(folder / name, target, quiet, like, fits)
+        if found:
+            return found[0]
     return None
 
 
-def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's document without what is opjit's or the build machine's."""
-    inputs = document.get("inputs")
-    own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
-    return {**document, "inputs": own, "toolchain": None, "glue": None}
-
-
-def _read(folder: Path, target: Target, quiet: bool, like: Path | None = None) -> tuple[Entry, Manifest] | None:
+def _read(folder: Path, target: Target | None, quiet: bool, like: Path | None = None,
+          fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Entry, Manifest] | None:
     try:
-        return verify(folder, target, like=like)
+        found = verify(folder, target, like=like)
+        return found if fits is None or fits(found[1].document) else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (EntryError, OSError) as error:

@@ -386,7 +386,7 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, cache: Path) -> None
     mine, described = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
-    assert store.publish(mine, described, recipe.target, recipe.schema.qualified) == winner
+    assert store.put(mine, winner.folder, described, recipe.target) == winner
     assert winner.library.stat().st_ino == inode
 
 
@@ -397,7 +397,7 @@ def test_a_winner_that_is_no_good_is_moved_aside(op: Path, cache: Path, damage: 
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
     DAMAGES[damage](winner)
-    published = store.publish(mine, described, recipe.target, recipe.schema.qualified)
+    published = store.put(mine, winner.folder, described, recipe.target)
     assert published.library.stat().st_ino == inode
     assert verify(published.folder, recipe.target)[0] == published
 
@@ -426,7 +426,7 @@ def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blo
         "    if stage == 'before-manifest' and path.name == 'manifest.json': die()\n"
         "    plain(path, content)\n"
         "files.write_synced = write\n"
-        "if stage == 'before-rename': store.Store.publish = die\n"
+        "if stage == 'before-rename': store.Store.put = die\n"
         "opjit.get('keytest::plus', 'cpu')\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], env=helpers.environment({"OPJIT_CACHE": str(cache)}), check=False)
