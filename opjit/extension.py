@@ -134,7 +134,8 @@ class Extension(NamedTuple):
             compilers = known.get("toolchain") if self.toolchain is None else wanted["toolchain"]
             return known == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
 
-        return store.first(self.shelf(root), None, fits, quiet)
+        shelf = self.shelf(root)
+        return store.first(shelf, None, fits, quiet) if root.trusted(shelf.parent, shelf) else None
 
     def _holds(self, found: object) -> bool:
         """Whether the headers that a compiler found are what they were."""

@@ -25,7 +25,7 @@ def find(recipe: Recipe) -> Entry | None:
         if entry is not None:
             return entry
     for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
-        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).find(recipe)
+        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).look(recipe)
         if entry is not None:
             return entry
     return None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files
-from opjit.errors import BuildError, CacheWarning, EntryError
+from opjit import counters, files
+from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.manifest import Manifest
 from opjit.store import Entry, Store, verify
 from opjit.targets import Target
+
+MARKER = "pruned"  # in the store; its date is when a build pruned it last
+_INTERVAL = 24 * 3600.0  # seconds
+_SLACK = 3600.0  # by which a date may lie ahead
 
 
 class Work(NamedTuple):
@@ -43,23 +48,49 @@ def publish(work: Work, store: Store) -> Entry:
     try:
         staged = store.stage()
     except (OSError, EntryError) as error:
-        return _privately(work, error)
+        return _privately(work, store, error)
     try:
         described = work.make(staged, store.base)
-        return store.put(staged / "entry", work.place(described), described, work.target)
+        counters.built(store.base, described.size)
+        entry = store.put(staged / "entry", work.place(described), described, work.target)
     except (OSError, EntryError) as error:
-        return _privately(work, error)
+        return _privately(work, store, error)
+    except CompileError as error:
+        if staged.is_dir():
+            raise
+        return _privately(work, store, error)  # the compilers' files were removed under them, with the whole cache
     finally:
         files.remove_tree(staged)
+    if due(store, entry):
+        from opjit import prune
+
+        prune.after_build(store)
+    return entry
 
 
-def _privately(work: Work, reason: Exception) -> Entry:
+def due(store: Store, published: Entry) -> bool:
+    """Whether the last build that pruned the store did so a day ago or more. Where its date makes no sense, pruning is due."""
+    try:
+        now = os.stat(published.folder).st_ctime  # the filesystem's own clock
+        last = os.lstat(store.base / MARKER)
+        return not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _privately(work: Work, store: Store, reason: Exception) -> Entry:
     """It works even where nothing can be kept: from a folder that goes with the process."""
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {work.name} is built for this process only: {reason}. Set OPJIT_CACHE to a "
-                               "folder of your own"), stacklevel=2)
+    if isinstance(reason, UntrustedFolder):
+        store.tell(str(reason))
+    else:
+        warnings.warn(CacheWarning(f"the cache cannot be used, so {work.name} is built for this process only: {reason}. Set OPJIT_CACHE "
+                                   "to a folder of your own"), stacklevel=2)
     try:
         folder = files.until_exit()
         described = work.make(folder, folder)
+        counters.built(store.base, described.size)
         place = folder / described.key
         os.rename(folder / "entry", place)
         return verify(place, work.target)[0]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import binary, files, manifest
-from opjit.errors import CacheWarning, EntryError
+from opjit.errors import CacheWarning, EntryError, UntrustedFolder
 from opjit.manifest import Manifest
 from opjit.recipe import Recipe
 from opjit.targets import Target
@@ -30,7 +30,11 @@ from opjit.targets import Target
 if TYPE_CHECKING:
     from opjit.bundle import Bundle
 
+SPECIAL = frozenset({"staging", "toolchain", "stubs", "logs"})  # folders that hold no entries
 _STAGING_AGE = 24 * 3600.0  # seconds
+_PATIENCE = 5  # how often a folder that others remove is made again
+_known: set[Path] = set()  # roots that nobody else can swap
+_told: set[str] = set()  # what was said about those that somebody can
 
 
 class Entry(NamedTuple):
@@ -40,11 +44,13 @@ class Entry(NamedTuple):
         folder: where it lies.
         key: identity of what it was built from.
         library: path of the shared library.
+        seconds: that its build took; 0 where its manifest does not say.
     """
 
     folder: Path
     key: str
     library: Path
+    seconds: float = 0.0
 
 
 def default_root() -> Path:
@@ -88,6 +94,11 @@ class Store(NamedTuple):
             quiet: do not warn; for the second look of one request.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
+        return self.look(recipe, quiet) if self.trusted(folder.parent, folder) else None
+
+    def look(self, recipe: Recipe, quiet: bool = False) -> Entry | None:
+        """As `find`, wherever the store lies: it is named by the user, or came with the op's own source."""
+        folder = self.folder(recipe.schema.qualified, recipe.target)
         key = recipe.key
         if key is not None:
             found = _read(folder / key, recipe.target, quiet)
@@ -95,17 +106,52 @@ class Store(NamedTuple):
         wanted = recipe.document()
         return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}, quiet)
 
+    def problem(self, *folders: Path) -> str | None:
+        """Who can put something else in the place of the store, or of folders in it; None if nobody can.
+
+        Each folder on the way is looked at: between an entry's verification and the moment when it is loaded, its path must not come
+        to mean something else. The way to the store is looked at once in a process.
+        """
+        problem = None
+        if self.root not in _known:
+            problem = files.swappable(self.root)
+            if problem is None and os.path.isdir(self.root):
+                _known.add(self.root)
+        with suppress(OSError):  # then there is nothing to be loaded
+            for folder in (self.base, *folders):
+                problem = problem or files.distrusted(folder)
+        return problem
+
+    def trusted(self, *folders: Path) -> bool:
+        """Whether there is no such problem; if there is one, it is said."""
+        problem = self.problem(*folders)
+        if problem is not None:
+            self.tell(problem)
+        return problem is None
+
+    def tell(self, problem: str) -> None:
+        """Warn that the store is not used, once in a process."""
+        if problem not in _told:
+            _told.add(problem)
+            warnings.warn(CacheWarning(f"the cache {self.root} is not used, and what is asked for is built for this process only: "
+                                       f"{problem}. Close it to others, or set OPJIT_CACHE to a folder of your own"), stacklevel=3)
+
+    def _require_trusted(self, *folders: Path) -> None:
+        problem = self.problem(*folders)
+        if problem is not None:
+            raise UntrustedFolder(problem)
+
     def stage(self) -> Path:
         """A new private folder on the store's filesystem.
 
         Raises:
             OSError: the store cannot be written.
-            EntryError: somebody else could write there.
+            UntrustedFolder: somebody else could write there.
         """
         staging = self.base / "staging"
+        self._require_trusted()  # before anything is made there
         files.make_private(staging)
-        for folder in (self.root, self.base, staging):
-            _refuse_distrusted(folder)
+        self._require_trusted(staging)
         self._sweep(staging)
         folder = staging / files.unique()
         folder.mkdir(mode=0o700)
@@ -121,8 +167,14 @@ class Store(NamedTuple):
             OSError: the store cannot be written.
             EntryError: what was staged does not verify.
         """
-        files.make_private(place.parent)
-        return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+        for _ in range(_PATIENCE):
+            files.make_private(place.parent)
+            self._require_trusted(place.parent.parent, place.parent)
+            with suppress(FileNotFoundError):  # somebody clears the cache
+                return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+            if not staged.is_dir():
+                break
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
     def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
         """Publish an entry that came from elsewhere. Whoever calls this has checked that it may be trusted.
@@ -150,14 +202,7 @@ class Store(NamedTuple):
 
     def entries(self) -> Iterator[Path]:
         """Folders of all entries, unverified, in order."""
-        special = {"staging", "toolchain", "stubs", "logs"}
-        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in special)
-
-    def clear(self) -> int:
-        """Remove everything of this format; returns how many entries there were. Loaded binaries keep working."""
-        count = sum(1 for _ in self.entries())
-        files.remove_tree(self.base)
-        return count
+        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in SPECIAL)
 
     def _sweep(self, staging: Path) -> None:
         """Remove what killed builders left behind, once it is old enough to be nobody's."""
@@ -258,7 +303,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, like: Pa
         check_library(content, target, described.link)
     elif binary.machine(content) != platform.machine():
         raise EntryError(f"its binary is for {binary.machine(content)}, not {platform.machine()}")
-    return Entry(folder, described.key, folder / described.library), described
+    return Entry(folder, described.key, folder / described.library, described.seconds), described
 
 
 def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
@@ -270,7 +315,7 @@ def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
     """
     _refuse_distrusted(folder, like)
     _refuse_distrusted(folder / manifest.NAME, like)
-    described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
+    described = manifest.parse(bounded(folder / manifest.NAME))
     library = folder / described.library
     _refuse_distrusted(library, like)
     if library.stat().st_size != described.size:
@@ -301,9 +346,15 @@ def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> N
     binary.check(content, machine, allowed, archs, frozenset(flag[2:] for flag in link if flag.startswith("-l")))
 
 
-def _read_bounded(path: Path, limit: int) -> bytes:
+def bounded(path: Path) -> bytes:
+    """The bytes of a manifest.
+
+    Raises:
+        OSError: it cannot be read.
+        EntryError: it is larger than any.
+    """
     with open(path, "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise EntryError(f"{path.name} is larger than {limit} bytes")
+        content = file.read(manifest.MAX_BYTES + 1)
+    if len(content) > manifest.MAX_BYTES:
+        raise EntryError(f"{path.name} is larger than {manifest.MAX_BYTES} bytes")
     return content
