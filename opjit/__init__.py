@@ -18,15 +18,16 @@ from opjit.backends.cuda import Cuda
 from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "errors", "get", "inline", "load", "load_inline", "load_library", "op",
+__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "errors", "get", "inline", "load", "load_inline", "load_library", "op",
            "register_backend", "watch"]
 __version__ = "0.1.0"
 
 # What few processes call is imported when it is asked for: each name, and the module that has it.
-_LATER = {"build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
+_LATER = {"cache": "cache", "build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
           "load_inline": "cpp_extension", "watch": "watcher", "load_ipython_extension": "notebook"}
 
 if TYPE_CHECKING:
+    from opjit import cache
     from opjit.cpp_extension import load, load_inline
     from opjit.inlined import inline
     from opjit.library import build_library, load_library
@@ -37,7 +38,8 @@ else:
             raise AttributeError(f"module 'opjit' has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(f"opjit.{_LATER[name]}"), name)
+        module = import_module(f"opjit.{_LATER[name]}")
+        return getattr(module, name, module)  # `cache` is a module itself
 
 register_backend(Cpu())
 register_backend(Cuda())

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import torch
 
-from opjit import backends, catalog, loader, targets, toolchain
+from opjit import backends, catalog, counters, files, layers, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
-from opjit.store import Entry, Store, default_root, find_in_layers
+from opjit.store import Entry, Store, default_root
 from opjit.targets import Target
 
+_LOOKS = 2
+T = TypeVar("T")
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
 
 
@@ -74,14 +80,34 @@ def ready(op: Op, backend: Backend) -> None:
         return
     with op.lock:
         if backend.name not in op.loaded:
-            op.loaded[backend.name] = loader.load(entry(op, targets.here(backend)), op.qualified)
+            op.loaded[backend.name] = using(op, targets.here(backend), loader.load)[1]
 
 
-def entry(op: Op, target: Target) -> Entry:
+def using(op: Op, target: Target, use: Callable[[Entry, str], T]) -> tuple[Entry, T]:
+    """The binary of an op for a target, and what a function of `loader` makes of it.
+
+    Somebody may clear the cache between the look and the use: then it is looked for again, and at last built where nobody clears.
+    """
+    for _ in range(_LOOKS):
+        with suppress(loader.Gone):
+            found = entry(op, target)
+            return found, use(found, op.qualified)
+    found = entry(op, target, Store(files.until_exit()))
+    return found, use(found, op.qualified)
+
+
+def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
     """The verified binary of an op for a target: from a layer, from the store, or built into that."""
-    store = Store(default_root())
+    store, started = store or Store(default_root()), time.perf_counter()
     recipe = describe(op, target, store)
-    return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
+    found = layers.find(recipe)
+    where = "layer" if found else "store"
+    found = found or store.find(recipe)
+    if found is None:
+        counters.miss(store.base)
+        return _build_once(op, recipe, store)
+    counters.hit(where, store.base, found.seconds, started)
+    return found
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:

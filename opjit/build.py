@@ -21,7 +21,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,10 +31,11 @@ import torch
 
 from opjit import binary, files, glue, headers, resources, toolchain
 from opjit.diagnosis import diagnose
-from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
+from opjit.errors import BuildError, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
+from opjit.publication import Work, publish
 from opjit.recipe import RUNTIME, Recipe
-from opjit.store import Entry, Store, check_library, verify
+from opjit.store import Entry, Store, check_library
 from opjit.toolchain import Compiler, Nvcc
 
 _UNIQUE = "@unique@"
@@ -81,39 +81,17 @@ def build(recipe: Recipe, store: Store) -> Entry:
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
     recipe = recipe.with_toolchain(toolchain.identity(compiler, nvcc))
     ninja = toolchain.require_ninja()
-    try:
-        staged = store.stage()
-    except (OSError, EntryError) as error:
-        return _build_privately(recipe, compiler, nvcc, ninja, error)
-    try:
-        described = _stage(recipe, compiler, nvcc, ninja, staged, store.base)
+
+    def make(staged: Path, base: Path) -> Manifest:
+        with workspace(staged) as work:
+            described = _make_entry(recipe, compiler, nvcc, ninja, work, staged / "entry", base)
         if recipe.inputs_now() != recipe.inputs:
             raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
-        return store.publish(staged / "entry", described, recipe.target, recipe.schema.qualified)
-    except (OSError, EntryError) as error:
-        return _build_privately(recipe, compiler, nvcc, ninja, error)
-    finally:
-        files.remove_tree(staged)
+        return described
 
-
-def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, reason: Exception) -> Entry:
-    """The op works even where nothing can be kept: from a folder that goes with the process."""
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: {reason}. "
-                               "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
-    try:
-        folder = files.until_exit()
-        described = _stage(recipe, compiler, nvcc, ninja, folder, folder)
-        place = folder / described.key
-        os.rename(folder / "entry", place)
-        return verify(place, recipe.target)[0]
-    except (OSError, EntryError) as error:
-        raise _fault(recipe, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
-
-
-def _stage(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, staged: Path, base: Path) -> Manifest:
-    """Compile, and leave a complete entry in staged/entry."""
-    with workspace(staged) as work:
-        return _make_entry(recipe, compiler, nvcc, ninja, work, staged / "entry", base)
+    folder = store.folder(recipe.schema.qualified, recipe.target)
+    return publish(Work(recipe.schema.qualified, recipe.target, make, lambda described: folder / described.key,
+                        lambda what: _fault(recipe, what)), store)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from opjit.cli_cache import cache
 from opjit.errors import OpjitError
 
 
@@ -25,6 +26,9 @@ class _Commands(click.Group):
 @click.version_option(package_name="opjit")
 def main() -> None:
     """Write a torch operator in plain C or CUDA C: built on first use, cached, verified and shared."""
+
+
+main.add_command(cache)
 
 
 @main.command()
@@ -116,44 +120,6 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
     from opjit.wheel import make
 
     click.echo(make(folders, arch.split(","), output, name, version))
-
-
-@main.group()
-def cache() -> None:
-    """Look into the cache, or clear it."""
-
-
-@cache.command()
-def path() -> None:
-    """Print the cache's folder."""
-    from opjit.store import default_root
-
-    click.echo(default_root())
-
-
-@cache.command()
-def ls() -> None:
-    """List the entries: op, arch, size, key."""
-    from opjit import manifest
-    from opjit.errors import EntryError
-    from opjit.store import Store, default_root
-
-    for folder in Store(default_root()).entries():
-        try:
-            size = f"{manifest.parse((folder / manifest.NAME).read_bytes()).size / 1024:7.1f} KiB"
-        except (OSError, EntryError) as error:
-            size = f"unusable: {error}"
-        op, arch = folder.parts[-3], folder.parts[-2]
-        click.echo(f"{op.replace('.', '::', 1)}  {arch}  {size}  {folder.name}")
-
-
-@cache.command()
-def clear() -> None:
-    """Remove every entry. Processes that have one loaded keep it."""
-    from opjit.store import Store, default_root
-
-    count = Store(default_root()).clear()
-    click.echo(f"removed {count} entr{'y' if count == 1 else 'ies'} from {default_root()}")
 
 
 @main.command()

@@ -15,17 +15,19 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from opjit import extension, files, manifest
-from opjit.errors import BuildError
+from opjit import counters, extension, files, manifest
+from opjit.errors import BuildError, LoadError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
 
+_LOOKS = 2
 _numbers: dict[str, dict[str, int]] = {}  # by name: the number of each extension that this process has under it
 
 
@@ -133,7 +135,22 @@ def _load(function: str, given: dict[str, Any]) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     number = _number(asked.name, asked.base)
     wanted = asked._replace(name=f"{asked.name}_v{number}") if number else asked
-    entry = _find_or_build(wanted, arguments, root)
+    for attempt in range(_LOOKS + 1):
+        entry = _find_or_build(wanted, arguments, root if attempt < _LOOKS else Store(files.until_exit()))
+        try:
+            loaded = _use(entry, wanted, arguments, number)
+            break
+        except (OSError, ImportError, LoadError):
+            if attempt == _LOOKS or entry.library.exists():
+                raise  # else somebody cleared the cache in between: it is looked for again, and at last built where nobody clears
+    if not wanted.program:
+        _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
+    return loaded
+
+
+def _use(entry: Entry, wanted: Extension, arguments: dict[str, Any], number: int) -> Any:
+    """Deliver and open an entry."""
+    directory = arguments["build_directory"]
     delivered = _deliver(entry, wanted, Path(directory)) if directory else entry.library
     if wanted.program:
         return str(delivered)
@@ -141,9 +158,7 @@ def _load(function: str, given: dict[str, Any]) -> Any:
         from opjit import trial
 
         trial.open_in_child(str(entry.library), wanted.name)
-    loaded = _open(wanted.name, str(entry.library), arguments["is_python_module"])
-    _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
-    return loaded
+    return _open(wanted.name, str(entry.library), arguments["is_python_module"])
 
 
 def _number(name: str, identity: str) -> int:
@@ -153,11 +168,14 @@ def _number(name: str, identity: str) -> int:
 
 
 def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) -> Entry:
+    started = time.perf_counter()
     found = wanted.find(root)
     if found is not None:
+        counters.hit("store", root.base, found.seconds, started)
         if arguments["verbose"]:
             print(f"opjit: {wanted.name} is in the cache: {found.folder}", file=sys.stderr)
         return found
+    counters.miss(root.base)
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)

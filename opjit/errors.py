@@ -103,5 +103,13 @@ class EntryError(OpjitError):
     """A cache entry is not what its manifest says, or may not be trusted. Met inside opjit; a user sees CacheWarning."""
 
 
+class UntrustedFolder(EntryError):
+    """The cache lies where others could put something else in its place."""
+
+
+class BadSetting(OpjitError, ValueError):
+    """An argument, or a variable of the environment, has a value that means nothing."""
+
+
 class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op works all the same."""

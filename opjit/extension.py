@@ -14,7 +14,6 @@ import importlib.machinery
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import files, headers, resources, store, toolchain
-from opjit.errors import BuildError, CacheWarning, EntryError, ToolMissing, UnknownArch
+from opjit.errors import BuildError, EntryError, ToolMissing, UnknownArch
 from opjit.recipe import FORMAT, document_key
 from opjit.store import Entry, Store
 from opjit.toolchain import Compiler, Nvcc
@@ -126,25 +125,15 @@ class Extension(NamedTuple):
 
         Where there is no compiler, anybody's binary will do.
         """
-        shelf = self.shelf(root)
-        try:
-            names = sorted(os.listdir(shelf))
-        except OSError:
-            return None
         wanted = self.document()
-        for name in names:
-            try:
-                entry, described = store.verify(shelf / name, None)
-                found = described.document["found"]
-                compilers = described.document["toolchain"] if self.toolchain is None else wanted["toolchain"]
-                if described.document == {**wanted, "toolchain": compilers, "found": found} and self._holds(found):
-                    return entry
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except (EntryError, OSError, KeyError) as error:
-                if not quiet:
-                    warnings.warn(CacheWarning(f"the cache entry {shelf / name} is not used: {error}; opjit rebuilds it"), stacklevel=2)
-        return None
+
+        def fits(known: dict[str, Any]) -> bool:
+            found = known.get("found")
+            compilers = known.get("toolchain") if self.toolchain is None else wanted["toolchain"]
+            return known == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
+
+        shelf = self.shelf(root)
+        return store.first(shelf, None, fits, quiet) if root.trusted(shelf.parent, shelf) else None
 
     def _holds(self, found: object) -> bool:
         """Whether the headers that a compiler found are what they were."""

@@ -9,20 +9,19 @@ import hashlib
 import os
 import subprocess
 import sysconfig
-import tempfile
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, store, toolchain, trial
+from opjit import build, extension, files, toolchain, trial
 from opjit.diagnosis import diagnose
-from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
+from opjit.errors import BuildError, OpjitError
 from opjit.extension import Extension
 from opjit.manifest import NAME, Manifest
+from opjit.publication import Work, publish
 from opjit.recipe import document_key
 from opjit.store import Entry, Store
 from opjit.toolchain import Compiler, Nvcc
@@ -51,17 +50,8 @@ def build_extension(wanted: Extension, arguments: Mapping[str, Any], root: Store
     """
     tools = _tools(wanted, root)
     wanted = wanted._replace(toolchain=extension.identity(tools.cxx, tools.compiler, tools.nvcc))
-    try:
-        staged = root.stage()
-    except (OSError, EntryError) as error:
-        return _build_privately(wanted, arguments, tools, root, error)
-    try:
-        described = _stage(wanted, arguments, tools, staged, root)
-        return root.put(staged / "entry", wanted.shelf(root) / described.key, described, None)
-    except (OSError, EntryError) as error:
-        return _build_privately(wanted, arguments, tools, root, error)
-    finally:
-        files.remove_tree(staged)
+    return publish(Work(wanted.name, None, lambda staged, base: _stage(wanted, arguments, tools, staged, base),
+                        lambda described: wanted.shelf(root) / described.key, lambda what: _fault(wanted, what)), root)
 
 
 def _tools(wanted: Extension, root: Store) -> _Tools:
@@ -71,26 +61,13 @@ def _tools(wanted: Extension, root: Store) -> _Tools:
                   toolchain.require_ninja())
 
 
-def _build_privately(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, root: Store, reason: Exception) -> Entry:
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted.name} is built for this process only: {reason}. Set OPJIT_CACHE to a "
-                               "folder of your own"), stacklevel=2)
-    try:
-        folder = files.until_exit()
-        described = _stage(wanted, arguments, tools, folder, root)
-        place = folder / described.key
-        os.rename(folder / "entry", place)
-        return store.verify(place, None)[0]
-    except (OSError, EntryError) as error:
-        raise _fault(wanted, f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
-
-
-def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, staged: Path, root: Store) -> Manifest:
+def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, staged: Path, base: Path) -> Manifest:
     """Compile, and leave a complete entry in staged/entry."""
     entry = staged / "entry"
     entry.mkdir(mode=0o700)
     with build.workspace(staged) as work:
         started = time.time_ns()
-        _run_torch_builder(wanted, arguments, tools, work, root)
+        _run_torch_builder(wanted, arguments, tools, work, base)
         seconds = (time.time_ns() - started) / 1e9
         document = {**wanted.document(), "found": _found(wanted, tools, work, started)}
         if wanted.inputs_now() != wanted.inputs:
@@ -114,7 +91,7 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
     return described
 
 
-def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, root: Store) -> None:
+def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path) -> None:
     """Call torch's load or load_inline: build, do not load."""
     with build.without_collection():
         cpp_extension = build.import_builder()
@@ -137,7 +114,7 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
         except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
             if isinstance(error, OpjitError):
                 raise
-            raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, root.base / "logs") from None
+            raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, base / "logs") from None
         finally:
             numbered.pop(wanted.name, None)
             if before is not None:

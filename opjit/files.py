@@ -6,9 +6,11 @@ import atexit
 import os
 import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_LINKS = 40  # symbolic links that Linux follows on one way
 
 
 def unique() -> str:
@@ -72,6 +74,83 @@ def distrusted(path: Path, like: Path | None = None) -> str | None:
     if status.st_mode & 0o022 & ~writers:
         return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
     return None
+
+
+def swappable(folder: Path) -> str | None:
+    """None if nobody else can put another folder in this one's place; else who can, and what to do.
+
+    That is so where each folder on the way, and each symbolic link, is this user's or root's, and others cannot write in it; in one
+    with the sticky bit they may write, as they cannot move what is not theirs. The last folder must be closed to others altogether.
+    Of a way that does not exist yet, what there is of it is looked at.
+    """
+    here, links, rest = "/", 0, [part for part in reversed(str(folder).split("/")) if part]
+    try:
+        while True:
+            problem = _writer(here, os.lstat(here), not rest)
+            if problem is not None or not rest:
+                return problem and f"{problem}, so others could put something else in the place of {folder}"
+            name = rest.pop()
+            path = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+            if not os.path.islink(path):
+                here = path
+                continue
+            links += 1
+            if os.lstat(path).st_uid not in (os.geteuid(), 0) or links > _LINKS:
+                return f"{path} is a symbolic link of somebody else's, or one of too many on the way to {folder}"
+            to = os.readlink(path)
+            here = "/" if to.startswith("/") else here
+            rest += [part for part in reversed(to.split("/")) if part not in ("", ".")]
+    except OSError:  # nothing there, or nothing that this user could read
+        return None
+
+
+def _writer(path: str, status: os.stat_result, last: bool) -> str | None:
+    """Why others could change what is in a folder on the way to another; `last` is that one itself."""
+    if status.st_uid not in (os.geteuid(), 0) and (last or not _unmapped(status.st_uid)):
+        return f"{path} belongs to user {status.st_uid}, not to you or root"
+    open_to = status.st_mode & 0o022
+    if not stat.S_ISDIR(status.st_mode) or not open_to or (not last and status.st_mode & stat.S_ISVTX):
+        return None
+    if not last and open_to == 0o020 and _own_group(status.st_gid):
+        return None
+    return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w it)"
+
+
+def _own_group(group: int) -> bool:
+    """Whether a group is this user's private one, as most systems make it: it has the user's name, and no other member."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def _unmapped(user: int) -> bool:
+    """Whether an id stands for all whom a container has no id for; in one that a user started, the host's root is among them."""
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        lengths = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except (OSError, ValueError, IndexError):
+        return False
+    return user == overflow and sum(lengths) < 2**32 - 1
+
+
+@contextmanager
+def unread(path: Path) -> Iterator[None]:
+    """Whatever the block reads of a file, it looks as if nobody had: its date says when it was used last."""
+    try:
+        before: os.stat_result | None = os.stat(path)
+    except OSError:
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def inside(folders: Iterable[str]) -> tuple[str, ...]:

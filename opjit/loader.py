@@ -13,6 +13,10 @@ from opjit.errors import LoadError
 from opjit.store import Entry
 
 
+class Gone(LoadError):
+    """The library was removed after it was verified."""
+
+
 class Loaded:
     """An op's registration for one backend.
 
@@ -30,6 +34,7 @@ def load(entry: Entry, qualified: str) -> Loaded:
     """Open an entry's library and make its kernel torch's.
 
     Raises:
+        Gone: it is not there any more.
         LoadError: the dynamic loader or torch refused it.
     """
     library = open_library(entry, qualified)
@@ -57,6 +62,7 @@ def open_library(entry: Entry, qualified: str) -> ctypes.CDLL:
     """Map an entry's library; it does nothing yet.
 
     Raises:
+        Gone: it is not there any more.
         LoadError: the dynamic loader refused it.
     """
     try:
@@ -66,5 +72,6 @@ def open_library(entry: Entry, qualified: str) -> ctypes.CDLL:
         for name in ("opjit_prepare", "opjit_redirect"):
             getattr(library, name).restype = None
     except (OSError, AttributeError) as error:
-        raise LoadError(f"the library of {qualified} cannot be loaded: {error}") from None
+        missing = str(error).startswith(f"{entry.library}: cannot open shared object file") or not entry.library.exists()
+        raise (Gone if missing else LoadError)(f"the library of {qualified} cannot be loaded: {error}") from None
     return library

@@ -9,6 +9,7 @@ from opjit.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
+_LONGEST = 30 * 86400.0  # seconds; a build that took longer is a slip of the pen
 _LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # a program that a C++ extension makes has no .so
 
 
@@ -42,6 +43,15 @@ class Manifest(NamedTuple):
         if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
             raise EntryError("the manifest does not say what its library was linked with")
         return tuple(link)
+
+    @property
+    def seconds(self) -> float:
+        """What the build took; 0 where that is not said."""
+        try:
+            seconds = float(self.built_with.get("seconds", 0))
+        except (TypeError, ValueError):
+            return 0.0
+        return seconds if 0 <= seconds < _LONGEST else 0.0
 
     def dump(self) -> bytes:
         fields = {"format": FORMAT, **self._asdict()}

@@ -114,8 +114,7 @@ def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
                 dropped.append(backend.name)
             continue
         if known is None or backend.name not in known.loaded or recipe.key != known.loaded[backend.name].key:
-            entries[backend.name] = api.entry(newer, target)
-            loader.open_library(entries[backend.name], newer.qualified)
+            entries[backend.name], _ = api.using(newer, target, loader.open_library)
     return _Change(known, newer, entries, dropped)
 
 

@@ -14,13 +14,13 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import binary, files, manifest
-from opjit.errors import CacheWarning, EntryError
+from opjit.errors import CacheWarning, EntryError, UntrustedFolder
 from opjit.manifest import Manifest
 from opjit.recipe import Recipe
 from opjit.targets import Target
@@ -28,8 +28,11 @@ from opjit.targets import Target
 if TYPE_CHECKING:
     from opjit.bundle import Bundle
 
-LAYER = "prebuilt"  # the folder beside a kernel's source with a store of its own, which is only read
+SPECIAL = frozenset({"staging", "toolchain", "stubs", "logs"})  # folders that hold no entries
 _STAGING_AGE = 24 * 3600.0  # seconds
+_PATIENCE = 5  # how often a folder that others remove is made again
+_known: set[Path] = set()  # roots that nobody else can swap
+_told: set[str] = set()  # what was said about those that somebody can
 
 
 class Entry(NamedTuple):
@@ -39,11 +42,13 @@ class Entry(NamedTuple):
         folder: where it lies.
         key: identity of what it was built from.
         library: path of the shared library.
+        seconds: that its build took; 0 where its manifest does not say.
     """
 
     folder: Path
     key: str
     library: Path
+    seconds: float = 0.0
 
 
 def default_root() -> Path:
@@ -87,50 +92,87 @@ class Store(NamedTuple):
             quiet: do not warn; for the second look of one request.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
+        return self.look(recipe, quiet) if self.trusted(folder.parent, folder) else None
+
+    def look(self, recipe: Recipe, quiet: bool = False) -> Entry | None:
+        """As `find`, wherever the store lies: it is named by the user, or came with the op's own source."""
+        folder = self.folder(recipe.schema.qualified, recipe.target)
         key = recipe.key
         if key is not None:
             found = _read(folder / key, recipe.target, quiet)
             return found[0] if found else None
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            return None
         wanted = recipe.document()
-        for name in names:
-            found = _read(folder / name, recipe.target, quiet)
-            if found and found[1].document == {**wanted, "toolchain": found[1].document.get("toolchain")}:
-                return found[0]
-        return None
+        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}, quiet)
+
+    def problem(self, *folders: Path) -> str | None:
+        """Who can put something else in the place of the store, or of folders in it; None if nobody can.
+
+        Each folder on the way is looked at: between an entry's verification and the moment when it is loaded, its path must not come
+        to mean something else. The way to the store is looked at once in a process.
+        """
+        problem = None
+        if self.root not in _known:
+            problem = files.swappable(self.root)
+            if problem is None and os.path.isdir(self.root):
+                _known.add(self.root)
+        with suppress(OSError):  # then there is nothing to be loaded
+            for folder in (self.base, *folders):
+                problem = problem or files.distrusted(folder)
+        return problem
+
+    def trusted(self, *folders: Path) -> bool:
+        """Whether there is no such problem; if there is one, it is said."""
+        problem = self.problem(*folders)
+        if problem is not None:
+            self.tell(problem)
+        return problem is None
+
+    def tell(self, problem: str) -> None:
+        """Warn that the store is not used, once in a process."""
+        if problem not in _told:
+            _told.add(problem)
+            warnings.warn(CacheWarning(f"the cache {self.root} is not used, and what is asked for is built for this process only: "
+                                       f"{problem}. Close it to others, or set OPJIT_CACHE to a folder of your own"), stacklevel=3)
+
+    def _require_trusted(self, *folders: Path) -> None:
+        problem = self.problem(*folders)
+        if problem is not None:
+            raise UntrustedFolder(problem)
 
     def stage(self) -> Path:
         """A new private folder on the store's filesystem.
 
         Raises:
             OSError: the store cannot be written.
-            EntryError: somebody else could write there.
+            UntrustedFolder: somebody else could write there.
         """
         staging = self.base / "staging"
+        self._require_trusted()  # before anything is made there
         files.make_private(staging)
-        for folder in (self.root, self.base, staging):
-            _refuse_distrusted(folder)
+        self._require_trusted(staging)
         self._sweep(staging)
         folder = staging / files.unique()
         folder.mkdir(mode=0o700)
         return folder
 
-    def publish(self, staged: Path, described: Manifest, target: Target, qualified: str) -> Entry:
+    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
         """Put a complete folder in its place. Where another process was first, its entry is the one that counts.
+
+        Args:
+            target: as `verify` takes it.
 
         Raises:
             OSError: the store cannot be written.
             EntryError: what was staged does not verify.
         """
-        return self.put(staged, self.folder(qualified, target) / described.key, described, target)
-
-    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
-        """Publish at a place of the store that the caller names; the target is as `verify` takes it."""
-        files.make_private(place.parent)
-        return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+        for _ in range(_PATIENCE):
+            files.make_private(place.parent)
+            self._require_trusted(place.parent.parent, place.parent)
+            with suppress(FileNotFoundError):  # somebody clears the cache
+                return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+            if not staged.is_dir():
+                break
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
     def receive(self, bundle: "Bundle", place: Path, target: Target | None) -> Entry:
         """Publish an entry that came from elsewhere. Whoever calls this has checked that it may be trusted.
@@ -158,14 +200,7 @@ class Store(NamedTuple):
 
     def entries(self) -> Iterator[Path]:
         """Folders of all entries, unverified, in order."""
-        special = {"staging", "toolchain", "stubs", "logs"}
-        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in special)
-
-    def clear(self) -> int:
-        """Remove everything of this format; returns how many entries there were. Loaded binaries keep working."""
-        count = sum(1 for _ in self.entries())
-        files.remove_tree(self.base)
-        return count
+        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in SPECIAL)
 
     def _sweep(self, staging: Path) -> None:
         """Remove what killed builders left behind, once it is old enough to be nobody's."""
@@ -176,37 +211,30 @@ class Store(NamedTuple):
                         files.remove_tree(Path(leftover.path))
 
 
-def find_in_layers(recipe: Recipe) -> Entry | None:
-    """The entry of a recipe in the layers that are only read: beside the kernel's source, where a wheel has put it, then in the stores
-    that OPJIT_LAYERS names. Nothing is written there and no lock is taken.
+def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], quiet: bool = False,
+          like: Path | None = None) -> Entry | None:
+    """The first verified entry in a folder of entries whose document fits; a warning for each that is no good.
 
-    What lies beside its own source is used whoever compiled it, over whichever version of opjit's glue: its author chose it, and the
-    source, the schema, the flags, the arch and the format of the entry are the ones asked for.
+    Args:
+        target, like: as `verify` takes them.
+        fits: may raise EntryError: such a document is no good.
     """
-    beside = os.path.join(os.path.dirname(recipe.source), LAYER)
-    if os.path.isdir(beside):
-        folder = Store(Path(beside)).folder(recipe.schema.qualified, recipe.target)
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
-            found = _read(folder / name, recipe.target, False, recipe.source)
-            if found and _as_shipped(found[1].document) == _as_shipped(recipe.document()):
-                return found[0]
-    for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
-        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).find(recipe)
-        if entry is not None:
-            return entry
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    for name in names:
+        found = _read(folder / name, target, quiet, like, fits)
+        if found:
+            return found[0]
     return None
 
 
-def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's document without what is opjit's or the build machine's."""
-    inputs = document.get("inputs")
-    own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
-    return {**document, "inputs": own, "toolchain": None, "glue": None}
-
-
-def _read(folder: Path, target: Target, quiet: bool, like: Path | None = None) -> tuple[Entry, Manifest] | None:
+def _read(folder: Path, target: Target | None, quiet: bool, like: Path | None = None,
+          fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Entry, Manifest] | None:
     try:
-        return verify(folder, target, like=like)
+        found = verify(folder, target, like=like)
+        return found if fits is None or fits(found[1].document) else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (EntryError, OSError) as error:
@@ -273,7 +301,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, like: Pa
         check_library(content, target, described.link)
     elif binary.machine(content) != platform.machine():
         raise EntryError(f"its binary is for {binary.machine(content)}, not {platform.machine()}")
-    return Entry(folder, described.key, folder / described.library), described
+    return Entry(folder, described.key, folder / described.library, described.seconds), described
 
 
 def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
@@ -285,7 +313,7 @@ def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
     """
     _refuse_distrusted(folder, like)
     _refuse_distrusted(folder / manifest.NAME, like)
-    described = manifest.parse(_read_bounded(folder / manifest.NAME, manifest.MAX_BYTES))
+    described = manifest.parse(bounded(folder / manifest.NAME))
     library = folder / described.library
     _refuse_distrusted(library, like)
     if library.stat().st_size != described.size:
@@ -316,9 +344,15 @@ def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> N
     binary.check(content, machine, allowed, archs, frozenset(flag[2:] for flag in link if flag.startswith("-l")))
 
 
-def _read_bounded(path: Path, limit: int) -> bytes:
+def bounded(path: Path) -> bytes:
+    """The bytes of a manifest.
+
+    Raises:
+        OSError: it cannot be read.
+        EntryError: it is larger than any.
+    """
     with open(path, "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise EntryError(f"{path.name} is larger than {limit} bytes")
+        content = file.read(manifest.MAX_BYTES + 1)
+    if len(content) > manifest.MAX_BYTES:
+        raise EntryError(f"{path.name} is larger than {manifest.MAX_BYTES} bytes")
     return content

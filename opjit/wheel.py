@@ -21,10 +21,10 @@ from pathlib import Path
 from string import Template
 
 import opjit
-from opjit import api, catalog, files, manifest, resources
+from opjit import api, catalog, files, layers, manifest, resources
 from opjit.errors import BuildError, NoKernel, OpjitError, UnknownArch
 from opjit.op import Op
-from opjit.store import LAYER, Entry, Store
+from opjit.store import Entry, Store
 from opjit.targets import Target
 
 _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -118,7 +118,7 @@ def tree(root: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
-        if path.is_file() and not any(part.startswith(".") or part in ("__pycache__", LAYER) for part in parts) and not (
+        if path.is_file() and not any(part.startswith(".") or part in ("__pycache__", layers.FOLDER) for part in parts) and not (
                 path.name.startswith("test_") and (path.parent / "op.py").is_file()):
             found["/".join(parts)] = path.read_bytes()
     return found
@@ -144,7 +144,7 @@ def prebuilt(ops: Iterable[Op], targets: Sequence[Target], root: Path) -> dict[s
                     raise WheelError(f"{op.qualified} includes {name}, which lies outside of {root} and would not be in the wheel; move it "
                                      "there")
             place = source.parent.relative_to(root)
-            folder = Store(Path(LAYER)).folder(op.qualified, target)
+            folder = Store(Path(layers.FOLDER)).folder(op.qualified, target)
             found.update({(place / folder / name).as_posix(): content for name, content in _files(api.entry(op, target))})
     return found
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import opjit
-from opjit import backends, build, catalog, resources, schema, targets, toolchain
+from opjit import backends, build, catalog, counters, resources, schema, targets, toolchain
 from opjit.backends import Backend
 from opjit.errors import CacheWarning
 from opjit.recipe import Recipe, read_inputs
@@ -203,9 +203,11 @@ def no_compiler(tmp: Path) -> dict[str, str | None]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Mode, size and modification time of all there is under a folder."""
+    """Mode, size and modification time of all there is under a folder, but for the counts that a process leaves when it ends."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
+        if path.name == counters.NAME:
+            continue
         with suppress(FileNotFoundError):
             status = path.lstat()
             found[str(path)] = (status.st_mode, 0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns)

@@ -57,7 +57,7 @@ def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
     source = built_once[1].folder.parents[3]
     shutil.copytree(source, cache)
     folder = cache / built_once[1].folder.relative_to(source)
-    return cache, Entry(folder, built_once[1].key, folder / built_once[1].library.name)
+    return cache, built_once[1]._replace(folder=folder, library=folder / built_once[1].library.name)
 
 
 # --- an entry that is no good ------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, cache: Path) -> None
     mine, described = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
-    assert store.publish(mine, described, recipe.target, recipe.schema.qualified) == winner
+    assert store.put(mine, winner.folder, described, recipe.target) == winner
     assert winner.library.stat().st_ino == inode
 
 
@@ -397,7 +397,7 @@ def test_a_winner_that_is_no_good_is_moved_aside(op: Path, cache: Path, damage: 
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
     DAMAGES[damage](winner)
-    published = store.publish(mine, described, recipe.target, recipe.schema.qualified)
+    published = store.put(mine, winner.folder, described, recipe.target)
     assert published.library.stat().st_ino == inode
     assert verify(published.folder, recipe.target)[0] == published
 
@@ -426,7 +426,7 @@ def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blo
         "    if stage == 'before-manifest' and path.name == 'manifest.json': die()\n"
         "    plain(path, content)\n"
         "files.write_synced = write\n"
-        "if stage == 'before-rename': store.Store.publish = die\n"
+        "if stage == 'before-rename': store.Store.put = die\n"
         "opjit.get('keytest::plus', 'cpu')\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], env=helpers.environment({"OPJIT_CACHE": str(cache)}), check=False)
@@ -466,9 +466,8 @@ def test_a_file_is_never_written_twice(tmp_path: Path) -> None:
 
 def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cache: Path) -> None:
     code = helpers.declare(op) + (
-        "from opjit.store import Store, default_root\n"
         "plus = opjit.get('keytest::plus', 'cpu')\n"
-        "print(Store(default_root()).clear(), list(Store(default_root()).entries()), plus(torch.ones(1)).tolist())\n"
+        "print(opjit.cache.clear().removed, opjit.cache.entries(), plus(torch.ones(1)).tolist())\n"
     )
     assert fresh(code, {"OPJIT_CACHE": str(cache)}).stdout == "1 [] [2.0]\n"
     built(op, cache)
@@ -534,14 +533,11 @@ def test_an_op_works_with_one_warning_where_the_cache_is_a_file(op: Path, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("bad", ["group-writable", "world-writable", "link", "another-user"])
+@pytest.mark.parametrize("bad", ["group-writable", "world-writable", "another-user"])
 def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Path, bad: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    if bad == "link":
-        cache.rename(tmp_path / "real")
-        cache.symlink_to(tmp_path / "real")
-    elif bad == "another-user":
+    if bad == "another-user":
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder to another user")
         os.chown(cache, SOMEBODY, SOMEBODY)
@@ -551,7 +547,6 @@ def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Pat
     assert len(after.warnings) == 1
     assert str(cache) in after.warnings[0]
     assert not after.entry.folder.is_relative_to(cache)
-    assert not after.entry.folder.is_relative_to(tmp_path / "real")
 
 
 def test_the_folder_of_a_private_build_goes_with_its_process(op: Path, tmp_path: Path) -> None:

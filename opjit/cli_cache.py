@@ -1,0 +1,125 @@
+"""The commands ``opjit cache …``, each a few lines over opjit.cache."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+@click.group()
+def cache() -> None:
+    """Look into the cache, and keep it in order."""
+
+
+@cache.command()
+def path() -> None:
+    """Print the cache's folder."""
+    from opjit import cache
+
+    click.echo(cache.path())
+
+
+@cache.command()
+def ls() -> None:
+    """List the entries: op, arch, size, how long ago it was used, key."""
+    from opjit import cache
+
+    now = time.time()
+    rows = [(item.op, item.arch, _size(item.size), _ago(now - item.used), item.key) for item in cache.entries()]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {ago:>{widths[3]}}  {key}\n"
+                       for op, arch, size, ago, key in rows), nl=False)
+
+
+@cache.command()
+def stats() -> None:
+    """Show what the cache holds, how often it had what was asked for, and what that saved."""
+    from opjit import cache
+
+    found = cache.stats()
+    places = ", ".join(f"{count} in the {where}" for where, count in found.by_place.items() if count)
+    asked = found.hits + found.misses
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since)) if found.since is not None else "nothing was counted yet"
+    for name, value in (("cache", str(cache.path())), ("entries", f"{found.entries}, {_size(found.size)}"),
+                        ("hits", f"{found.hits} of {asked} requests{f' ({places})' if places else ''}"), ("misses", str(found.misses)),
+                        ("builds", f"{found.builds}, {_size(found.built)}"), ("time saved", _span(found.saved)), ("since", since)):
+        click.echo(f"{name:<11} {value}")
+
+
+@cache.command()
+@click.option("--rebuild", is_flag=True, help="Also build again what a declared op would have today, and compare the bytes.")
+def verify(rebuild: bool) -> None:
+    """Hold every entry against its manifest; exit code 1 if one is bad. What is bad is replaced when it is asked for."""
+    from opjit import checkup
+    from opjit.store import Store, default_root
+
+    counts = dict.fromkeys((checkup.GOOD, checkup.REBUILT, checkup.DIFFERENT, checkup.BAD), 0)
+    for found in checkup.verify(Store(default_root()), rebuild):
+        counts[found.verdict] += 1
+        if found.reason:
+            told = "not rebuilt" if found.in_order else found.verdict
+            click.echo(f"{told}: {found.item.op}  {found.item.arch}  {found.item.key}: {found.reason}")
+    names = {checkup.GOOD: "good, not rebuilt"} if rebuild else {}
+    parts = [f"{count} {names.get(verdict, verdict)}" for verdict, count in counts.items() if count]
+    click.echo(f"{_entries(sum(counts.values()))}{': ' if parts else ''}{', '.join(parts)}")
+    sys.exit(1 if counts[checkup.BAD] + counts[checkup.DIFFERENT] else 0)
+
+
+@cache.command()
+@click.option("--size", help="Remove what was not used for longest until the cache has this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
+@click.option("--age", help="Remove what was not used for this long (30d, 12h, 2w; 0: whatever its age); default: 90d.")
+def prune(size: str | None, age: str | None) -> None:
+    """Remove what nobody used for long. Builds do this by themselves, once a day; what is loaded somewhere keeps working there."""
+    from opjit import cache
+
+    done = cache.prune(size, age)
+    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}; {_entries(done.kept)}, {_size(done.size)}, are left")
+    if done.fresh:
+        click.echo(f"{_entries(done.fresh)} of the last hour stayed; `opjit cache clear` removes everything")
+    if done.failed:
+        raise click.ClickException(f"{_entries(done.failed)} could not be removed")
+
+
+@cache.command()
+@click.argument("ops", metavar="[OP...]", nargs=-1)
+def clear(ops: tuple[str, ...]) -> None:
+    """Remove the entries of each OP, or all there are. Processes that have one loaded keep it."""
+    from opjit import cache
+
+    done = cache.clear(*ops)
+    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}, from {cache.path()}")
+    if done.failed:
+        raise click.ClickException(f"{_entries(done.failed)} could not be removed, or {'is' if done.failed == 1 else 'are'} of another "
+                                   "version of opjit")
+
+
+def _entries(count: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
+
+
+def _size(count: float) -> str:
+    for unit, size in _UNITS:
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _ago(seconds: float) -> str:
+    """How long ago, in one unit; a date ahead of the clock is shown as such."""
+    if seconds < -60:
+        return "in the future"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return "just now"
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

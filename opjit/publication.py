@@ -1,0 +1,98 @@
+"""From what a build leaves to an entry: in the store, or else in a folder that goes with the process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit import counters, files
+from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
+from opjit.manifest import Manifest
+from opjit.store import Entry, Store, verify
+from opjit.targets import Target
+
+MARKER = "pruned"  # in the store; its date is when a build pruned it last
+_INTERVAL = 24 * 3600.0  # seconds
+_SLACK = 3600.0  # by which a date may lie ahead
+
+
+class Work(NamedTuple):
+    """A build that somebody asked for.
+
+    Attributes:
+        name: what is built, for messages.
+        target: of an op; None for a C++ extension.
+        make: leaves a complete entry in the folder "entry" of a staging folder; the second folder is for what builds share.
+        place: the folder of its entry in the store.
+        fault: makes an error from a sentence.
+    """
+
+    name: str
+    target: Target | None
+    make: Callable[[Path, Path], Manifest]
+    place: Callable[[Manifest], Path]
+    fault: Callable[[str], BuildError]
+
+
+def publish(work: Work, store: Store) -> Entry:
+    """Do the work and publish what it makes; where the store cannot be written, keep it for this process only.
+
+    Raises:
+        BuildError: it cannot be built, or nowhere.
+    """
+    try:
+        staged = store.stage()
+    except (OSError, EntryError) as error:
+        return _privately(work, store, error)
+    try:
+        described = work.make(staged, store.base)
+        counters.built(store.base, described.size)
+        entry = store.put(staged / "entry", work.place(described), described, work.target)
+    except (OSError, EntryError) as error:
+        return _privately(work, store, error)
+    except CompileError as error:
+        if staged.is_dir():
+            raise
+        return _privately(work, store, error)  # the compilers' files were removed under them, with the whole cache
+    finally:
+        files.remove_tree(staged)
+    if due(store, entry):
+        from opjit import prune
+
+        prune.after_build(store)
+    return entry
+
+
+def due(store: Store, published: Entry) -> bool:
+    """Whether the last build that pruned the store did so a day ago or more. Where its date makes no sense, pruning is due."""
+    try:
+        now = os.stat(published.folder).st_ctime  # the filesystem's own clock
+        last = os.lstat(store.base / MARKER)
+        return not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _privately(work: Work, store: Store, reason: Exception) -> Entry:
+    """It works even where nothing can be kept: from a folder that goes with the process."""
+    if isinstance(reason, UntrustedFolder):
+        store.tell(str(reason))
+    else:
+        warnings.warn(CacheWarning(f"the cache cannot be used, so {work.name} is built for this process only: {reason}. Set OPJIT_CACHE "
+                                   "to a folder of your own"), stacklevel=2)
+    try:
+        folder = files.until_exit()
+        described = work.make(folder, folder)
+        counters.built(store.base, described.size)
+        place = folder / described.key
+        os.rename(folder / "entry", place)
+        return verify(place, work.target)[0]
+    except (OSError, EntryError) as error:
+        raise work.fault(f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
