@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, files, glue, headers, resources, toolchain
+from opjit import binary, files, glue, headers, progress, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
@@ -89,6 +89,7 @@ def build(recipe: Recipe, store: Store) -> Entry:
         described = _stage(recipe, compiler, nvcc, ninja, staged, store.base)
         if recipe.inputs_now() != recipe.inputs:
             raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
+        progress.step("publishing")
         return store.publish(staged / "entry", described, recipe.target, recipe.schema.qualified)
     except (OSError, EntryError) as error:
         return _build_privately(recipe, compiler, nvcc, ninja, error)
@@ -141,12 +142,14 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         stubs = making.result()
     name = f"opjit_{files.unique()}"
     started = time.perf_counter()
+    progress.step("compiling")
     compiled = _put_runtime(recipe, work)
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
                        [quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
     if not compiled:
         _keep_runtime(recipe, work)
     seconds = time.perf_counter() - started
+    progress.step("checking")
     _check_dependencies(recipe, work, compiler, nvcc)
     try:
         content = (work / name).read_bytes()

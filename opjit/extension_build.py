@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, store, toolchain, trial
+from opjit import build, extension, files, progress, store, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.extension import Extension
@@ -57,6 +57,7 @@ def build_extension(wanted: Extension, arguments: Mapping[str, Any], root: Store
         return _build_privately(wanted, arguments, tools, root, error)
     try:
         described = _stage(wanted, arguments, tools, staged, root)
+        progress.step("publishing")
         return root.put(staged / "entry", wanted.shelf(root) / described.key, described, None)
     except (OSError, EntryError) as error:
         return _build_privately(wanted, arguments, tools, root, error)
@@ -90,8 +91,10 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
     entry.mkdir(mode=0o700)
     with build.workspace(staged) as work:
         started = time.time_ns()
+        progress.step("compiling")
         _run_torch_builder(wanted, arguments, tools, work, root)
         seconds = (time.time_ns() - started) / 1e9
+        progress.step("checking")
         document = {**wanted.document(), "found": _found(wanted, tools, work, started)}
         if wanted.inputs_now() != wanted.inputs:
             raise _fault(wanted, "its sources changed while they were compiled; ask for it again")
