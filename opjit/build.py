@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, files, glue, headers, progress, resources, toolchain
+from opjit import binary, files, glue, headers, loader, progress, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
@@ -81,6 +81,9 @@ def build(recipe: Recipe, store: Store) -> Entry:
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
     recipe = recipe.with_toolchain(toolchain.identity(compiler, nvcc))
     ninja = toolchain.require_ninja()
+    unread = headers.unread(recipe.inputs)
+    if unread:
+        return _build_privately(recipe, compiler, nvcc, ninja, EntryError(f"{unread}, and no key can stand for it"))
     try:
         staged = store.stage()
     except (OSError, EntryError) as error:
@@ -99,8 +102,9 @@ def build(recipe: Recipe, store: Store) -> Entry:
 
 def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, reason: Exception) -> Entry:
     """The op works even where nothing can be kept: from a folder that goes with the process."""
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: {reason}. "
-                               "Set OPJIT_CACHE to a folder of your own"), stacklevel=2)
+    advice = "make it readable" if headers.unread(recipe.inputs) else "set OPJIT_CACHE to a folder of your own"
+    warnings.warn(CacheWarning(f"the cache cannot be used, so {recipe.schema.qualified} is built for this process only: "
+                               f"{reason}; {advice}"), stacklevel=2)
     try:
         folder = files.until_exit()
         described = _stage(recipe, compiler, nvcc, ninja, folder, folder)
@@ -154,6 +158,9 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
     try:
         content = (work / name).read_bytes()
         check_library(content, recipe.target, recipe.flags.link)
+        missing = [function for function in loader.FUNCTIONS if f"{function}\0".encode() not in content]
+        if missing:
+            raise EntryError(f"it does not define {', '.join(missing)}")
     except (FileNotFoundError, EntryError) as error:
         raise _fault(recipe, f"{compiler.path} reported success but left no good library: {error}", compiler.path) from None
     library = f"{recipe.schema.namespace}.{recipe.schema.name}.so"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from opjit import extension, files, manifest
+from opjit import extension, files, loader, manifest
 from opjit.errors import BuildError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
@@ -141,7 +141,10 @@ def _load(function: str, given: dict[str, Any]) -> Any:
         from opjit import trial
 
         trial.open_in_child(str(entry.library), wanted.name)
-    loaded = _open(wanted.name, str(entry.library), arguments["is_python_module"])
+    try:
+        loaded = _open(wanted.name, str(entry.library), arguments["is_python_module"])
+    except (ImportError, OSError) as error:
+        loaded = _open(wanted.name, str(loader.elsewhere(entry, error)), arguments["is_python_module"])
     _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
     return loaded
 

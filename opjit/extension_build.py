@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, progress, store, toolchain, trial
+from opjit import build, extension, files, headers, progress, store, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.extension import Extension
@@ -51,6 +51,9 @@ def build_extension(wanted: Extension, arguments: Mapping[str, Any], root: Store
     """
     tools = _tools(wanted, root)
     wanted = wanted._replace(toolchain=extension.identity(tools.cxx, tools.compiler, tools.nvcc))
+    unread = headers.unread(wanted.inputs)
+    if unread:
+        return _build_privately(wanted, arguments, tools, root, EntryError(f"{unread}, and no key can stand for it"))
     try:
         staged = root.stage()
     except (OSError, EntryError) as error:
@@ -73,8 +76,9 @@ def _tools(wanted: Extension, root: Store) -> _Tools:
 
 
 def _build_privately(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, root: Store, reason: Exception) -> Entry:
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted.name} is built for this process only: {reason}. Set OPJIT_CACHE to a "
-                               "folder of your own"), stacklevel=2)
+    advice = "make it readable" if headers.unread(wanted.inputs) else "set OPJIT_CACHE to a folder of your own"
+    warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted.name} is built for this process only: {reason}; {advice}"),
+                  stacklevel=2)
     try:
         folder = files.until_exit()
         described = _stage(wanted, arguments, tools, folder, root)
@@ -96,7 +100,7 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
         seconds = (time.time_ns() - started) / 1e9
         progress.step("checking")
         document = {**wanted.document(), "found": _found(wanted, tools, work, started)}
-        if wanted.inputs_now() != wanted.inputs:
+        if not headers.unread(wanted.inputs) and wanted.inputs_now() != wanted.inputs:
             raise _fault(wanted, "its sources changed while they were compiled; ask for it again")
         try:
             content = (work / (wanted.name if wanted.program else f"{wanted.name}.so")).read_bytes()

@@ -152,7 +152,6 @@ class _Keeper(threading.Thread):
         try:
             if not self._left:  # else it came too late, and is freed at once
                 self._keep(self._note)
-                _sweep(place)
         finally:
             _free(descriptor)
 
@@ -161,10 +160,13 @@ class _Keeper(threading.Thread):
         step: str | None = "compiling"
         files.write_note(note, json.dumps({**who, "step": step}))
         self.settled.set()
+        _sweep(note.parent)  # the build has begun meanwhile
         pulse = _Pulse(self._builder)
         while step is not None:
             try:
                 step = self._steps.get(timeout=BEAT)
+                while step is not None and not self._steps.empty():
+                    step = self._steps.get()
                 pulse = _Pulse(self._builder)
             except queue.Empty:
                 pass
