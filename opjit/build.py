@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, files, glue, headers, resources, toolchain
+from opjit import binary, files, glue, headers, loader, progress, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError
 from opjit.manifest import NAME, Manifest
@@ -85,13 +85,13 @@ def build(recipe: Recipe, store: Store) -> Entry:
     def make(staged: Path, base: Path) -> Manifest:
         with workspace(staged) as work:
             described = _make_entry(recipe, compiler, nvcc, ninja, work, staged / "entry", base)
-        if recipe.inputs_now() != recipe.inputs:
+        if not headers.unread(recipe.inputs) and recipe.inputs_now() != recipe.inputs:
             raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
         return described
 
     folder = store.folder(recipe.schema.qualified, recipe.target)
     return publish(Work(recipe.schema.qualified, recipe.target, make, lambda described: folder / described.key,
-                        lambda what: _fault(recipe, what)), store)
+                        lambda what: _fault(recipe, what), headers.unread(recipe.inputs)), store)
 
 
 @contextmanager
@@ -119,16 +119,21 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
         stubs = making.result()
     name = f"opjit_{files.unique()}"
     started = time.perf_counter()
+    progress.step("compiling")
     compiled = _put_runtime(recipe, work)
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
                        [quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
     if not compiled:
         _keep_runtime(recipe, work)
     seconds = time.perf_counter() - started
+    progress.step("checking")
     _check_dependencies(recipe, work, compiler, nvcc)
     try:
         content = (work / name).read_bytes()
         check_library(content, recipe.target, recipe.flags.link)
+        missing = [function for function in loader.FUNCTIONS if f"{function}\0".encode() not in content]
+        if missing:
+            raise EntryError(f"it does not define {', '.join(missing)}")
     except (FileNotFoundError, EntryError) as error:
         raise _fault(recipe, f"{compiler.path} reported success but left no good library: {error}", compiler.path) from None
     library = f"{recipe.schema.namespace}.{recipe.schema.name}.so"

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from opjit import counters, extension, files, manifest
+from opjit import counters, extension, files, loader, manifest
 from opjit.errors import BuildError, LoadError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
@@ -158,7 +158,10 @@ def _use(entry: Entry, wanted: Extension, arguments: dict[str, Any], number: int
         from opjit import trial
 
         trial.open_in_child(str(entry.library), wanted.name)
-    return _open(wanted.name, str(entry.library), arguments["is_python_module"])
+    try:
+        return _open(wanted.name, str(entry.library), arguments["is_python_module"])
+    except (ImportError, OSError) as error:
+        return _open(wanted.name, str(loader.elsewhere(entry, error)), arguments["is_python_module"])
 
 
 def _number(name: str, identity: str) -> int:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import files, headers, resources, store, toolchain
+from opjit.backends import cpu
 from opjit.errors import BuildError, EntryError, ToolMissing, UnknownArch
 from opjit.recipe import FORMAT, document_key
 from opjit.store import Entry, Store
@@ -200,6 +201,8 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
     if cuda:
         flags["cuda"] = words.of("extra_cuda_cflags", arguments)
         flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
+    if any("native" in word for language in flags.values() for word in language):  # what it stands for, not how it is spelled
+        flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
     given = [os.path.abspath(path) for path in strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
     texts = inline.pop("texts", ())
@@ -411,8 +414,12 @@ def _visible() -> str:
     """The visible GPUs' archs, none newer than what torch itself was compiled for, and code that later ones can translate."""
     newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
                  if (number := re.findall(r"^sm_(\d+)", arch)))
-    found = sorted({min(newest, torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())})
+    found = sorted({min(newest, capability) for capability in _capabilities()})
     return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
 
 
 def _python() -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, toolchain, trial
+from opjit import build, extension, files, headers, progress, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, OpjitError
 from opjit.extension import Extension
@@ -51,7 +51,8 @@ def build_extension(wanted: Extension, arguments: Mapping[str, Any], root: Store
     tools = _tools(wanted, root)
     wanted = wanted._replace(toolchain=extension.identity(tools.cxx, tools.compiler, tools.nvcc))
     return publish(Work(wanted.name, None, lambda staged, base: _stage(wanted, arguments, tools, staged, base),
-                        lambda described: wanted.shelf(root) / described.key, lambda what: _fault(wanted, what)), root)
+                        lambda described: wanted.shelf(root) / described.key, lambda what: _fault(wanted, what),
+                        headers.unread(wanted.inputs)), root)
 
 
 def _tools(wanted: Extension, root: Store) -> _Tools:
@@ -67,10 +68,12 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
     entry.mkdir(mode=0o700)
     with build.workspace(staged) as work:
         started = time.time_ns()
+        progress.step("compiling")
         _run_torch_builder(wanted, arguments, tools, work, base)
         seconds = (time.time_ns() - started) / 1e9
+        progress.step("checking")
         document = {**wanted.document(), "found": _found(wanted, tools, work, started)}
-        if wanted.inputs_now() != wanted.inputs:
+        if not headers.unread(wanted.inputs) and wanted.inputs_now() != wanted.inputs:
             raise _fault(wanted, "its sources changed while they were compiled; ask for it again")
         try:
             content = (work / (wanted.name if wanted.program else f"{wanted.name}.so")).read_bytes()

@@ -6,9 +6,12 @@ import atexit
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from opjit.errors import CacheWarning
 
 _LINKS = 40  # symbolic links that Linux follows on one way
 
@@ -193,5 +196,11 @@ def write_note(path: Path, text: str) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that nobody needs; what cannot be removed now stays for the next sweep."""
+    """Remove a folder that nobody needs; what is busy now stays for the next sweep. One that may not be removed at all is told of."""
     shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(folder)
+    except PermissionError as error:
+        warnings.warn(CacheWarning(f"a folder that nobody needs any more cannot be removed: {error}"), stacklevel=2)
+    except OSError:
+        pass  # it is gone, as it should be

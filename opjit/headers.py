@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from opjit import files
+
 _INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # in a comment too: that costs nothing
+_UNREAD = "cannot be read"
 
 
 def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, str]:
     """The SHA-256 of the roots and of all that they include, by path.
+
+    A file that is there and cannot be read gets, instead of a digest, a text that says so and is never the same again: so no key
+    that it enters is ever found, or shared (see `unread`).
 
     The scan is conservative: it follows every #include line, also one that a condition turns off. Quoted names are looked
     for beside the including file, then like angled ones on the include path; a name found nowhere is the compiler's or does
     not exist, and the compiler will say so.
 
     Raises:
-        OSError: a file that is part of the op cannot be read.
+        FileNotFoundError: a root is not there.
     """
     digests: dict[str, str] = {}
     waiting = list(roots)
@@ -27,11 +33,23 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, st
         path = waiting.pop()
         if path in digests:
             continue
-        with open(path, "rb") as file:
-            content = file.read()
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            digests[path] = f"{_UNREAD} ({error.strerror}) {files.unique()}"
+            continue
         digests[path] = hashlib.sha256(content).hexdigest()
         waiting += included(content, os.path.dirname(path), include_path)
     return digests
+
+
+def unread(inputs: Mapping[str, str]) -> str | None:
+    """Which of the files could not be read, in words; None if all were."""
+    found = [f"{name} {digest.rpartition(' ')[0]}" for name, digest in inputs.items() if digest.startswith(_UNREAD)]
+    return ", ".join(found) or None
 
 
 def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iterator[str]:

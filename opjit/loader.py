@@ -8,9 +8,16 @@ ever closed.
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 
-from opjit.errors import LoadError
-from opjit.store import Entry
+from opjit.errors import CacheWarning, EntryError, LoadError
+from opjit.store import Entry, Store, verify
+
+# What every op's library defines.
+FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
+_NOEXEC = "failed to map segment"  # in the dynamic loader's message where a filesystem is mounted noexec
+_ADVICE = "set OPJIT_CACHE to a folder of yours on a filesystem without noexec"
 
 
 class Gone(LoadError):
@@ -66,12 +73,55 @@ def open_library(entry: Entry, qualified: str) -> ctypes.CDLL:
         LoadError: the dynamic loader refused it.
     """
     try:
-        library = ctypes.CDLL(str(entry.library))  # RTLD_NOW and RTLD_LOCAL
+        try:
+            library = ctypes.CDLL(str(entry.library))  # RTLD_NOW and RTLD_LOCAL
+        except OSError as error:
+            library = ctypes.CDLL(str(elsewhere(entry, error)))
         for name in ("opjit_register", "opjit_unregister"):
             getattr(library, name).restype = ctypes.c_int
         for name in ("opjit_prepare", "opjit_redirect"):
             getattr(library, name).restype = None
     except (OSError, AttributeError) as error:
+        advice = f"; {_ADVICE}" if _NOEXEC in str(error) else ""
         missing = str(error).startswith(f"{entry.library}: cannot open shared object file") or not entry.library.exists()
-        raise (Gone if missing else LoadError)(f"the library of {qualified} cannot be loaded: {error}") from None
+        raise (Gone if missing else LoadError)(f"the library of {qualified} cannot be loaded: {error}{advice}") from None
+    return library
+
+
+def elsewhere(entry: Entry, error: Exception) -> Path:
+    """The library of an entry whose own filesystem lets nobody run programs (noexec): copied to the user's own temporary cache.
+
+    Args:
+        error: of the dynamic loader.
+
+    Raises:
+        type(error): it is another error than that one.
+        LoadError: there is no place for a copy.
+    """
+    if _NOEXEC not in str(error):
+        raise error
+    import tempfile
+    import warnings
+
+    from opjit import bundle, files
+
+    place = Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
+    copies = Store(place / "cache")
+    folder = copies.base / entry.folder.parent.parent.name / entry.folder.parent.name / entry.key
+    try:
+        if folder == entry.folder:
+            raise EntryError("that is where it lies")
+        files.make_private(place)
+        problem = files.distrusted(place)
+        if problem:
+            raise EntryError(problem)
+        try:
+            library = verify(folder, None)[0].library
+        except (OSError, EntryError):
+            library = copies.receive(bundle.of(entry.folder), folder, None).library
+    except (OSError, EntryError) as trouble:
+        raise LoadError(f"{entry.library} lies on a filesystem that runs no programs (noexec), and no copy of it can be loaded "
+                        f"from {place}: {trouble}; {_ADVICE}") from None
+    warnings.warn(CacheWarning(f"{entry.library} lies on a filesystem that runs no programs (noexec), so a copy in {place} is loaded; "
+                               f"{_ADVICE}"), stacklevel=2)
     return library

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_stepping: ContextVar[Callable[[str], None] | None] = ContextVar("stepping", default=None)
 logger = logging.getLogger("opjit")
 
 
@@ -21,6 +22,23 @@ def told(listener: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listener.reset(before)
+
+
+@contextmanager
+def stepping(listener: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, tell `listener` each step of the build in it."""
+    before = _stepping.set(listener)
+    try:
+        yield
+    finally:
+        _stepping.reset(before)
+
+
+def step(name: str) -> None:
+    """What a build does now, in one word: ``"compiling"``, ``"checking"``, ``"publishing"``. Other processes may wait for it."""
+    listener = _stepping.get()
+    if listener is not None:
+        listener(name)
 
 
 @contextmanager

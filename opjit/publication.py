@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import counters, files
+from opjit import counters, files, progress
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.manifest import Manifest
 from opjit.store import Entry, Store, verify
@@ -30,6 +30,7 @@ class Work(NamedTuple):
         make: leaves a complete entry in the folder "entry" of a staging folder; the second folder is for what builds share.
         place: the folder of its entry in the store.
         fault: makes an error from a sentence.
+        unread: which of its inputs cannot be read, so that no key can stand for what it makes; None where all can.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Work(NamedTuple):
     make: Callable[[Path, Path], Manifest]
     place: Callable[[Manifest], Path]
     fault: Callable[[str], BuildError]
+    unread: str | None = None
 
 
 def publish(work: Work, store: Store) -> Entry:
@@ -45,6 +47,8 @@ def publish(work: Work, store: Store) -> Entry:
     Raises:
         BuildError: it cannot be built, or nowhere.
     """
+    if work.unread:
+        return _privately(work, store, EntryError(f"{work.unread}, and no key can stand for it"))
     try:
         staged = store.stage()
     except (OSError, EntryError) as error:
@@ -52,6 +56,7 @@ def publish(work: Work, store: Store) -> Entry:
     try:
         described = work.make(staged, store.base)
         counters.built(store.base, described.size)
+        progress.step("publishing")
         entry = store.put(staged / "entry", work.place(described), described, work.target)
     except (OSError, EntryError) as error:
         return _privately(work, store, error)
@@ -85,8 +90,9 @@ def _privately(work: Work, store: Store, reason: Exception) -> Entry:
     if isinstance(reason, UntrustedFolder):
         store.tell(str(reason))
     else:
-        warnings.warn(CacheWarning(f"the cache cannot be used, so {work.name} is built for this process only: {reason}. Set OPJIT_CACHE "
-                                   "to a folder of your own"), stacklevel=2)
+        advice = "make it readable" if work.unread else "set OPJIT_CACHE to a folder of your own"
+        warnings.warn(CacheWarning(f"the cache cannot be used, so {work.name} is built for this process only: {reason}; {advice}"),
+                      stacklevel=2)
     try:
         folder = files.until_exit()
         described = work.make(folder, folder)

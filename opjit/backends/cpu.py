@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ _LEVELS = {
     "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
 }
 _AARCH64 = "aarch64"
+# What of /proc/cpuinfo tells one kind of CPU from another.
+_MAKE = {"vendor_id", "cpu family", "model", "cache size", "flags",
+         "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"}
 
 NEEDED = frozenset({"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"})
 
@@ -79,6 +83,13 @@ def _host_arch() -> str:
             break
         best = level
     return best
+
+
+def identity() -> str:
+    """What -march=native is taken from: the CPUs' make, caches and flags, as SHA-256."""
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
+        lines = [line for line in iter(cpuinfo.readline, "") if line.partition(":")[0].strip() in _MAKE]
+    return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()
 
 
 def _cpu_flags() -> set[str]:

@@ -1,0 +1,471 @@
+"""The lock: who waits knows for whom, and nobody waits without end, whatever becomes of the holder or of flock itself."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+from opjit import build, lock, progress, targets
+from opjit.errors import CacheWarning
+from opjit.store import Store, verify
+from tests import helpers
+from tests.helpers import fake_compiler, fresh, write_op
+
+# A process that holds the lock of "key" until its standard input ends.
+HOLDER = """
+import sys
+from opjit import lock, progress
+lock.BEAT = 0.1
+with lock.held("key", lambda holder: print("waits", flush=True)):
+    print("holds", flush=True)
+    for line in sys.stdin:
+        progress.step(line.strip())
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a place for locks of the test's own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Path:
+    return write_op(tmp_path / "plus")
+
+
+@contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, which is ended with all its children."""
+    running = subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, start_new_session=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        for stream in (running.stdin, running.stdout, running.stderr):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+@contextmanager
+def holder() -> Iterator[subprocess.Popen[str]]:
+    with process(HOLDER) as running:
+        assert line(running) == "holds"
+        yield running
+
+
+def line(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    return running.stdout.readline().strip()
+
+
+def tell(running: subprocess.Popen[str], text: str) -> None:
+    assert running.stdin is not None
+    running.stdin.write(text + "\n")
+    running.stdin.flush()
+
+
+def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:
+    """Take and free a lock; the warnings it gave."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with lock.held(key, waiting):
+            pass
+    assert all(one.category is CacheWarning for one in seen)
+    return [str(one.message) for one in seen]
+
+
+def is_free(key: str = "key") -> bool:
+    descriptor = os.open(lock.folder() / f"{key}.lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+# --- what a waiter knows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step() -> None:
+    told: list[str] = []
+    with holder() as running:
+        steps = iter(["checking", "publishing"])
+
+        def waiting(text: str) -> None:
+            told.append(text)
+            step = next(steps, None)
+            if step is not None:
+                tell(running, step)
+            else:
+                os.kill(running.pid, signal.SIGKILL)
+
+        assert hold("key", waiting) == []
+        found = [re.fullmatch(rf"process {running.pid}, which has been building it since \d\d:\d\d:\d\d \((\w+)\)", text) for text in told]
+    assert [match and match[1] for match in found] == ["compiling", "checking", "publishing"]
+
+
+def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
+    steps: list[str] = []
+    with progress.stepping(steps.append):
+        build.build(helpers.describe(op), Store(here))
+    progress.step("nobody listens")
+    assert steps == ["compiling", "checking", "publishing"]
+
+
+def test_a_line_of_the_waiter_s_follows_the_holder_s_step(op: Path) -> None:
+    recipe = helpers.describe(op)
+    code = helpers.declare(op) + "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nopjit.get('keytest::plus', 'cpu')\n"
+    assert recipe.key is not None
+    with lock.held(recipe.key, lambda holder: None), process(code) as waiter:
+        assert waiter.stderr is not None
+        assert "building keytest::plus" in waiter.stderr.readline()
+        assert waiter.stderr.readline().endswith("(compiling)\n")
+        progress.step("publishing")
+        assert waiter.stderr.readline().endswith("(publishing)\n")
+
+
+# --- a holder that dies, stops or hangs ----------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_takes_over_when_its_holder_is_killed() -> None:
+    with holder() as running:
+        killed: list[float] = []
+
+        def waiting(text: str) -> None:
+            os.kill(running.pid, signal.SIGKILL)
+            killed.append(time.monotonic())
+
+        assert hold("key", waiting) == []
+        assert time.monotonic() - killed[0] < 1  # the machine may be busy
+    assert len(killed) == 1
+
+
+def test_a_stopped_holder_costs_a_warning_and_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    with holder() as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        (warning,) = hold()
+        assert f"waited for process {running.pid}, which has been building it since" in warning
+        assert "no sign of life" in warning
+        assert not is_free()
+        os.kill(running.pid, signal.SIGKILL)
+        until(is_free)  # also of the thread that waited here
+
+
+def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    reached = tmp_path / "reached"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{reached}'; fi")))
+    build_it = helpers.declare(op) + "from opjit import lock\nlock.SILENCE = 1.0\nimport sys\n" + (
+        "warnings.simplefilter('always')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+    with process(build_it) as stopped:
+        until(reached.exists)
+        os.killpg(stopped.pid, signal.SIGSTOP)
+        done = fresh(build_it)
+        assert done.stdout == "[2.0]\n"
+        assert done.stderr.count("CacheWarning") == 1
+        assert "no sign of life" in done.stderr
+        os.killpg(stopped.pid, signal.SIGCONT)
+        assert stopped.communicate(timeout=60) == ("[2.0]\n", "")
+    (entry,) = helpers.entries(here)
+    assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
+    assert len(reached.read_text().split("\n")) - 1 == 2
+
+
+@pytest.mark.parametrize(("compiler", "waits"), [("sleep 60", False), ("until [ -e '{done}' ]; do :; done", True)],
+                         ids=["hung", "long-at-work"])
+def test_a_hung_compiler_keeps_nobody_waiting_and_a_long_one_does(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, waits: bool
+) -> None:
+    reached, done = tmp_path / "reached", tmp_path / "done"
+    slow = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then {compiler.format(done=done)}; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=slow)))
+    code = helpers.declare(op) + (
+        "from opjit import lock\nlock.SILENCE, lock.IDLE, lock.BEAT = 1.5, 0.9, 0.1\nwarnings.simplefilter('always')\n"
+        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)")
+    with process(code) as builder:
+        until(reached.exists)
+        with process(code) as waiter:
+            if waits:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    waiter.wait(4.5)
+                done.touch()
+            out, err = waiter.communicate(timeout=60)
+            assert out == "[2.0]\n"
+            assert ("no sign of life" in err) == (not waits), err
+        if waits:
+            assert builder.communicate(timeout=60) == ("[2.0]\n", "")
+
+
+def test_a_step_that_takes_an_hour_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "LONGEST", 0.5)
+    monkeypatch.setattr(lock, "SILENCE", 0.5)
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    with lock.held("key", lambda holder: None):
+        assert len(hold()) == 1
+
+
+def test_the_time_that_a_waiter_was_stopped_itself_is_no_silence_of_its_holder() -> None:
+    code = ("import warnings\nfrom opjit import lock\nlock.SILENCE = 1.5\nwarnings.simplefilter('error')\n"
+            "with lock.held('key', lambda holder: print('waits', flush=True)): print('took it')\n")
+    with holder() as running, process(code) as waiter:
+        assert line(waiter) == "waits"
+        for stopped in (waiter, running):
+            os.kill(stopped.pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(waiter.pid, signal.SIGCONT)
+        time.sleep(0.2)
+        os.kill(running.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        assert waiter.poll() is None
+        os.kill(running.pid, signal.SIGKILL)
+        assert waiter.communicate(timeout=60) == ("took it\n", "")
+
+
+def test_a_waiter_that_is_interrupted_leaves_nothing_behind() -> None:
+    with holder() as running:
+
+        def interrupt(text: str) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            hold("key", interrupt)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+    until(lambda: not any(thread.name == "opjit-lock" for thread in threading.enumerate()))
+    assert is_free()
+    assert hold() == []
+
+
+def test_an_error_in_the_build_frees_the_lock() -> None:
+    with pytest.raises(ZeroDivisionError), lock.held("key", lambda holder: None):
+        raise ZeroDivisionError
+    assert is_free()
+    assert not any(thread.name == "opjit-lock" for thread in threading.enumerate())
+
+
+# --- a flock that does not do what it says -------------------------------------------------------------------------------------------
+
+
+def ask_from_six_processes(op: Path, patch: str) -> None:
+    code = helpers.declare(op) + patch + (
+        "import os\n"
+        "from torch.utils import cpp_extension\n"
+        "children = []\n"
+        "for number in range(6):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        with warnings.catch_warnings(record=True) as seen:\n"
+        "            warnings.simplefilter('always')\n"
+        "            right = opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0]\n"
+        "        os._exit(0 if right and len(seen) == expected else 3)\n"
+        "    children.append(child)\n"
+        "print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])\n"
+    )
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "[0, 0, 0, 0, 0, 0]\n"
+
+
+def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; sleep 1; fi")))
+    ask_from_six_processes(op, "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nexpected = 0\n")
+    assert len(log.read_text()) > 1
+    (entry,) = helpers.entries(here)
+    assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
+
+
+def test_a_flock_that_is_not_there_costs_each_process_one_warning(op: Path, here: Path) -> None:
+    ask_from_six_processes(op, "import errno, fcntl, os\ndef flock(descriptor, operation):\n"
+                               "    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))\nfcntl.flock = flock\nexpected = 1\n")
+    assert len(helpers.entries(here)) == 1
+
+
+def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    plain, gate = fcntl.flock, threading.Event()
+
+    def flock(descriptor: int, operation: int) -> None:
+        assert gate.wait(60)
+        plain(descriptor, operation)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", flock)
+        (warning,) = hold()
+        assert "without a lock" in warning
+        assert "no sign of life" in warning
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: the thread that still waits
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        gate.set()  # it gets the lock after all, which nobody wants any more
+        until(lambda: not any(thread.name == "opjit-lock" for thread in threading.enumerate()))
+    assert is_free()
+
+
+def test_an_op_is_built_where_flock_blocks(op: Path, here: Path) -> None:
+    code = ("import fcntl, time\nfcntl.flock = lambda descriptor, operation: time.sleep(600)\n" + helpers.declare(op) +
+            "from opjit import lock\nlock.SILENCE = 1.0\nwarnings.simplefilter('always')\n"
+            "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+    done = fresh(code)
+    assert done.stdout == "[2.0]\n"
+    assert done.stderr.count("CacheWarning") == 1
+    assert len(helpers.entries(here)) == 1
+
+
+def test_a_process_that_may_start_no_thread_builds_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    (warning,) = hold()
+    assert "can't start new thread" in warning
+
+
+def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path, tmp_path: Path) -> None:
+    code = helpers.declare(op) + (
+        "import errno, os\nfrom opjit import files, lock\nplain = os.open\n"
+        "def full(path, flags, *mode, **options):\n"
+        "    if str(path).endswith('.lock'): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))\n"
+        "    return plain(path, flags, *mode, **options)\n"
+        "os.open = full\nwarnings.simplefilter('always')\n"
+        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+    done = fresh(code)
+    assert done.stdout == "[2.0]\n"
+    assert done.stderr.count("CacheWarning") == 1
+    assert os.strerror(errno.ENOSPC) in done.stderr
+    assert len(helpers.entries(here)) == 1
+
+
+# --- forks -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock() -> None:
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from opjit import lock, progress
+with lock.held("key", print):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print(os.path.exists(lock.folder() / "key.json"), flush=True)
+        sys.stdin.read()
+    else:
+        progress.step("a step of the child")
+"""
+    with process(code) as running:
+        assert line(running) == "True"
+        assert not is_free()
+        tell(running, "")
+        assert running.stdin is not None
+        running.stdin.close()
+        until(is_free)
+
+
+def test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock() -> None:
+    code = """
+import os, sys, time, warnings
+warnings.simplefilter("ignore")
+from opjit import lock
+with lock.held("key", print):
+    if os.fork() == 0:
+        print("forked", flush=True)
+        time.sleep(60)
+    time.sleep(60)
+"""
+    with process(code) as running:
+        assert line(running) == "forked"
+        os.kill(running.pid, signal.SIGKILL)  # the parent alone
+        until(is_free)
+        os.killpg(running.pid, signal.SIGKILL)
+
+
+# --- old files ---------------------------------------------------------------------------------------------------------------------
+
+
+def age(path: Path, days: float = 2) -> None:
+    then = time.time() - days * 86400
+    os.utime(path, (then, then))
+
+
+def test_lock_files_that_nobody_uses_are_swept_once_a_day_and_the_others_stay() -> None:
+    hold()
+    place = lock.folder()
+    names = [f"{number:064x}.lock" for number in range(2000)]
+    for name in [*names, "young.lock", "dead.json", f".dead.json.{'0' * 32}", "unknown"]:
+        (place / name).touch()
+        age(place / name)
+    os.utime(place / "young.lock")
+    (place / "cache.lock").mkdir()
+    with lock.held("held", lambda holder: None):
+        age(place / "held.lock")
+        hold()
+        assert len(list(place.iterdir())) > 2000, "swept twice in a day"
+        age(place / "swept")
+        hold()
+        assert {path.name for path in place.iterdir()} == {"young.lock", "cache.lock", "unknown", "held.lock", "held.json", "key.lock",
+                                                           "swept"}
+
+
+def test_two_never_hold_a_lock_whose_file_is_swept_all_the_time(tmp_path: Path) -> None:
+    code = f"""
+import warnings
+warnings.simplefilter("error")
+from pathlib import Path
+from opjit import lock
+lock._OLD = -1e9  # everything is old, and swept each time
+count = Path({str(tmp_path / "count")!r})
+for turn in range(100):
+    with lock.held("key", lambda holder: None):
+        count.write_text(str(int(count.read_text()) + 1))
+"""
+    (tmp_path / "count").write_text("0")
+    with ExitStack() as stack:
+        for running in [stack.enter_context(process(code)) for _ in range(4)]:
+            assert running.communicate(timeout=100) == ("", "")
+    assert (tmp_path / "count").read_text() == "400"
+
+
+def test_a_build_takes_no_lock_that_is_another_op_s(op: Path, tmp_path: Path) -> None:
+    with holder():
+        assert hold("another key", lambda text: pytest.fail(f"waited for {text}")) == []
+    assert torch.equal(opjit.get("allreduce", "cpu")(torch.ones(3)), torch.tensor(3.0))
