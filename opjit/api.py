@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -75,7 +76,18 @@ def ready(op: Op, backend: Backend) -> None:
         return
     with op.lock:
         if backend.name not in op.loaded:
-            op.loaded[backend.name] = loader.load(entry(op, targets.here(backend)), op.qualified)
+            target = targets.here(backend)
+            op.loaded[backend.name] = loader.load(entry(op, target), op.qualified)
+            note(op, target)
+
+
+def note(op: Op, target: Target) -> None:
+    """Where `opjit record` runs this process: an op is in use for a target."""
+    path = os.environ.get("OPJIT_RECORD")
+    if path:
+        from opjit import record
+
+        record.note(op, target, path)
 
 
 def entry(op: Op, target: Target) -> Entry:
@@ -116,11 +128,11 @@ def compilers(backend: Backend, store: Store) -> dict[str, str] | None:
     return None if compiler is None or (backend.uses_nvcc and nvcc is None) else toolchain.identity(compiler, nvcc)
 
 
-def build_once(op: Op, recipe: Recipe, store: Store, kept: bool = False) -> Entry:
+def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Store], Entry] | None = None) -> Entry:
     """Build under the key's lock; whoever waited for the lock finds what its holder built.
 
     Args:
-        kept: as `build.build` takes it.
+        make: builds and publishes it; None is `build.build`.
     """
     from opjit import build, lock, progress
 
@@ -132,7 +144,7 @@ def build_once(op: Op, recipe: Recipe, store: Store, kept: bool = False) -> Entr
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or build.build(recipe, store, kept)
+            return store.find(recipe, quiet=True) or (make or build.build)(recipe, store)
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)

@@ -43,11 +43,12 @@ def targets_of(archs: Sequence[str], store: Store) -> list[Target]:
     """
     if not archs:
         return [targets.here(backend) for backend in backends.all_backends() if backend.available() is None]
-    return [_named(arch, store) for arch in dict.fromkeys(archs)]
+    return [target_of(arch, store) for arch in dict.fromkeys(archs)]
 
 
-def _named(arch: str, store: Store) -> Target:
-    target, here = targets.named(arch), platform.machine()
+def target_of(arch: str, store: Store, backend: Backend | None = None) -> Target:
+    """The target of one arch, as `targets_of` finds it; of a backend, if it is known."""
+    target, here = targets.named(arch, backend), platform.machine()
     if target.backend.uses_nvcc:
         nvcc = toolchain.find_nvcc(store.notes)
         return targets.named(arch, target.backend, nvcc.version if nvcc else None)
