@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -155,7 +155,12 @@ def listed(path: str | os.PathLike[str], archs: Sequence[str], store: str | os.P
 def _store(root: str | os.PathLike[str] | None) -> tuple[Store, bool]:
     if root is None:
         return Store(default_root()), False
-    return Store(Path(os.path.abspath(os.path.expanduser(root)))), True
+    folder = Path(os.path.abspath(os.path.expanduser(root)))
+    if not folder.exists():
+        with suppress(OSError):  # then the builds say why they cannot be kept
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+    return Store(folder), True
 
 
 def run(work: Work, jobs: int | None = None, shown: Callable[[list[str]], AbstractContextManager[Display]] | None = None) -> Report:

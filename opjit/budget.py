@@ -14,8 +14,8 @@ from pathlib import Path
 from opjit.errors import OpjitError
 
 GIB = 1 << 30
-# Memory of a job, in bytes: what was seen at most, with room. A C op: the glue and the kernel in one gcc. A CUDA op: nvcc's passes come
-# one after the other, and one for a kernel full of templates takes several times what one for the bundled ops takes.
+# Memory of a job, in bytes, with room. Seen in the largest process of a job (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 for
+# a bundled CUDA op, 0.67 for a .cu with two instances of thrust::sort; the process that waits for them adds less than 0.1 of its own.
 C_JOB = GIB // 4
 NVCC_JOB = GIB
 _UNLIMITED = 1 << 60  # version 1 writes «no limit» as a number about this large

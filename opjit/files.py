@@ -58,17 +58,17 @@ def make_private(folder: Path) -> None:
 
 
 def let_read(folder: Path, top: Path) -> None:
-    """Let everybody read a folder, and those that it is in up to `top`; what is in them is for everybody already.
+    """Let everybody read a folder and its files, and enter those that it is in up to `top`.
 
     Raises:
         OSError: one is not this user's.
     """
-    for each in (folder, *folder.parents):
-        mode = stat.S_IMODE(each.stat().st_mode)
-        if mode & 0o055 != 0o055:
-            each.chmod(mode | 0o055)
-        if each == top:
-            break
+    parents = (folder, *folder.parents)
+    for each in (*folder.iterdir(), *parents[:parents.index(top) + 1]):
+        status = each.stat()
+        wanted = 0o055 if stat.S_ISDIR(status.st_mode) else 0o044
+        if status.st_mode & wanted != wanted:
+            each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
 def distrusted(path: Path, like: Path | None = None) -> str | None:
