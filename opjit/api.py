@@ -13,6 +13,7 @@ import torch
 from opjit import backends, catalog, counters, files, layers, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
+from opjit.headers import Scan
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
 from opjit.store import Entry, Store, default_root
@@ -80,7 +81,18 @@ def ready(op: Op, backend: Backend) -> None:
         return
     with op.lock:
         if backend.name not in op.loaded:
-            op.loaded[backend.name] = using(op, targets.here(backend), loader.load)[1]
+            target = targets.here(backend)
+            op.loaded[backend.name] = using(op, target, loader.load)[1]
+            note(op, target)
+
+
+def note(op: Op, target: Target) -> None:
+    """Where `opjit record` runs this process: an op is in use for a target."""
+    path = os.environ.get("OPJIT_RECORD")
+    if path:
+        from opjit import record
+
+        record.note(op, target, path)
 
 
 def using(op: Op, target: Target, use: Callable[[Entry, str], T]) -> tuple[Entry, T]:
@@ -105,15 +117,20 @@ def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
     found = found or store.find(recipe)
     if found is None:
         counters.miss(store.base)
-        return _build_once(op, recipe, store)
+        return build_once(op, recipe, store)
     counters.hit(where, store.base, found.seconds, started)
     return found
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """What the op is built from for a target, now."""
-    source, backend, flags = op.source(target.backend), target.backend, flags_of(op, target)
-    return Recipe(op.schema, target, source, read_inputs(source, target, flags.include), flags, _toolchain(backend, store))
+    return recipe_of(op, target, compilers(target.backend, store))
+
+
+def recipe_of(op: Op, target: Target, compilers: dict[str, str] | None, scan: Scan | None = None) -> Recipe:
+    """The same for whom knows the compilers already; `scan` is what the scans of other ops found out at this moment."""
+    source, flags = op.source(target.backend), flags_of(op, target)
+    return Recipe(op.schema, target, source, read_inputs(source, target, flags.include, scan), flags, compilers)
 
 
 def flags_of(op: Op, target: Target) -> Flags:
@@ -126,7 +143,7 @@ def flags_of(op: Op, target: Target) -> Flags:
     return extras.join(flags, op.extra)
 
 
-def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
+def compilers(backend: Backend, store: Store) -> dict[str, str] | None:
     """Who would compile; None where somebody is missing or does not work, and then anybody's binary will do."""
     try:
         compiler = toolchain.find_compiler(store.notes)
@@ -136,8 +153,12 @@ def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
     return None if compiler is None or (backend.uses_nvcc and nvcc is None) else toolchain.identity(compiler, nvcc)
 
 
-def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
-    """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Store], Entry] | None = None) -> Entry:
+    """Build under the key's lock; whoever waited for the lock finds what its holder built.
+
+    Args:
+        make: builds and publishes it; None is `build.build`.
+    """
     from opjit import build, lock, progress
 
     target = recipe.target
@@ -148,7 +169,7 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or build.build(recipe, store)
+            return store.find(recipe, quiet=True) or (make or build.build)(recipe, store)
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)

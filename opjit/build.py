@@ -69,13 +69,16 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def build(recipe: Recipe, store: Store) -> Entry:
+def build(recipe: Recipe, store: Store, kept: bool = False) -> Entry:
     """Build what the recipe describes and publish it; where the store cannot be written, keep it for this process only.
+
+    Args:
+        kept: it is built for the store, and of no use without that.
 
     Raises:
         ToolMissing: a compiler or ninja is not there.
         CompileError: the op's source does not compile or link.
-        BuildError: the tools ran and left no good binary.
+        BuildError: the tools ran and left no good binary; or the store cannot keep one that must be kept.
     """
     compiler = toolchain.require_compiler(store.notes)
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
@@ -91,7 +94,7 @@ def build(recipe: Recipe, store: Store) -> Entry:
 
     folder = store.folder(recipe.schema.qualified, recipe.target)
     return publish(Work(recipe.schema.qualified, recipe.target, make, lambda described: folder / described.key,
-                        lambda what: _fault(recipe, what), headers.unread(recipe.inputs)), store)
+                        lambda what: _fault(recipe, what), headers.unread(recipe.inputs), kept), store)
 
 
 @contextmanager

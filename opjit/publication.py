@@ -31,6 +31,7 @@ class Work(NamedTuple):
         place: the folder of its entry in the store.
         fault: makes an error from a sentence.
         unread: which of its inputs cannot be read, so that no key can stand for what it makes; None where all can.
+        kept: it is done for the store, and of no use without that.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Work(NamedTuple):
     place: Callable[[Manifest], Path]
     fault: Callable[[str], BuildError]
     unread: str | None = None
+    kept: bool = False
 
 
 def publish(work: Work, store: Store) -> Entry:
@@ -87,6 +89,8 @@ def due(store: Store, published: Entry) -> bool:
 
 def _privately(work: Work, store: Store, reason: Exception) -> Entry:
     """It works even where nothing can be kept: from a folder that goes with the process."""
+    if work.kept:
+        raise work.fault(f"the store {store.root} cannot keep it: {reason}; make room there or name another store") from reason
     if isinstance(reason, UntrustedFolder):
         store.tell(str(reason))
     else:

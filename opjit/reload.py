@@ -115,6 +115,7 @@ def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
             continue
         if known is None or backend.name not in known.loaded or recipe.key != known.loaded[backend.name].key:
             entries[backend.name], _ = api.using(newer, target, loader.open_library)
+            api.note(newer, target)
     return _Change(known, newer, entries, dropped)
 
 
