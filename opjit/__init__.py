@@ -18,19 +18,20 @@ from opjit.backends.cuda import Cuda
 from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "errors", "get", "inline", "load", "load_inline", "load_library", "op",
+__all__ = ["Op", "Workload", "add_path", "build_library", "errors", "explain", "get", "inline", "load", "load_inline", "load_library", "op",
            "register_backend", "watch"]
 __version__ = "0.1.0"
 
 # What few processes call is imported when it is asked for: each name, and the module that has it.
 _LATER = {"build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "watch": "watcher", "load_ipython_extension": "notebook"}
+          "load_inline": "cpp_extension", "explain": "why", "watch": "watcher", "load_ipython_extension": "notebook"}
 
 if TYPE_CHECKING:
     from opjit.cpp_extension import load, load_inline
     from opjit.inlined import inline
     from opjit.library import build_library, load_library
     from opjit.watcher import watch
+    from opjit.why import explain
 else:
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from opjit import extension, files, manifest
+from opjit import api, extension, files, manifest
+from opjit.environment import is_on
 from opjit.errors import BuildError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
@@ -157,8 +158,12 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     if found is not None:
         if arguments["verbose"]:
             print(f"opjit: {wanted.name} is in the cache: {found.folder}", file=sys.stderr)
+        if api.followed():
+            from opjit import progress
+
+            progress.say(f"{wanted.name} for {wanted.for_whom} is built already: {found.folder}")
         return found
-    if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
+    if is_on("OPJIT_OFFLINE"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)
     from opjit import extension_build, lock, progress
@@ -166,7 +171,8 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     with (progress.shown(f"building {wanted.name} for {wanted.for_whom}") as say,
           lock.held(wanted.key, lambda holder: say(f"waiting for {wanted.name}: {holder}"))):
         wanted = wanted._replace(inputs=wanted.inputs_now())  # as the sources are after the wait
-        return wanted.find(root, quiet=True) or extension_build.build_extension(wanted, arguments, root)
+        return wanted.find(root, quiet=True) or progress.timed(
+            f"{wanted.name} for {wanted.for_whom}", lambda: extension_build.build_extension(wanted, arguments, root))
 
 
 def _deliver(entry: Entry, wanted: Extension, directory: Path) -> Path:

@@ -103,5 +103,19 @@ class EntryError(OpjitError):
     """A cache entry is not what its manifest says, or may not be trusted. Met inside opjit; a user sees CacheWarning."""
 
 
+class UnknownEntry(OpjitError, LookupError):
+    """No single entry of the cache is meant.
+
+    Attributes:
+        prefix: how its key was said to start.
+        keys: all keys that start so.
+    """
+
+    def __init__(self, message: str, prefix: str, keys: list[str]) -> None:
+        super().__init__(message)
+        self.prefix = prefix
+        self.keys = keys
+
+
 class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op works all the same."""

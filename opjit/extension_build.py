@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, store, toolchain, trial
+from opjit import build, extension, files, progress, store, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
 from opjit.extension import Extension
@@ -139,6 +139,7 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
                 raise
             raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, root.base / "logs") from None
         finally:
+            progress.log_commands(work, tools.ninja)
             numbered.pop(wanted.name, None)
             if before is not None:
                 numbered[wanted.name] = before

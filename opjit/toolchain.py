@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -160,6 +162,7 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
 def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
     """What a command prints; `meanwhile` is done while it runs."""
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
+    logging.getLogger("opjit").debug(shlex.join(command))
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                               env=environment, stdin=subprocess.DEVNULL) as process:
