@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opjit.bundle import Bundle
 
 LAYER = "prebuilt"  # the folder beside a kernel's source with a store of its own, which is only read
-_STAGING_AGE = 24 * 3600.0  # seconds
+STAGING_AGE = 24 * 3600.0  # seconds
 
 
 class Entry(NamedTuple):
@@ -174,7 +174,7 @@ class Store(NamedTuple):
         with suppress(OSError):
             for leftover in os.scandir(staging):
                 with suppress(OSError):
-                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _STAGING_AGE:
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
                         files.remove_tree(Path(leftover.path))
 
 
