@@ -255,7 +255,7 @@ def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> t
     """
     before, now = dict(described.document), recipe.document()
     lines = (_lines(described), recipe.lines())
-    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, {recipe.source.name, before.get("kernel")})]
+    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, {recipe.source.name, str(before.get("kernel"))})]
     same_arch = before.get("arch") == now["arch"]
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
@@ -275,7 +275,7 @@ def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> t
 
 
 def _inputs(before: Mapping[str, Any], now: Mapping[str, str], lines: tuple[dict[str, int], dict[str, int]],
-            sources: set[object]) -> Iterator[Difference]:
+            sources: set[str]) -> Iterator[Difference]:
     """What became of each file; what is neither opjit's nor one of the sources is a header."""
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):

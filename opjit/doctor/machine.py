@@ -99,7 +99,7 @@ def _arch(arch: str) -> Iterator[Finding]:
         yield from_error("environment", PROBLEM, error, "set OPJIT_ARCH to one of those, or unset it")
         return
     if backend.available() is None and not backend.runs(arch):
-        yield Finding("environment", PROBLEM, f"OPJIT_ARCH={arch}, and this machine ({backend.host_arch()}) cannot run what is built for it",
+        yield Finding("environment", PROBLEM, f"OPJIT_ARCH={arch}, and this machine ({backend.host_arch()}) cannot run what is built so",
                       "unset it; opjit get OP --arch builds for another machine")
 
 

@@ -141,8 +141,8 @@ def _owners(root: Path) -> Iterator[Finding]:
                 yield Finding("cache", WARNING, f"{parent} belongs to user {status.st_uid}, who can swap the cache for another folder",
                               "set OPJIT_CACHE to a folder below your own home")
             elif status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-                yield Finding("cache", WARNING, f"{parent} can be written by others (mode {stat.S_IMODE(status.st_mode):o}), who can swap the "
-                                                "cache for another folder", f"chmod go-w {parent}")
+                yield Finding("cache", WARNING, f"{parent} can be written by others (mode {stat.S_IMODE(status.st_mode):o}), who can swap "
+                                                "the cache for another folder", f"chmod go-w {parent}")
     if own and not problems:
         yield Finding("cache", OK, "it is yours alone to write")
 
