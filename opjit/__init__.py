@@ -18,13 +18,14 @@ from opjit.backends.cuda import Cuda
 from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "errors", "get", "inline", "load", "load_inline", "load_library", "op",
-           "precompile", "register_backend", "watch"]
+__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "errors", "explain", "get", "inline", "load", "load_inline",
+           "load_library", "op", "precompile", "register_backend", "watch"]
 __version__ = "0.1.0"
 
 # What few processes call is imported when it is asked for: each name, and the module that has it.
 _LATER = {"cache": "cache", "build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "precompile": "ahead", "watch": "watcher", "load_ipython_extension": "notebook"}
+          "load_inline": "cpp_extension", "explain": "why", "precompile": "ahead", "watch": "watcher",
+          "load_ipython_extension": "notebook"}
 
 if TYPE_CHECKING:
     from opjit import cache
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from opjit.inlined import inline
     from opjit.library import build_library, load_library
     from opjit.watcher import watch
+    from opjit.why import explain
 else:
     def __getattr__(name: str) -> object:
         if name not in _LATER:

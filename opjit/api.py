@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from opjit.targets import Target
 _LOOKS = 2
 T = TypeVar("T")
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
+_logger = logging.getLogger("opjit")
 
 
 def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:
@@ -119,7 +121,16 @@ def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
         counters.miss(store.base)
         return build_once(op, recipe, store)
     counters.hit(where, store.base, found.seconds, started)
+    if followed():
+        from opjit import progress
+
+        progress.say(f"{op.qualified} for {target} is built already: {found.folder}")
     return found
+
+
+def followed() -> bool:
+    """Whether somebody may want to read of a hit; asked at each one, so it costs a microsecond."""
+    return "OPJIT_VERBOSE" in os.environ or _logger.isEnabledFor(logging.INFO)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
@@ -160,16 +171,22 @@ def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Sto
         make: builds and publishes it; None is `build.build`.
     """
     from opjit import build, lock, progress
+    from opjit.environment import is_on
 
     target = recipe.target
-    if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
+    if progress.heard():
+        from opjit import why
+
+        progress.say(why.miss(recipe, store).reason)
+    if is_on("OPJIT_OFFLINE"):
         raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
     name = recipe.key or op.qualified.replace("::", ".")
     with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or (make or build.build)(recipe, store)
+            return store.find(recipe, quiet=True) or progress.timed(
+                f"{op.qualified} for {target}", lambda: (make or build.build)(recipe, store))
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)

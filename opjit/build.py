@@ -147,7 +147,7 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
     key = recipe.key
     assert key is not None  # the toolchain was filled in by build()
     described = Manifest(key, recipe.document(), library, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines())})
     files.write_synced(entry / NAME, described.dump())
     return described
 
@@ -206,6 +206,8 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
             backend = recipe.target.backend
             raise diagnose(output_of(error, work), recipe.schema.qualified, str(recipe.target), base / "logs",
                            (str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream))) from None
+        finally:
+            progress.log_commands(work, ninja)
 
 
 def output_of(error: Exception, work: Path) -> str:
@@ -324,6 +326,7 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
         source = "".join(f".globl {function}\n.type {function},@function\n{function}:\n.size {function},0\n" for function in functions)
         made = folder / f".{files.unique()}"
         command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
+        progress.logger.debug(shlex.join(command))
         done = subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         told = done.stdout.decode(errors="replace").strip()
         if any(reason in told for reason in _FULL):

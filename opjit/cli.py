@@ -72,6 +72,31 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 
 
 @main.command()
+@click.argument("op")
+@click.option("--device", help="Device that would run it; default: the current accelerator, else the CPU.")
+@click.option("--arch", help="Ask for this arch (sm_90, x86-64-v3, …), whatever this machine has.")
+@click.option("--against", metavar="KEY", help="Compare with the entry whose key starts so; default: the nearest.")
+def why(op: str, device: str | None, arch: str | None, against: str | None) -> None:
+    """Tell whether a request for OP, an op's name or the folder of one, would hit or miss, and which input changed if it misses.
+
+    C++ extensions (opjit.load) are not looked at.
+    """
+    from opjit import catalog
+    from opjit.why import explain
+
+    for found in catalog.named(op):
+        click.echo(explain(found, device, arch, against))
+
+
+@main.command()
+def doctor() -> None:
+    """Find out what on this machine keeps ops from being built, cached or loaded; exit code 1 if something does."""
+    from opjit.doctor import show
+
+    sys.exit(show())
+
+
+@main.command()
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--backward", is_flag=True, help="With a backward for autograd.")

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from opjit import counters, extension, files, loader, manifest
+from opjit import api, counters, extension, files, loader, manifest
+from opjit.environment import is_on
 from opjit.errors import BuildError, LoadError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
@@ -177,9 +178,13 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
         counters.hit("store", root.base, found.seconds, started)
         if arguments["verbose"]:
             print(f"opjit: {wanted.name} is in the cache: {found.folder}", file=sys.stderr)
+        if api.followed():
+            from opjit import progress
+
+            progress.say(f"{wanted.name} for {wanted.for_whom} is built already: {found.folder}")
         return found
     counters.miss(root.base)
-    if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
+    if is_on("OPJIT_OFFLINE"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)
     from opjit import extension_build, lock, progress
@@ -187,7 +192,8 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     with (progress.shown(f"building {wanted.name} for {wanted.for_whom}") as say,
           lock.held(wanted.key, lambda holder: say(f"waiting for {wanted.name}: {holder}"))):
         wanted = wanted._replace(inputs=wanted.inputs_now())  # as the sources are after the wait
-        return wanted.find(root, quiet=True) or extension_build.build_extension(wanted, arguments, root)
+        return wanted.find(root, quiet=True) or progress.timed(
+            f"{wanted.name} for {wanted.for_whom}", lambda: extension_build.build_extension(wanted, arguments, root))
 
 
 def _deliver(entry: Entry, wanted: Extension, directory: Path) -> Path:

@@ -127,5 +127,19 @@ class BadSetting(OpjitError, ValueError):
     """An argument, or a variable of the environment, has a value that means nothing."""
 
 
+class UnknownEntry(OpjitError, LookupError):
+    """No single entry of the cache is meant.
+
+    Attributes:
+        prefix: how its key was said to start.
+        keys: all keys that start so.
+    """
+
+    def __init__(self, message: str, prefix: str, keys: list[str]) -> None:
+        super().__init__(message)
+        self.prefix = prefix
+        self.keys = keys
+
+
 class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op works all the same."""

@@ -119,6 +119,7 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
                 raise
             raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, base / "logs") from None
         finally:
+            progress.log_commands(work, tools.ninja)
             numbered.pop(wanted.name, None)
             if before is not None:
                 numbered[wanted.name] = before

@@ -122,6 +122,13 @@ def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] =
     return os.path.relpath(path, folder)
 
 
+def place(name: str, folder: str, added: tuple[str, ...] = ()) -> str:
+    """The path of a file that `portable_name` named, if it is not opjit's own."""
+    kind, slash, rest = name.partition("/")
+    numbered = re.fullmatch(r"<include (\d+)>", kind)
+    return os.path.join(added[int(numbered[1])], rest) if slash and numbered else os.path.join(folder, name)
+
+
 def read_dependencies(text: str) -> list[Path]:
     """The prerequisites in a compiler's make-style dependency file."""
     rules = text.replace("\\\n", " ").split("\n")

@@ -24,11 +24,16 @@ def find(recipe: Recipe) -> Entry | None:
         entry = first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, like=recipe.source)
         if entry is not None:
             return entry
-    for root in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
-        entry = Store(Path(os.path.abspath(os.path.expanduser(root)))).look(recipe)
+    for root in named():
+        entry = Store(root).look(recipe)
         if entry is not None:
             return entry
     return None
+
+
+def named() -> list[Path]:
+    """The layers that OPJIT_LAYERS names, in its order."""
+    return [Path(os.path.abspath(os.path.expanduser(root))) for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep) if root]
 
 
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:

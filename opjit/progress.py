@@ -1,13 +1,27 @@
-"""What a person at a terminal sees while a build runs; a pipe or a log file sees nothing unless it asks for it."""
+"""What a person sees of a request: a line at a terminal while a build runs, and each request's way in the log.
+
+The logger ``opjit`` tells at INFO where each op was found, why it was not, how long its build took and where that went, and at DEBUG
+the commands. OPJIT_VERBOSE=1 prints the INFO lines to stderr, for who has not set up logging. A pipe or a log file sees nothing
+unless it asks for it.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opjit.environment import is_on
+
+if TYPE_CHECKING:
+    from opjit.store import Entry
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 _stepping: ContextVar[Callable[[str], None] | None] = ContextVar("stepping", default=None)
@@ -41,26 +55,49 @@ def step(name: str) -> None:
         listener(name)
 
 
-@contextmanager
-def shown(message: str) -> Iterator[Callable[[str], None]]:
-    """Show a line while the block runs; yields a function that changes it. With OPJIT_VERBOSE=1 lines go to stderr plainly."""
+def heard() -> bool:
+    """Whether anybody would see what `say` is told."""
+    return is_on("OPJIT_VERBOSE") or logger.isEnabledFor(logging.INFO)
+
+
+def say(message: str) -> None:
+    """A line about a request, for the log, and for stderr where OPJIT_VERBOSE asks for it."""
     logger.info(message)
-    listener = _listener.get()
-    if listener is not None:
-        listener(message)
-        yield listener
-    elif os.environ.get("OPJIT_VERBOSE", "0") not in ("", "0"):
+    if is_on("OPJIT_VERBOSE") and sys.stderr is not None:
         print(f"opjit: {message}", file=sys.stderr)
 
-        def say(text: str) -> None:
-            logger.info(text)
-            print(f"opjit: {text}", file=sys.stderr)
 
-        yield say
-    elif sys.stderr is not None and sys.stderr.isatty():
+def timed(what: str, build: Callable[[], Entry]) -> Entry:
+    """Build, and say how long that took and where the binary went."""
+    started = time.perf_counter()
+    entry = build()
+    say(f"built {what} in {time.perf_counter() - started:.2f} s: {entry.folder}")
+    return entry
+
+
+def log_commands(work: Path, ninja: str) -> None:
+    """Tell the log the commands of a build, also of one that failed; costs a process, and that only at DEBUG."""
+    if logger.isEnabledFor(logging.DEBUG) and (work / "build.ninja").is_file():
+        done = subprocess.run([os.path.join(ninja, "ninja"), "-t", "commands"], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", check=False)
+        for command in done.stdout.splitlines():
+            logger.debug(command)
+
+
+@contextmanager
+def shown(message: str) -> Iterator[Callable[[str], None]]:
+    """Show a line while the block runs; yields a function that changes it."""
+    listener = _listener.get()
+    if listener is not None:
+        logger.info(message)
+        listener(message)
+        yield listener
+        return
+    say(message)
+    if not is_on("OPJIT_VERBOSE") and sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         with Console(stderr=True).status(message) as status:
             yield status.update
     else:
-        yield logger.info
+        yield say

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,16 @@ class Recipe(NamedTuple):
     def inputs_now(self) -> dict[str, str]:
         """The inputs' digests as the files are at this moment."""
         return read_inputs(self.source, self.target, self.flags.include)
+
+    def lines(self) -> dict[str, int]:
+        """How many lines each file of the op's own has now, by its portable name: for people, who then see what changed."""
+        found = {}
+        for name in self.inputs:
+            if not name.startswith("<opjit>/"):
+                with suppress(OSError):
+                    content = Path(headers.place(name, str(self.folder), self.flags.include)).read_bytes()
+                    found[name] = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+        return found
 
     def with_toolchain(self, toolchain: Mapping[str, str]) -> "Recipe":
         return self._replace(toolchain=toolchain)

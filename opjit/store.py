@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opjit.bundle import Bundle
 
 SPECIAL = frozenset({"staging", "toolchain", "stubs", "logs"})  # folders that hold no entries
-_STAGING_AGE = 24 * 3600.0  # seconds
+STAGING_AGE = 24 * 3600.0  # seconds
 _PATIENCE = 5  # how often a folder that others remove is made again
 _known: set[Path] = set()  # roots that nobody else can swap
 _told: set[str] = set()  # what was said about those that somebody can
@@ -207,7 +207,7 @@ class Store(NamedTuple):
         with suppress(OSError):
             for leftover in os.scandir(staging):
                 with suppress(OSError):
-                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _STAGING_AGE:
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
                         files.remove_tree(Path(leftover.path))
 
 

@@ -7,6 +7,7 @@ answer is kept in the cache under the executable's path, size, modification time
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -158,6 +159,7 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
 def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
     """What a command prints; `meanwhile` is done while it runs."""
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
+    logging.getLogger("opjit").debug("%s", " ".join(command))
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                               env=environment, stdin=subprocess.DEVNULL) as process:

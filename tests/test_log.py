@@ -1,0 +1,126 @@
+"""Each request's way: in the log ``opjit``, and on stderr with OPJIT_VERBOSE=1; and the variables of the environment."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import opjit
+from opjit import api, catalog, environment, targets
+from opjit.errors import CompileError
+from tests import helpers
+from tests.helpers import OP_PY, PLUS, declare, fresh, write_op
+
+USE = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+
+
+@pytest.fixture
+def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    known = catalog.declared("logtest::plus")
+    if known is None:
+        [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", "logtest")))
+    monkeypatch.setattr(known, "folder", write_op(tmp_path / "plus"))
+    return known
+
+
+def request(op: opjit.Op) -> str:
+    return str(api.entry(op, targets.here(helpers.cpu())).folder)
+
+
+def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_and_a_warm_one_where_it_is(
+    op: opjit.Op, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = f"logtest::plus for {targets.here(helpers.cpu())}"
+    with caplog.at_level(logging.INFO, logger="opjit"):
+        first = request(op)
+        assert caplog.messages[:2] == [f"{start} was never built", f"building {start}"]
+        assert re.fullmatch(rf"built {start} in \d+\.\d\d s: {re.escape(first)}", caplog.messages[2])
+        assert len(caplog.messages) == 3
+        caplog.clear()
+        assert request(op) == first
+        assert caplog.messages == [f"{start} is built already: {first}"]
+        caplog.clear()
+        (op.folder / "amount.h").write_text("#define AMOUNT 2.0f\n")
+        request(op)
+        assert caplog.messages[0] == f"{start} is in no cache: amount.h changed, 1 line, as before"
+
+
+def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(op: opjit.Op, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="opjit"):
+        request(op)
+        compiling = [message for message in caplog.messages if " -c " in message and "opjit_glue.c" in message]
+        assert len(compiling) == 1
+        assert any("-ltorch_cpu" in message and "-shared" in message for message in caplog.messages)
+        assert any("libtorch_cpu" in message and "-nostdlib" in message for message in caplog.messages)  # the stand-ins
+        assert any(message.endswith("-v -E -x c /dev/null") for message in caplog.messages)  # who the compiler is
+        caplog.clear()
+        (op.folder / "plus.c").write_text(PLUS.replace("AMOUNT;", "AMOUNT"))
+        with pytest.raises(CompileError):
+            request(op)
+        assert len([message for message in caplog.messages if " -c " in message and "opjit_glue.c" in message]) == 1
+
+
+def test_without_a_reader_nothing_is_explained_and_no_command_is_listed(op: opjit.Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opjit import why
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("somebody looked")
+
+    monkeypatch.setattr(why, "miss", never)
+    monkeypatch.setattr("opjit.progress.subprocess", SimpleNamespace(run=never))
+    request(op)
+    request(op)
+
+
+def test_opjit_verbose_prints_the_way_of_each_request_to_stderr(tmp_path: Path) -> None:
+    code = declare(write_op(tmp_path / "plus")) + USE
+    cold, warm = (fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": "1"}) for _ in range(2))
+    assert cold.stdout == warm.stdout == "[2.0]\n"
+    assert [line.split(" for ")[0] for line in cold.stderr.splitlines()] == [
+        "opjit: keytest::plus", "opjit: building keytest::plus", "opjit: built keytest::plus"]
+    [line] = warm.stderr.splitlines()
+    assert re.fullmatch(r"opjit: keytest::plus for cpu \S+ is built already: .*", line)
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_without_opjit_verbose_nothing_is_printed(tmp_path: Path, value: str | None) -> None:
+    code = declare(write_op(tmp_path / "plus")) + USE
+    for _ in range(2):
+        assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": value}).stderr == ""
+
+
+def test_a_warm_request_of_a_process_without_a_stderr_is_not_harmed(tmp_path: Path) -> None:
+    """A cold one needs it: torch's builder writes there."""
+    start = declare(write_op(tmp_path / "plus"))
+    fresh(start + USE, {"OPJIT_CACHE": str(tmp_path / "cache")})
+    code = start + "import sys\nsys.stderr = None\n" + USE
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": "1"}).stdout == "[2.0]\n"
+
+
+# --- the variables -----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_variable_that_the_code_reads_is_known_and_the_readme_has_each() -> None:
+    read = set()
+    for path in (helpers.ROOT / "opjit").rglob("*.py"):
+        if path.name != "environment.py":
+            read |= {node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
+                     and isinstance(node.value, str) and re.fullmatch(r"OPJIT_[A-Z_]+[A-Z]", node.value)}
+    assert read == environment.VARIABLES.keys()
+    assert environment.VARIABLES.keys() >= environment.SWITCHES
+    table = set(re.findall(r"^\| `(OPJIT_[A-Z_]+)", (helpers.ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert table == environment.VARIABLES.keys()
+
+
+@pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True), ("false", True)])
+def test_a_switch_is_off_only_without_a_value_and_at_0(monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool) -> None:
+    monkeypatch.delenv("OPJIT_OFFLINE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("OPJIT_OFFLINE", value)
+    assert environment.is_on("OPJIT_OFFLINE") is on

@@ -1,0 +1,425 @@
+"""`opjit why`: whether a request hits, where, and which input of a build is another than the nearest entry's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import opjit
+from opjit import catalog, cli, manifest, recipe, targets, why
+from opjit.errors import CacheWarning, UnknownEntry
+from opjit.layers import FOLDER as LAYER
+from opjit.recipe import Recipe
+from opjit.store import Entry, Store
+from opjit.why import Difference, Explanation
+from tests import helpers
+from tests.helpers import OP_PY, PLUS, built, describe, write_op
+
+NAMESPACE = "whytest"
+GCC_13 = {"cc.version": "gcc version 13.2.0", "cc.machine": "x86_64-linux-gnu"}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    """An op and its entry, which the tests leave as they are."""
+    folder = write_op(tmp_path_factory.mktemp("why") / "plus")
+    return folder, built(folder, folder.parent / "cache")
+
+
+@pytest.fixture
+def op(once: tuple[Path, Entry], tmp_path: Path) -> Path:
+    """The op's folder elsewhere, to be changed."""
+    return Path(shutil.copytree(once[0], tmp_path / "plus"))
+
+
+@pytest.fixture
+def cache(once: tuple[Path, Entry], tmp_path: Path) -> Path:
+    """A cache that holds the entry, to be changed."""
+    return Path(shutil.copytree(once[0].parent / "cache", tmp_path / "cache"))
+
+
+def explained(wanted: Recipe, once: tuple[Path, Entry]) -> list[Difference]:
+    """How a recipe differs from the entry that there is."""
+    found = why.miss(wanted, Store(once[0].parent / "cache"))
+    assert found.against == once[1].folder
+    assert found.key != once[1].key
+    return list(found.differences)
+
+
+# --- each input ------------------------------------------------------------------------------------------------------------------
+
+
+def edit(name: str, text: str) -> Callable[[Path], Recipe]:
+    def change(folder: Path) -> Recipe:
+        (folder / name).write_text(text)
+        return describe(folder)
+
+    return change
+
+
+def with_flags(kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Callable[[Path], Recipe]:
+    def changed(folder: Path) -> Recipe:
+        wanted = describe(folder)
+        replaced: dict[str, Any] = {kind: change(getattr(wanted.flags, kind))}
+        return wanted._replace(flags=wanted.flags._replace(**replaced))
+
+    return changed
+
+
+def with_input(name: str, digest: str | None) -> Callable[[Path], Recipe]:
+    def changed(folder: Path) -> Recipe:
+        wanted = describe(folder)
+        kept = {known: content for known, content in wanted.inputs.items() if known != name}
+        return wanted._replace(inputs=kept if digest is None else {**kept, name: digest})
+
+    return changed
+
+
+def two_headers(folder: Path) -> Recipe:
+    (folder / "more.h").write_text("// one\n// two\n// three")
+    (folder / "amount.h").write_text('#include "more.h"\n#define AMOUNT 1.0f\n')
+    return describe(folder)
+
+
+LINES = len(PLUS.splitlines())
+FLIPS: dict[str, tuple[Callable[[Path], Recipe], list[tuple[str, str]]]] = {
+    "source-grown": (edit("plus.c", PLUS + "// one\n// two\n"), [("source", f"plus.c changed, {LINES + 2} lines, {LINES} before")]),
+    "source-same-length": (edit("plus.c", PLUS.replace("contiguous tensor", "dense tensor")),
+                           [("source", f"plus.c changed, {LINES} lines, as before")]),
+    "header": (edit("amount.h", "#define AMOUNT 2.0f\n"), [("header", "amount.h changed, 1 line, as before")]),
+    "header-new": (two_headers, [("header", "amount.h changed, 2 lines, 1 before"), ("header", "more.h is new, 3 lines")]),
+    "header-gone": (edit("plus.c", PLUS.replace('#include "amount.h"', "#define AMOUNT 1.0f")),
+                    [("source", f"plus.c changed, {LINES} lines, as before"), ("header", "amount.h is not part of it any more")]),
+    "flag-added": (with_flags("c", lambda flags: (*flags, "-DX=1")), [("flag", "-DX=1 is new")]),
+    "flag-removed": (with_flags("c", lambda flags: tuple(f for f in flags if f != "-O3")), [("flag", "-O3 is not given any more")]),
+    "flag-instead": (with_flags("c", lambda flags: tuple("-O2" if f == "-O3" else f for f in flags)),
+                     [("flag", "-O2 is new"), ("flag", "-O3 is not given any more")]),
+    "linker-flag": (with_flags("link", lambda flags: (*flags, *flags)), [("linker flag", "-lm is new")]),
+    "nvcc-flag": (with_flags("cuda", lambda flags: ("-O1",)), [("nvcc flag", "-O1 is new")]),
+    "schema": (lambda folder: describe(folder, text="keytest::plus(Tensor x, int n=1) -> Tensor"),
+               [("schema", "keytest::plus(Tensor x, int n=1) -> Tensor, keytest::plus(Tensor x) -> Tensor before")]),
+    "nvcc": (lambda folder: describe(folder)._replace(toolchain={**(describe(folder).toolchain or {}), "nvcc.build": "V13.0.88"}),
+             [("nvcc", "V13.0.88, none before")]),
+    "opjit-header": (with_input("<opjit>/opjit.h", "0" * 64), [("opjit", "<opjit>/opjit.h changed")]),
+    "opjit-header-gone": (with_input("<opjit>/opjit_shim.h", None), [("opjit", "<opjit>/opjit_shim.h is not part of it any more")]),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+def test_an_input_that_changed_is_named_and_nothing_else(flip: str, op: Path, once: tuple[Path, Entry]) -> None:
+    change, expected = FLIPS[flip]
+    assert explained(change(op), once) == expected
+
+
+def test_another_compiler_is_named_with_both_versions(op: Path, once: tuple[Path, Entry]) -> None:
+    known = describe(op).toolchain
+    assert known is not None
+    [version] = explained(describe(op, compiler={**known, "cc.version": GCC_13["cc.version"]}), once)
+    assert version == ("compiler", f"gcc version 13.2.0, {known['cc.version']} before")
+    [machine] = explained(describe(op, compiler={**known, "cc.machine": "riscv64-linux-gnu"}), once)
+    assert machine == ("compiler's target", f"riscv64-linux-gnu, {known['cc.machine']} before")
+
+
+def test_another_template_of_the_glue_and_another_format_are_named(
+    op: Path, once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "_glue_digest", lambda: "f" * 64)
+    assert explained(describe(op), once) == [("opjit", "the template of the glue is another")]
+    monkeypatch.setattr(recipe, "FORMAT", 7)
+    assert explained(describe(op), once)[1:] == [("format", "7, 1 before")]
+
+
+def test_flags_in_another_order_are_another_input(op: Path, once: tuple[Path, Entry]) -> None:
+    wanted = with_flags("c", lambda flags: tuple(reversed(flags)))(op)
+    [moved] = explained(wanted, once)
+    assert moved.what == "flag"
+    assert moved.text.startswith("the same in another order: -Wp,-MD")
+
+
+def test_no_part_of_a_key_can_change_without_being_named(once: tuple[Path, Entry]) -> None:
+    """Whatever a later version puts into the document, too."""
+    wanted = describe(once[0])
+    described = manifest.parse((once[1].folder / manifest.NAME).read_bytes())
+    assert why.differences(described, wanted) == ()
+    document = json.dumps(described.document)
+    for name in described.document:
+        for other in ("else", None, 5, [], {}, ["x"], {"x": "y"}):
+            changed = {**json.loads(document), name: other}
+            assert why.differences(described._replace(document=changed), wanted), (name, other)
+        missing = {known: value for known, value in json.loads(document).items() if known != name}
+        assert why.differences(described._replace(document=missing), wanted), name
+    assert why.differences(described._replace(document={**json.loads(document), "later": 1}), wanted) == (("later", "none, 1 before"),)
+
+
+def test_several_differences_come_in_the_order_of_their_likelihood(op: Path, once: tuple[Path, Entry]) -> None:
+    (op / "amount.h").write_text("#define AMOUNT 3.0f\n")
+    (op / "plus.c").write_text(PLUS + "\n")
+    wanted = describe(op, text="keytest::plus(Tensor x, int n=1) -> Tensor", compiler=GCC_13)
+    wanted = wanted._replace(flags=wanted.flags._replace(c=(*wanted.flags.c, "-DY")))
+    assert [difference.what for difference in explained(wanted, once)] == ["source", "header", "schema", "flag", "compiler"]
+
+
+def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cache: Path, once: tuple[Path, Entry]) -> None:
+    (op / "amount.h").write_text("#define AMOUNT 4.0f\n")
+    (op / "plus.c").write_text(PLUS + "\n")
+    second = built(op, cache)
+    (op / "plus.c").write_text(PLUS + "\n\n")
+    assert why.miss(describe(op), Store(cache)).against == second.folder
+    (op / "plus.c").write_text(PLUS)
+    (op / "amount.h").write_text("#define AMOUNT 5.0f\n")
+    assert why.miss(describe(op), Store(cache)).against == cache / once[1].folder.relative_to(once[0].parent / "cache")
+
+
+def test_an_entry_without_line_counts_or_with_nonsense_for_them_is_compared_all_the_same(op: Path, cache: Path) -> None:
+    (op / "amount.h").write_text("#define AMOUNT 2.0f\n")
+    [folder] = helpers.entries(cache)
+    path = folder / manifest.NAME
+    for noted in (None, "", "[]", "{", '{"amount.h": "x"}', "[" * 100_000, 7):
+        fields = json.loads(path.read_bytes())
+        fields["built_with"] = {"torch": "2.13.0"} if noted is None else {"lines": noted}
+        path.write_text(json.dumps(fields))
+        assert why.miss(describe(op), Store(cache)).differences == (("header", "amount.h changed"),)
+
+
+# --- where nothing is near ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_arch_is_named_where_there_are_entries_for_it_only(op: Path, cache: Path) -> None:
+    wanted = describe(op, targets.named("x86-64-v2"))
+    found = why.miss(wanted, Store(cache))
+    here = targets.here(helpers.cpu()).folder
+    assert found.reason == f"keytest::plus for cpu x86-64-v2 was never built; there are entries for {here}"
+    assert f"never built for cpu x86-64-v2; there are entries for {here}" in str(found)
+    assert (found.against, found.differences, dict(found.elsewhere)) == (None, (), {here: 1})
+
+
+def test_an_op_that_was_never_built_at_all_is_said_to_be_that(op: Path, tmp_path: Path) -> None:
+    found = why.miss(describe(op), Store(tmp_path / "nothing"))
+    assert found.reason.endswith("was never built")
+    assert "there are no entries for any other" in str(found)
+
+
+# --- entries that are not used -----------------------------------------------------------------------------------------------------
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "library-cut": lambda folder: (folder / "keytest.plus.so").write_bytes(b""),
+    "manifest-cut": lambda folder: (folder / manifest.NAME).write_bytes(b"{"),
+    "library-writable-by-others": lambda folder: (folder / "keytest.plus.so").chmod(0o666),
+    "of-another-format": lambda folder: _set_format(folder, 99),
+}
+
+
+def _set_format(folder: Path, number: int) -> None:
+    fields = json.loads((folder / manifest.NAME).read_bytes())
+    (folder / manifest.NAME).write_text(json.dumps({**fields, "format": number}))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_entry_that_is_not_used_is_named_with_the_reason_that_the_warning_gives(op: Path, cache: Path, damage: str) -> None:
+    [folder] = helpers.entries(cache)
+    DAMAGES[damage](folder)
+    found = why.miss(describe(op), Store(cache))
+    with pytest.warns(CacheWarning) as caught:
+        assert Store(cache).find(describe(op)) is None
+    [(named, reason)] = found.unusable
+    assert named == folder
+    assert f"{folder} is not used: {reason}" in str(caught[0].message)
+    assert f"{folder}: {reason}" in str(found)
+    assert reason in found.reason
+
+
+def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> None:
+    (op / "amount.h").write_text("#define AMOUNT 6.0f\n")
+    second = built(op, cache)
+    second.library.chmod(0o666)
+    (op / "amount.h").write_text("#define AMOUNT 7.0f\n")
+    found = why.miss(describe(op), Store(cache))
+    assert [folder for folder, _ in found.unusable] == [second.folder]
+    assert [difference.what for difference in found.differences] == ["header"]
+    assert "can be written by others" in str(found)
+    assert "amount.h changed" in str(found)
+
+
+# --- explain and the command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
+    """An op that this process declares, with a folder of its own, and an empty cache."""
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    known = catalog.declared(f"{NAMESPACE}::plus")
+    if known is None:
+        [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", NAMESPACE)))
+    monkeypatch.setattr(known, "folder", write_op(tmp_path / "plus"))
+    return known
+
+
+def build_it(op: opjit.Op) -> Entry:
+    from opjit import api
+
+    return api.entry(op, targets.here(helpers.cpu()))
+
+
+def test_a_hit_names_its_folder_and_whose_that_is(declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = build_it(declared)
+    found = opjit.explain(declared.qualified, "cpu")
+    assert (found.found, found.place, found.key, found.differences) == (entry.folder, "the cache", entry.key, ())
+    assert found.reason.endswith(f"is built already: {entry.folder}")
+    start = f"{NAMESPACE}::plus for {targets.here(helpers.cpu())}"
+    assert str(found) == f"{start}: a hit; a request would use it\n  in the cache: {entry.folder}"
+
+    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
+    assert opjit.explain(declared, "cpu").place == f"the layer {tmp_path / 'cache'}"
+
+    monkeypatch.delenv("OPJIT_LAYERS")
+    shutil.copytree(tmp_path / "cache", declared.folder / LAYER)
+    beside = opjit.explain(declared, "cpu")
+    assert beside.place == "the binaries beside its source"
+    assert beside.found == declared.folder / LAYER / entry.folder.relative_to(tmp_path / "cache")
+
+
+def test_what_does_not_matter_for_a_shipped_binary_is_not_named(declared: opjit.Op, tmp_path: Path) -> None:
+    build_it(declared)
+    shutil.move(tmp_path / "cache", declared.folder / LAYER)
+    [folder] = helpers.entries(declared.folder / LAYER)
+    described = manifest.parse((folder / manifest.NAME).read_bytes())
+    other = {**described.document, "glue": "0" * 64, "toolchain": GCC_13}
+    changed = described._replace(document=other, key=recipe.document_key(other))
+    (folder / manifest.NAME).write_bytes(changed.dump())
+    folder.rename(folder.with_name(changed.key))
+    assert opjit.explain(declared, "cpu").place == "the binaries beside its source"
+    (declared.folder / "amount.h").write_text("#define AMOUNT 8.0f\n")
+    missed = opjit.explain(declared, "cpu")
+    assert missed.found is None
+    assert missed.differences == (("header", "amount.h changed, 1 line, as before"),)
+
+
+def test_a_miss_says_what_a_request_would_do(declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opjit.explain(declared, "cpu").outcome == "a request would build it"
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    assert "OPJIT_OFFLINE" in opjit.explain(declared, "cpu").outcome
+    monkeypatch.delenv("OPJIT_OFFLINE")
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    found = opjit.explain(declared, "cpu")
+    assert found.key is None
+    assert "no compiler works here" in found.outcome
+    monkeypatch.delenv("CC")
+    build_it(declared)
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    hit = opjit.explain(declared, "cpu")
+    assert hit.found is not None
+    assert "whoever built it does not matter" in hit.outcome
+    (declared.folder / "amount.h").write_text("#define AMOUNT 9.0f\n")
+    assert opjit.explain(declared, "cpu").differences == (("header", "amount.h changed, 1 line, as before"),)
+
+
+def test_explaining_builds_nothing_warns_of_nothing_and_writes_no_entry(declared: opjit.Op, tmp_path: Path) -> None:
+    entry = build_it(declared)
+    (entry.folder / manifest.NAME).write_bytes(b"?")
+    before = helpers.snapshot(tmp_path / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = opjit.explain(declared, "cpu")
+    assert found.found is None
+    assert len(found.unusable) == 1
+    assert helpers.snapshot(tmp_path / "cache") == before
+
+
+def test_an_entry_is_compared_with_by_the_start_of_its_key(declared: opjit.Op) -> None:
+    first = build_it(declared)
+    (declared.folder / "amount.h").write_text("#define AMOUNT 10.0f\n")
+    second = build_it(declared)
+    found = opjit.explain(declared, "cpu", against=first.key[:12])
+    assert (found.found, found.against) == (second.folder, first.folder)
+    assert found.differences == (("header", "amount.h changed, 1 line, as before"),)
+    same = opjit.explain(declared, "cpu", against=second.key)
+    assert (same.against, same.differences) == (second.folder, ())
+    assert "it was built from the same" in str(same)
+    elsewhere = "x86-64-v2" if second.folder.parent.name != "x86-64-v2" else "x86-64-v3"
+    other = opjit.explain(declared, arch=elsewhere, against=second.key[:12])
+    assert other.differences == (("arch", f"{elsewhere}, {second.folder.parent.name} before"),)
+
+
+def test_a_start_that_means_no_entry_or_several_is_one_clear_sentence(declared: opjit.Op) -> None:
+    with pytest.raises(UnknownEntry, match=f"^no entry of {NAMESPACE}::plus has a key that starts with 'abc'; `opjit cache ls`") as none:
+        opjit.explain(declared, "cpu", against="abc")
+    assert (none.value.prefix, none.value.keys) == ("abc", [])
+    first = build_it(declared)
+    (declared.folder / "amount.h").write_text("#define AMOUNT 11.0f\n")
+    second = build_it(declared)
+    with pytest.raises(UnknownEntry, match=r"^the keys of 2 entries start with ''") as several:
+        opjit.explain(declared, "cpu", against="")
+    assert several.value.keys == sorted([first.key, second.key])
+    (first.folder / manifest.NAME).write_bytes(b"{")
+    with pytest.raises(UnknownEntry, match="cannot be compared with: the manifest is not JSON"):
+        opjit.explain(declared, "cpu", against=first.key)
+
+
+def test_the_command_prints_the_explanation_and_an_error_in_a_sentence(declared: opjit.Op) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli.main, ["why", declared.qualified, "--device", "cpu", *words])
+        return done.exit_code, done.output
+
+    build_it(declared)
+    (declared.folder / "amount.h").write_text("#define AMOUNT 12.0f\n\n")
+    code, told = run()
+    assert code == 0
+    assert "a miss; a request would build it" in told
+    assert "header: amount.h changed, 2 lines, 1 before" in told
+    code, told = run("--against", "zzz")
+    assert (code, told.count("\n")) == (1, 1)
+    assert told.startswith("Error: no entry of")
+    code, told = run("--arch", "sm_1")
+    assert code == 1
+    assert "unknown arch" in told
+
+
+def test_an_explanation_fits_a_screen_whatever_changed(op: Path, once: tuple[Path, Entry], tmp_path: Path) -> None:
+    for number in range(60):
+        (op / f"h{number}.h").write_text("\n")
+    (op / "amount.h").write_text("".join(f'#include "h{number}.h"\n' for number in range(60)) + "#define AMOUNT 1.0f\n")
+    found = why.miss(describe(op), Store(once[0].parent / "cache"))
+    assert len(found.differences) == 61
+    assert len(str(found).splitlines()) <= 24
+    assert "and 49 more" in str(found)
+    assert "\n" not in found.reason
+    everything = Explanation("a::b", "cpu x", "k", None, "", tmp_path, found.differences, ((tmp_path, "why"),) * 60, {}, "would")
+    assert len(str(everything).splitlines()) <= 24
+
+
+@pytest.mark.nvcc
+def test_a_cuda_op_s_nvcc_flags_and_version_are_named(op: Path, tmp_path: Path) -> None:
+    target = helpers.cuda_target("sm_90")
+    entry = built(op, tmp_path / "cuda-cache", target)
+    wanted = describe(op, target)
+    assert wanted.toolchain is not None
+    changed = wanted._replace(toolchain={**wanted.toolchain, "nvcc.build": "V99.0"}, flags=wanted.flags._replace(
+        cuda=tuple(flag for flag in wanted.flags.cuda if flag != "-O3")))
+    found = why.miss(changed, Store(tmp_path / "cuda-cache"))
+    assert found.against == entry.folder
+    assert found.differences == (("nvcc flag", "-O3 is not given any more"), ("nvcc", f"V99.0, {wanted.toolchain['nvcc.build']} before"))
+
+
+def test_line_counts_are_of_the_op_s_own_files_in_every_place_they_can_lie(tmp_path: Path) -> None:
+    folder, added = write_op(tmp_path / "a" / "plus"), tmp_path / "added"
+    added.mkdir()
+    (added / "far.h").write_text("1\n2\n3")
+    (tmp_path / "a" / "up.h").write_text("")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "in.h").write_text("\n\n")
+    (folder / "amount.h").write_text('#include "../up.h"\n#include "sub/in.h"\n#include <far.h>\n#define AMOUNT 1.0f\n')
+    wanted = describe(folder)
+    wanted = wanted._replace(flags=wanted.flags._replace(include=(str(added),)))
+    wanted = wanted._replace(inputs=wanted.inputs_now())
+    assert wanted.lines() == {"plus.c": LINES, "amount.h": 4, "../up.h": 0, "sub/in.h": 2, "<include 0>/far.h": 3}
+    os.unlink(added / "far.h")
+    assert "<include 0>/far.h" not in wanted.lines()
