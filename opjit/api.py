@@ -78,7 +78,7 @@ def ready(op: Op, backend: Backend) -> None:
 
 
 def entry(op: Op, target: Target) -> Entry:
-    """The verified binary of an op for a target: from a layer, from the store, or built into that."""
+    """The verified binary of an op for a target: from a layer, from the store, fetched or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
     return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
@@ -111,19 +111,28 @@ def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
 
 
 def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
-    """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+    """Fetch or build under the key's lock; whoever waited for the lock finds what its holder got."""
     from opjit import build, lock, progress
 
     target = recipe.target
     if os.environ.get("OPJIT_OFFLINE", "0") not in ("", "0"):
-        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
+        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it or to ask a remote")
     name = recipe.key or op.qualified.replace("::", ".")
     with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or build.build(recipe, store)
+            return store.find(recipe, quiet=True) or _fetch(recipe, store) or build.build(recipe, store)
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)
             raise
+
+
+def _fetch(recipe: Recipe, store: Store) -> Entry | None:
+    """The entry from the remote, where there is one."""
+    if not os.environ.get("OPJIT_REMOTE"):
+        return None
+    from opjit import remote
+
+    return remote.fetch(recipe, store)
