@@ -111,14 +111,13 @@ def using(op: Op, target: Target, use: Callable[[Entry, str], T]) -> tuple[Entry
 
 
 def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
-    """The verified binary of an op for a target: from a layer, from the store, or built into that."""
+    """The verified binary of an op for a target: from a layer, from the store, fetched or built into that."""
     store, started = store or Store(default_root()), time.perf_counter()
     recipe = describe(op, target, store)
     found = layers.find(recipe)
     where = "layer" if found else "store"
     found = found or store.find(recipe)
     if found is None:
-        counters.miss(store.base)
         return build_once(op, recipe, store)
     counters.hit(where, store.base, found.seconds, started)
     if followed():
@@ -165,29 +164,42 @@ def compilers(backend: Backend, store: Store) -> dict[str, str] | None:
 
 
 def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Store], Entry] | None = None) -> Entry:
-    """Build under the key's lock; whoever waited for the lock finds what its holder built.
+    """Fetch or build under the key's lock; whoever waited for the lock finds what its holder got.
 
     Args:
         make: builds and publishes it; None is `build.build`.
     """
     from opjit import build, lock, progress
-    from opjit.environment import is_on
 
-    target = recipe.target
+    what = f"{op.qualified} for {recipe.target}"
     if progress.heard():
         from opjit import why
 
         progress.say(why.miss(recipe, store).reason)
     if is_on("OPJIT_OFFLINE"):
-        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
+        raise DeviceUnavailable(f"{what} is in no cache, and OPJIT_OFFLINE forbids to build it or to ask a remote")
     name = recipe.key or op.qualified.replace("::", ".")
-    with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
+    with (build.without_collection(), progress.shown(f"building {what}") as say,
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
-        recipe = describe(op, target, store)  # as the sources are now, after the wait
+        recipe = describe(op, recipe.target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or progress.timed(
-                f"{op.qualified} for {target}", lambda: (make or build.build)(recipe, store))
+            return _elsewhere(recipe, store) or progress.timed(what, lambda: (make or build.build)(recipe, store))
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)
             raise
+
+
+def _elsewhere(recipe: Recipe, store: Store) -> Entry | None:
+    """What somebody has built meanwhile, or the remote has."""
+    started, where = time.perf_counter(), "store"
+    found = store.find(recipe, quiet=True)
+    if found is None and os.environ.get("OPJIT_REMOTE"):
+        from opjit import remote
+
+        found, where = remote.fetch(recipe, store), "remote"
+    if found is None:
+        counters.miss(store.base)
+    else:
+        counters.hit(where, store.base, found.seconds, started)
+    return found

@@ -189,6 +189,19 @@ def record(output: Path, command: tuple[str, ...]) -> None:
 
 
 @main.command()
+@click.argument("name")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+def keygen(name: str, directory: Path) -> None:
+    """Make a pair of keys in DIRECTORY: NAME.key to sign with, and NAME.pub for those who shall trust it."""
+    from opjit import trust
+
+    private, public = trust.keygen(name, directory)
+    click.echo(f"{private} signs: opjit cache push --sign {private}; keep it to yourself")
+    click.echo(f"{directory / name}.pub is for those who shall trust it, by its path or as it is here:")
+    click.echo(f"export OPJIT_TRUST={public}")
+
+
+@main.command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option("--device", help="Device to measure on; default: every one there is that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from opjit.transfer import Report
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @click.group()
 def cache() -> None:
-    """Look into the cache, and keep it in order."""
+    """Look into the cache, keep it in order, and exchange its entries with a remote or a file."""
 
 
 @cache.command()
@@ -95,6 +100,70 @@ def clear(ops: tuple[str, ...]) -> None:
     if done.failed:
         raise click.ClickException(f"{_entries(done.failed)} could not be removed, or {'is' if done.failed == 1 else 'are'} of another "
                                    "version of opjit")
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign what is uploaded with the private key of this file.")
+@click.option("--unsigned", is_flag=True, help="Upload without a signature; only OPJIT_TRUST=unsigned takes that.")
+def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
+    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), where they are not there yet."""
+    from opjit import transfer
+
+    if (sign is None) != unsigned:
+        raise click.UsageError("expected --sign KEY (opjit keygen makes one) or --unsigned, so that nobody publishes unsigned by mistake")
+    url, names = _url(ops)
+    _tell("uploaded", transfer.push(url, sign=sign, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+def pull(ops: tuple[str, ...]) -> None:
+    """Fetch what URL (default: OPJIT_REMOTE) has of OPs (default: all) and the cache has not, for every arch.
+
+    A web server cannot list what it has: from there come the entries that the OPs ask for on this machine.
+    """
+    from opjit import transfer
+
+    url, names = _url(ops)
+    _tell("fetched", transfer.pull(url, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key of this file.")
+def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
+    """Write the cache's entries of OPs (default: all) into FILE, a tar that `opjit cache unpack` takes; untarred, it is a remote."""
+    from opjit import transfer
+
+    _tell("packed", transfer.pack(file, sign=sign, ops=ops))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def unpack(file: Path) -> None:
+    """Put the entries of FILE, which `opjit cache pack` wrote, into the cache.
+
+    Where OPJIT_TRUST names keys, one of them must have signed each entry; else FILE must be yours or root's, and nobody else's to write.
+    """
+    from opjit import transfer
+
+    _tell("unpacked", transfer.unpack(file, say=click.echo))
+
+
+def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """A URL in front, if there is one, and the rest."""
+    return (words[0], words[1:]) if words and "://" in words[0] else (None, words)
+
+
+def _tell(done: str, report: Report) -> None:
+    """What a transfer did; exit code 1 if an entry was not in order."""
+    for problem in report.problems:
+        click.echo(problem, err=True)
+    absent = f", {report.absent} not found" if report.absent else ""
+    click.echo(f"{done} {len(report.moved)}, {report.there} there already{absent}, {len(report.problems)} left out")
+    sys.exit(1 if report.problems else 0)
 
 
 def _entries(count: int) -> str:

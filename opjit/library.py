@@ -118,6 +118,7 @@ def origin(described: Manifest) -> tuple[Schema, Target]:
 
     Raises:
         EntryError: it speaks of none that this process knows.
+        SchemaError: its schema is none.
     """
     texts = [described.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime")]
     if not all(isinstance(text, str) for text in texts):
