@@ -68,13 +68,13 @@ def wanted(device: object, arch: str | None) -> Target:
     return target
 
 
-def ready(op: Op, backend: Backend) -> None:
-    """Make torch call the op's C kernel on the backend's device."""
+def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
+    """Make torch call the op's C kernel on the backend's device, out of an entry that was found already or a look for one."""
     if backend.name in op.loaded:
         return
     with op.lock:
         if backend.name not in op.loaded:
-            op.loaded[backend.name] = loader.load(entry(op, targets.here(backend)), op.qualified)
+            op.loaded[backend.name] = loader.load(found or entry(op, targets.here(backend)), op.qualified)
 
 
 def entry(op: Op, target: Target) -> Entry:

@@ -34,13 +34,20 @@ def held(key: str, waiting: Callable[[str], None]) -> Iterator[None]:
         waiting: told once whom this process waits for.
     """
     release = _acquire(key, waiting)
+    assert release is not None
     try:
         yield
     finally:
         release()
 
 
-def _acquire(key: str, waiting: Callable[[str], None]) -> Callable[[], None]:
+def attempt(key: str) -> Callable[[], None] | None:
+    """Hold the lock of a key until the result is called; None where somebody has it. Where locks do not work, nobody has."""
+    return _acquire(key, None)
+
+
+def _acquire(key: str, waiting: Callable[[str], None] | None) -> Callable[[], None] | None:
+    """Take a lock; without `waiting`, do not wait for it."""
     try:
         place = folder()
         files.make_private(place)
@@ -51,6 +58,8 @@ def _acquire(key: str, waiting: Callable[[str], None]) -> Callable[[], None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
+            if waiting is None:
+                return None
             waiting(_holder(place, key))
             lock.acquire()
     except (OSError, NotImplementedError) as error:
