@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -77,14 +76,14 @@ def wanted(device: object, arch: str | None) -> Target:
     return target
 
 
-def ready(op: Op, backend: Backend) -> None:
-    """Make torch call the op's C kernel on the backend's device."""
+def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
+    """Make torch call the op's C kernel on the backend's device, out of an entry that was found already or a look for one."""
     if backend.name in op.loaded:
         return
     with op.lock:
         if backend.name not in op.loaded:
             target = targets.here(backend)
-            op.loaded[backend.name] = using(op, target, loader.load)[1]
+            op.loaded[backend.name] = using(op, target, loader.load, found)[1]
             note(op, target)
 
 
@@ -97,15 +96,17 @@ def note(op: Op, target: Target) -> None:
         record.note(op, target, path)
 
 
-def using(op: Op, target: Target, use: Callable[[Entry, str], T]) -> tuple[Entry, T]:
+def using(op: Op, target: Target, use: Callable[[Entry, str], T], found: Entry | None = None) -> tuple[Entry, T]:
     """The binary of an op for a target, and what a function of `loader` makes of it.
 
     Somebody may clear the cache between the look and the use: then it is looked for again, and at last built where nobody clears.
     """
     for _ in range(_LOOKS):
-        with suppress(loader.Gone):
-            found = entry(op, target)
+        found = found or entry(op, target)
+        try:
             return found, use(found, op.qualified)
+        except loader.Gone:
+            found = None
     found = entry(op, target, Store(files.until_exit()))
     return found, use(found, op.qualified)
 
@@ -170,6 +171,7 @@ def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Sto
         make: builds and publishes it; None is `build.build`.
     """
     from opjit import build, lock, progress
+    from opjit.environment import is_on
 
     what = f"{op.qualified} for {recipe.target}"
     if progress.heard():
