@@ -107,20 +107,22 @@ def swappable(folder: Path) -> str | None:
     """
     here, links, rest = "/", 0, [part for part in reversed(str(folder).split("/")) if part]
     try:
+        top = status = os.lstat("/")
         while True:
-            problem = _writer(here, os.lstat(here), not rest)
+            problem = _writer(here, status, not rest)
             if problem is not None or not rest:
                 return problem and f"{problem}, so others could put something else in the place of {folder}"
             name = rest.pop()
-            path = os.path.dirname(here) if name == ".." else os.path.join(here, name)
-            if not os.path.islink(path):
-                here = path
+            path = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
+            found = os.lstat(path)
+            if not stat.S_ISLNK(found.st_mode):
+                here, status = path, found
                 continue
             links += 1
-            if os.lstat(path).st_uid not in (os.geteuid(), 0) or links > _LINKS:
+            if found.st_uid not in (os.geteuid(), 0) or links > _LINKS:
                 return f"{path} is a symbolic link of somebody else's, or one of too many on the way to {folder}"
             to = os.readlink(path)
-            here = "/" if to.startswith("/") else here
+            here, status = ("/", top) if to.startswith("/") else (here, status)
             rest += [part for part in reversed(to.split("/")) if part not in ("", ".")]
     except OSError:  # nothing there, or nothing that this user could read
         return None
@@ -214,12 +216,16 @@ def write_note(path: Path, text: str) -> None:
             temporary.unlink()
 
 
-def remove_tree(folder: Path) -> None:
-    """Remove a folder that nobody needs; what is busy now stays for the next sweep. One that may not be removed at all is told of."""
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_tree(path: Path) -> None:
+    """Remove a folder, or a file, that nobody needs; what is busy now stays for the next sweep. One that may not be removed at all is
+    told of."""
     try:
-        os.rmdir(folder)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+            os.rmdir(path)
+        else:
+            path.unlink()  # rmtree would wait for the other end of a pipe
     except PermissionError as error:
-        warnings.warn(CacheWarning(f"a folder that nobody needs any more cannot be removed: {error}"), stacklevel=2)
+        warnings.warn(CacheWarning(f"what nobody needs any more cannot be removed: {error}"), stacklevel=2)
     except OSError:
-        pass  # it is gone, as it should be
+        pass  # it is gone, as it should be, or stays

@@ -60,8 +60,6 @@ class Trash(NamedTuple):
         except OSError:
             return False
         files.remove_tree(aside)
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)  # a file
         return not os.path.lexists(aside)
 
     def take_entry(self, item: Item) -> bool:

@@ -50,6 +50,16 @@ class Entry(NamedTuple):
     library: Path
     seconds: float = 0.0
 
+    def __eq__(self, other: object) -> bool:
+        """What was built again is the same entry, however long that took."""
+        return isinstance(other, Entry) and self[:3] == other[:3]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:3])
+
 
 def default_root() -> Path:
     """$OPJIT_CACHE, else opjit/ in the user's cache folder."""

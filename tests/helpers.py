@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import opjit
-from opjit import backends, build, catalog, counters, resources, schema, targets, toolchain
+from opjit import backends, build, catalog, counters, manifest, resources, schema, targets, toolchain
 from opjit.backends import Backend
 from opjit.errors import CacheWarning
-from opjit.recipe import Recipe, read_inputs
+from opjit.recipe import Recipe, document_key, read_inputs
 from opjit.store import Entry, Store
 from opjit.targets import Target
 
@@ -223,3 +223,19 @@ def copy_package(to: Path) -> Path:
     for name in ("opjit", "kernels_c", "templates"):
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     return to
+
+
+def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
+    """Folders of more entries beside one: the same library under other keys. Fields of the manifest's document can be changed."""
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+    found = []
+    for number in range(count):
+        document = {**described.document, "planted": number, **changed}
+        other = described._replace(document=document, key=document_key(document))
+        folder = entry.folder.with_name(other.key)
+        folder.mkdir(mode=0o700)
+        for path in entry.folder.iterdir():
+            (folder / path.name).write_bytes(other.dump() if path.name == manifest.NAME else path.read_bytes())
+            (folder / path.name).chmod(0o644)
+        found.append(folder)
+    return found

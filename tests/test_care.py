@@ -1,0 +1,686 @@
+"""Care of the cache: what prune, clear, verify and stats do, and that nobody who uses the cache meanwhile notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import opjit
+from opjit import cache, counters, files, manifest, prune, publication, removal
+from opjit.cli import main
+from opjit.errors import BadSetting, CacheWarning
+from opjit.store import Entry, Store, first
+from tests import helpers
+from tests.helpers import built, caught, describe, fresh, planted, write_op
+from tests.test_store import as_root, mounted
+
+DAY = 86400.0
+YEAR_2100 = 4102444800.0
+Clock = Callable[[float], None]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    """An op and its entry, which the tests leave as it is."""
+    folder = write_op(tmp_path_factory.mktemp("made") / "plus")
+    return folder, built(folder, folder.parent / "cache")
+
+
+@pytest.fixture
+def op(made: tuple[Path, Entry]) -> Path:
+    return made[0]
+
+
+@pytest.fixture
+def entry(made: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """The op's entry in a cache of the test's own, which OPJIT_CACHE names."""
+    source = made[1].folder.parents[3]
+    shutil.copytree(source, tmp_path / "cache")
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / made[1].folder.relative_to(source)
+    return made[1]._replace(folder=folder, library=folder / made[1].library.name)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """``clock(seconds)``: from now on, what is written in staging is dated so much later, as if that time had passed."""
+    plain = Store.stage
+
+    def shift(seconds: float) -> None:
+        def stage(self: Store) -> Path:
+            folder = plain(self)
+            os.utime(folder, (time.time() + seconds,) * 2)
+            return folder
+
+        monkeypatch.setattr(Store, "stage", stage)
+
+    return shift
+
+
+def date(folder: Path, used: float, written: float | None = None) -> None:
+    os.utime(next(folder.glob("*.so")), (used, used if written is None else written))
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["cache", *arguments])
+
+
+def keys() -> set[str]:
+    return {item.key for item in cache.entries()}
+
+
+# --- prune -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_used_for_longest_goes_first_until_the_rest_is_small_enough(entry: Entry, clock: Clock) -> None:
+    folders = [entry.folder, *planted(entry, 4)]
+    clock(10 * DAY)
+    for age, folder in enumerate(folders):
+        date(folder, time.time() - age * DAY)
+    one = cache.entries()[0].size
+    done = cache.prune(size=3 * one + 2000)
+    assert (done.removed, done.kept, done.failed, done.fresh, done.finished) == (2, 3, 0, 0, True)
+    assert (keys(), done.size) == ({folder.name for folder in folders[:3]}, sum(item.size for item in cache.entries()))
+    assert list((entry.folder.parents[2] / "staging").iterdir()) == []
+
+
+def test_a_read_counts_as_a_use_and_so_does_a_build(entry: Entry, clock: Clock) -> None:
+    read, written, unused = planted(entry, 3)
+    clock(100 * DAY)
+    now = time.time() + 100 * DAY
+    date(read, used=now - 5 * DAY, written=now - 99 * DAY)
+    date(written, used=now - 99 * DAY, written=now - 5 * DAY)
+    date(unused, used=now - 91 * DAY)
+    shutil.rmtree(entry.folder)
+    assert cache.prune().removed == 1
+    assert keys() == {read.name, written.name}
+
+
+def test_a_hit_is_a_use_on_a_filesystem_that_notes_reads(op: Path, entry: Entry) -> None:
+    long_ago = time.time() - 80 * DAY
+    date(entry.folder, long_ago)
+    found = Store(Path(os.environ["OPJIT_CACHE"])).find(describe(op))
+    if entry.library.stat().st_atime == long_ago:
+        pytest.skip("this filesystem is mounted with noatime")
+    assert found == entry
+    assert time.time() - cache.entries()[0].used < DAY
+
+
+def test_what_nobody_used_for_ninety_days_goes_and_the_rest_stays(entry: Entry, clock: Clock) -> None:
+    clock(0)
+    clock(200 * DAY)
+    (other,) = planted(entry, 1)
+    date(entry.folder, time.time() + 109 * DAY)
+    date(other, time.time() + 111 * DAY)
+    assert cache.prune().removed == 1
+    assert keys() == {other.name}
+    assert cache.prune(age="80d").removed == 1
+    assert keys() == set()
+    assert not entry.folder.parents[1].exists(), "folders that are empty then go too"
+
+
+@pytest.mark.parametrize("when", [0.0, YEAR_2100], ids=["1970", "2100"])
+def test_a_fresh_entry_stays_whatever_its_dates_say(entry: Entry, when: float) -> None:
+    for path in [*entry.folder.iterdir(), entry.folder]:
+        os.utime(path, (when, when))
+    done = cache.prune(size=1, age=1.0)
+    assert (done.removed, done.kept, done.fresh) == (0, 1, 1)
+
+
+def test_entries_dated_ahead_of_the_clock_do_not_stop_the_others_from_going_nor_stay_for_ever(entry: Entry, clock: Clock) -> None:
+    future, middle = planted(entry, 2)
+    clock(200 * DAY)
+    date(future, YEAR_2100)
+    date(entry.folder, 0)
+    date(middle, time.time() + 199 * DAY)
+    assert cache.prune(size=cache.entries()[0].size * 2, age=0).removed == 1
+    assert keys() == {future.name, middle.name}, "1970 is older than what has no date"
+    assert cache.prune(size="0").removed == 1, "a date ahead says nothing, so it is the day when the entry appeared: 200 days ago"
+    assert keys() == {middle.name}
+
+
+def test_a_clock_set_back_by_years_keeps_neither_everything_nor_wipes_what_is_fresh(entry: Entry, clock: Clock) -> None:
+    clock(-20 * 365 * DAY)
+    assert cache.prune(size=1).removed == 1, "it appeared in what is the future now: of an unknown age, so the oldest"
+    clock(-600)
+    again = Store(Path(os.environ["OPJIT_CACHE"]))
+    assert again.find(describe(write_op(entry.folder.parents[4] / "plus"))) is None
+
+
+@as_root
+def test_what_cannot_be_removed_is_said_and_the_others_go_all_the_same(entry: Entry, clock: Clock) -> None:
+    folders = planted(entry, 3)
+    clock(200 * DAY)
+    for age, folder in enumerate([entry.folder, *folders]):
+        date(folder, time.time() + age)
+    (folders[0] / "busy").mkdir()
+    with mounted(folders[0], "-t", "tmpfs", "none"):
+        done = cache.prune(size=1, age=0)
+        assert (done.removed, done.failed) == (3, 1)
+        result = command("prune")
+        assert (result.exit_code, result.output.splitlines()[-1]) == (1, "Error: 1 entry could not be removed")
+    assert keys() == {folders[0].name}
+
+
+@as_root
+def test_a_read_only_cache_is_not_pruned_and_that_is_one_sentence(entry: Entry) -> None:
+    root = Path(os.environ["OPJIT_CACHE"])
+    with mounted(root, "--bind", str(root)), mounted(root, "-o", "remount,ro,bind"):
+        for arguments in (["prune"], ["clear"]):
+            result = command(*arguments)
+            assert result.exit_code == 1
+            assert re.fullmatch(r"Error: nothing can be removed from the cache .*Read-only file system.*\n", result.output), result.output
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(root)], check=True)  # for the inner umount
+    assert keys() == {entry.key}
+
+
+@as_root
+def test_a_disk_without_room_for_a_folder_can_be_pruned(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    root = tmp_path / "small"
+    root.mkdir(mode=0o700)
+    with mounted(root, "-t", "tmpfs", "-o", "nr_inodes=64,mode=700", "none"):
+        monkeypatch.setenv("OPJIT_CACHE", str(root))
+        first = built(op, root)
+        monkeypatch.setattr(prune, "_FRESH", 0.0)
+        with contextlib.suppress(OSError):  # no space left
+            for number in range(100):
+                (root / f"mine{number}").write_text("")
+        with pytest.raises(OSError, match="No space left"):
+            (root / "folder").mkdir()
+        done = cache.prune(size=1)
+        assert (done.removed, done.failed) == (1, 0)
+        assert not first.folder.exists()
+
+
+def test_a_pruner_that_is_killed_leaves_no_half_of_an_entry(entry: Entry, op: Path) -> None:
+    planted(entry, 3)
+    code = (
+        "import os, signal, shutil\nfrom opjit import cache, files, prune\n"
+        "prune._FRESH = 0\n"
+        "def half(folder):\n"
+        "    os.unlink(sorted(folder.iterdir())[0])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.remove_tree = half\n"
+        "cache.prune(size=1)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], env=helpers.environment(), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(keys()) == 3
+    assert {finding.verdict for finding in cache.verify()} == {"good"}
+    (left,) = (entry.folder.parents[2] / "staging").iterdir()
+    for path in (left, *left.iterdir()):
+        os.utime(path, (1, 1))
+    cache.prune()
+    assert list((entry.folder.parents[2] / "staging").iterdir()) == []
+
+
+def test_what_a_process_has_loaded_keeps_working_there_when_it_is_pruned(entry: Entry, op: Path) -> None:
+    code = helpers.declare(op) + (
+        "from opjit import cache, prune\n"
+        "plus = opjit.get('keytest::plus', 'cpu')\n"
+        "prune._FRESH = 0\n"
+        "print(cache.prune(size=1).removed, cache.entries(), plus(torch.ones(1)).tolist())\n"
+    )
+    assert fresh(code).stdout == "1 [] [2.0]\n"
+
+
+def test_what_another_version_of_opjit_keeps_here_is_not_touched(entry: Entry, op: Path, clock: Clock) -> None:
+    """An older or newer opjit has another folder, or writes another format; and a user may have put something there."""
+    root = Path(os.environ["OPJIT_CACHE"])
+    (newer,) = planted(entry, 1)
+    fields = json.loads((newer / manifest.NAME).read_bytes())
+    (newer / manifest.NAME).write_text(json.dumps({**fields, "format": 2, "fields": ["of", "tomorrow"]}))
+    shutil.copytree(root / "v1", root / "v2")
+    for name in ("notes.txt", "v1/notes.txt", "v1/logs/notes.txt", "v1/toolchain/my.json", f"v1/{entry.folder.parts[-3]}/notes.txt"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("mine")
+        os.utime(root / name, (0, 0))
+    (root / "v1" / "mine" / "folder" / "inner").mkdir(parents=True)
+    clock(1000 * DAY)
+    kept = {path for path in root.rglob("*") if path.is_file() and (path.is_relative_to(root / "v2") or path.is_relative_to(newer)
+                                                                     or path.name in ("notes.txt", "my.json"))}
+    done = cache.prune(size=1)
+    assert (done.removed, done.failed) == (1, 1)
+    assert cache.clear().failed == 1
+    assert {path for path in kept if not path.exists()} == set()
+    assert (root / "v1" / "mine" / "folder" / "inner").is_dir()
+    with pytest.warns(CacheWarning, match="the manifest is of another format"):
+        assert first(newer.parent, None, lambda document: True) is None
+    assert caught(op, root).warnings == []
+
+
+def test_old_logs_and_notes_go_and_fresh_ones_stay(entry: Entry, clock: Clock) -> None:
+    base = entry.folder.parents[2]
+    (base / "logs").mkdir()
+    (base / "toolchain").mkdir(exist_ok=True)
+    stub = base / "stubs" / f"x86_64-linux-gnu-{'0' * 16}"
+    stub.mkdir(parents=True)
+    names = ["logs/ns.op.20200101-000000.0123.log", f"toolchain/cc-{'0' * 16}.json", f"stubs/{stub.name}/libtorch_cpu.so"]
+    unfinished = base / "logs" / f".x.log.{'a' * 32}"
+    for name in names:
+        (base / name).write_text("old")
+        os.utime(base / name, (time.time() - 91 * DAY,) * 2)
+    os.utime(stub, (time.time() - 91 * DAY,) * 2)
+    unfinished.write_text("")
+    os.utime(unfinished, (1, 1))
+    (base / "logs" / "ns.op.today.0123.log").write_text("new")
+    assert cache.prune().notes == 4
+    assert [path.name for path in (base / "logs").iterdir()] == ["ns.op.today.0123.log"]
+    assert not stub.exists()
+    assert keys() == {entry.key}
+
+
+@pytest.mark.parametrize(("text", "size"), [("0", 0), ("5GiB", 5 << 30), ("5G", 5 << 30), ("5gb", 5 * 10**9), ("1.5 MiB", 3 << 19),
+                                            ("17", 17), ("17b", 17), ("2TiB", 2 << 40)])
+def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert prune.parse_size(text) == size
+
+
+@pytest.mark.parametrize(("text", "age"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY), ("90", 90 * DAY), ("0", 0), ("1m", 60.0)])
+def test_an_age_is_read_as_people_write_it(text: str, age: float) -> None:
+    assert prune.parse_age(text) == age
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 GiBs", "1e9", "nan", "10 %", "5PiB"])
+def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for read in (prune.parse_size, prune.parse_age):
+        with pytest.raises(BadSetting, match=r"expected an? (size|age) such as"):
+            read(text)
+    result = command("prune", "--size", text)
+    assert (result.exit_code, len(result.output.splitlines())) == (1, 1)
+    if text:
+        monkeypatch.setenv("OPJIT_CACHE_SIZE", text)
+        assert "OPJIT_CACHE_SIZE: expected a size" in command("prune").output
+
+
+# --- pruning by itself -----------------------------------------------------------------------------------------------------------
+
+
+def grown(op: Path, number: int) -> Path:
+    """The op with other sources, so that it is built."""
+    return write_op(op.parents[1] / f"grown{os.urandom(4).hex()}" / "plus", amount_h=f"#define AMOUNT {number}.0f\n")
+
+
+@pytest.fixture
+def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """An entry that is over the bound, and not fresh."""
+    monkeypatch.setenv("OPJIT_CACHE_SIZE", "45k")
+    monkeypatch.setattr(prune, "_FRESH", 0.0)
+    date(entry.folder, 1000)
+    (entry.folder.parents[2] / publication.MARKER).unlink(missing_ok=True)
+    return entry
+
+
+def test_a_build_prunes_once_a_day_and_a_hit_never(old: Entry, op: Path) -> None:
+    root = Path(os.environ["OPJIT_CACHE"])
+    assert caught(op, root).warnings == []
+    assert old.folder.exists()
+    first = built(grown(op, 2), root)
+    assert not old.folder.exists()
+    assert first.folder.exists(), "what was built now is there, whatever the bound"
+    second = built(grown(op, 3), root)
+    assert first.folder.exists()
+    assert second.folder.exists()
+
+
+def make_link(marker: Path) -> None:
+    marker.symlink_to(marker.parent)
+
+
+def make_future(marker: Path) -> None:
+    marker.write_text("")
+    os.utime(marker, (YEAR_2100, YEAR_2100))
+
+
+def make_yesterday(marker: Path) -> None:
+    marker.write_text("")
+    os.utime(marker, (time.time() - DAY - 60,) * 2)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_link, make_future, make_yesterday, os.mkfifo])
+def test_a_marker_that_makes_no_sense_means_that_it_is_due_and_is_put_right(old: Entry, op: Path, make: Callable[[Path], None]) -> None:
+    root = Path(os.environ["OPJIT_CACHE"])
+    marker = root / "v1" / publication.MARKER
+    make(marker)
+    built(grown(op, 2), root)
+    assert not old.folder.exists()
+    assert stat.S_ISREG(marker.lstat().st_mode)
+    assert abs(time.time() - marker.stat().st_mtime) < 3600
+
+
+def test_a_bound_that_makes_no_sense_is_one_warning_and_the_op_is_built(old: Entry, op: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE_SIZE", "plenty")
+    after = caught(grown(op, 2), Path(os.environ["OPJIT_CACHE"]))
+    assert len(after.warnings) == 1
+    assert "OPJIT_CACHE_SIZE" in after.warnings[0]
+    assert old.folder.exists()
+
+
+def test_a_build_that_prunes_stops_in_time_and_the_next_one_goes_on(old: Entry, op: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(os.environ["OPJIT_CACHE"])
+    monkeypatch.setattr(prune, "_BUDGET", -1.0)
+    built(grown(op, 2), root)
+    assert old.folder.exists()
+    monkeypatch.setattr(prune, "_BUDGET", 60.0)
+    built(grown(op, 3), root)
+    assert not old.folder.exists()
+
+
+# --- clear, while others look, open and publish ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """``stopped(code)``: a process that has stopped itself with SIGSTOP."""
+    started = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE)
+        started.append(child)
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), child.communicate()
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+STOP = "def stop():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+RESULT = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist())\n"
+HOOKS = {
+    "between the look and the library": "from opjit import store\nplain = store.bounded\ndef bounded(path):\n    found = plain(path)\n"
+                                        "    store.bounded = plain\n    stop()\n    return found\nstore.bounded = bounded\n",
+    "between the verification and dlopen": "from opjit import loader\nplain = loader.open_library\ndef opened(*arguments):\n"
+                                           "    loader.open_library = plain\n    stop()\n    return plain(*arguments)\n"
+                                           "loader.open_library = opened\n",
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
+@pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
+def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(
+    entry: Entry, op: Path, stopped: Callable[[str], subprocess.Popen[str]], hook: str, remove: Callable[[], object]
+) -> None:
+    child = stopped(helpers.declare(op) + STOP + hook + RESULT)
+    remove()
+    assert not entry.folder.exists()
+    os.kill(child.pid, signal.SIGCONT)
+    assert child.communicate(timeout=120) == ("[2.0, 2.0]\n", "")
+    assert entry.folder.exists(), "it was built again"
+
+
+@pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
+def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(
+    entry: Entry, op: Path, stopped: Callable[[str], subprocess.Popen[str]], remove: Callable[[], object]
+) -> None:
+    shutil.rmtree(entry.folder.parents[1])
+    hook = "from opjit import store\nplain = store._appear\ndef appear(*arguments):\n    store._appear = plain\n    stop()\n" \
+           "    return plain(*arguments)\nstore._appear = appear\n"
+    child = stopped(helpers.declare(op) + STOP + hook + RESULT)
+    remove()
+    os.kill(child.pid, signal.SIGCONT)
+    told, warned = child.communicate(timeout=120)
+    assert told == "[2.0, 2.0]\n"
+    assert "Traceback" not in warned
+
+
+def test_an_entry_that_goes_away_every_time_is_built_where_nobody_clears(entry: Entry, op: Path) -> None:
+    code = helpers.declare(op) + (
+        "from opjit import cache, loader\n"
+        "plain = loader.open_library\n"
+        "def cleared_before(entry, qualified):\n    cache.clear()\n    return plain(entry, qualified)\n"
+        "loader.open_library = cleared_before\n"
+    )
+    assert fresh(code + RESULT).stdout == "[2.0, 2.0]\n"
+
+
+def test_a_cache_that_is_removed_under_the_compiler_gives_a_working_op(entry: Entry, op: Path, tmp_path: Path) -> None:
+    root = os.environ["OPJIT_CACHE"]
+    compiler = helpers.fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then rm -rf '{root}'; fi")
+    done = fresh(helpers.declare(op) + "warnings.simplefilter('ignore')\n" + RESULT, {"CC": str(compiler)})
+    assert done.stdout == "[2.0, 2.0]\n"
+
+
+def test_an_extension_that_is_cleared_between_the_look_and_dlopen_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
+    code = (
+        "import ctypes, opjit\nfrom opjit import cpp_extension\n"
+        "def load(): return ctypes.CDLL(opjit.load('plain', [{source!r}], is_python_module=False)).value()\n"
+        "plain = cpp_extension._open\n"
+        "def cleared_before(*arguments):\n    cpp_extension._open = plain\n    print(opjit.cache.clear().removed)\n"
+        "    return plain(*arguments)\n"
+        "cpp_extension._open = cleared_before\n"
+        "print(load())\n"
+    )
+    assert fresh(code.format(source=str(tmp_path / "plain.cpp"))).stdout == "1\n7\n"
+
+
+def test_four_processes_get_what_others_clear_all_the_time(entry: Entry, op: Path) -> None:
+    code = helpers.declare(op) + (
+        "import sys, ctypes\nfrom opjit import api, loader\nwarnings.simplefilter('ignore')\n"
+        "target = api.wanted('cpu', None)\nplus = catalog.find('keytest::plus')\nsys.stdin.read(1)\n"
+        "for _ in range(6): api.using(plus, target, loader.open_library)\n" + RESULT
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("x")
+        child.stdin.flush()
+    try:
+        until = time.monotonic() + 200
+        while any(child.poll() is None for child in children) and time.monotonic() < until:
+            removal.clear(Store(Path(os.environ["OPJIT_CACHE"])))
+            time.sleep(0.02)
+        assert [(child.wait(1), child.communicate()) for child in children] == [(0, ("[2.0, 2.0]\n", ""))] * 4
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at while the compiler runs, and when the entry is complete but not published."""
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    seen = []
+    plain = Store.put
+
+    def put(self: Store, staged: Path, *rest: object) -> Entry:
+        seen.append((cache.entries(), helpers.entries(self.root), self.find(describe(op)), sorted(path.name for path in staged.iterdir())))
+        return plain(self, staged, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "put", put)
+    built(op, tmp_path / "cache")
+    assert seen == [([], [], None, ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"])]
+    assert len(keys()) == 1
+
+
+def test_two_hosts_with_one_process_id_never_share_a_temporary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    store = Store(tmp_path / "cache")
+    assert len({store.stage() for _ in range(50)}) == 50
+    assert len({files.unique() for _ in range(1000)}) == 1000
+
+
+def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unknown(entry: Entry) -> None:
+    other = entry.folder.parents[2] / "opjit.other" / "x86-64-v3" / entry.key
+    shutil.copytree(entry.folder, other)
+    result = command("clear", "other", "keytest::nothing")
+    assert result.exit_code == 1
+    assert result.output == "Error: the cache has no entry of keytest::nothing; `opjit cache ls` shows what it has\n"
+    assert len(keys()) == 1
+    assert other.exists()
+    assert command("clear", "other").exit_code == 0
+    assert not other.exists()
+    assert keys() == {entry.key}
+    assert command("clear").exit_code == 0
+    assert cache.entries() == []
+    assert command("ls").output == ""
+
+
+def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "none"))
+    for arguments in (["ls"], ["stats"], ["verify"], ["prune"], ["clear"], ["path"]):
+        result = command(*arguments)
+        assert (result.exit_code, result.exception) == (0, None), result.output
+    assert not (tmp_path / "none").exists()
+
+
+# --- ls and verify ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: Entry) -> None:
+    date(entry.folder, time.time() - 3 * DAY - 60)
+    size = sum(path.stat().st_size for path in entry.folder.iterdir())
+    assert command("ls").output == f"keytest::plus  {entry.folder.parent.name}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n"
+    (entry.folder / manifest.NAME).write_text("damaged")
+    assert entry.key in command("ls").output
+    assert time.time() - entry.library.stat().st_atime > DAY
+
+
+def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry: Entry, op: Path) -> None:
+    good, flipped, foreign, misplaced = [entry.folder, *planted(entry, 3)]
+    content = bytearray((flipped / "keytest.plus.so").read_bytes())
+    content[0x1200] ^= 1
+    (flipped / "keytest.plus.so").write_bytes(content)
+    (foreign / "keytest.plus.so").chmod(0o666)
+    away = misplaced.parents[1] / "x86-64-v2" / misplaced.name
+    away.parent.mkdir(mode=0o700, exist_ok=True)
+    misplaced.rename(away)
+    before = helpers.snapshot(Path(os.environ["OPJIT_CACHE"]))
+    result = command("verify")
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert len(lines) == 4
+    reasons = {flipped: "not the one that its manifest names", foreign: "can be written by others", away: "lies where none"}
+    for folder, reason in reasons.items():
+        assert any(line.startswith("bad: keytest::plus") and folder.name in line and reason in line for line in lines)
+    assert lines[-1] == "4 entries: 1 good, 3 bad"
+    assert helpers.snapshot(Path(os.environ["OPJIT_CACHE"])) == before
+    assert good.exists()
+
+
+def test_to_verify_an_entry_is_no_use_of_it(entry: Entry) -> None:
+    date(entry.folder, time.time() - 50 * DAY)
+    assert [finding.verdict for finding in cache.verify()] == ["good"]
+    assert time.time() - cache.entries()[0].used > 49 * DAY
+
+
+def test_an_entry_of_a_device_that_this_process_does_not_know_is_told_from_a_bad_one(entry: Entry) -> None:
+    (elsewhere,) = planted(entry, 1, backend="npu", dispatch_key="PrivateUse1")
+    found = {finding.item.key: finding for finding in cache.verify()}
+    assert "register_backend" in found[elsewhere.name].reason
+    assert found[entry.key].verdict == "good"
+
+
+def test_extensions_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
+    opjit.load(f"plain{os.urandom(4).hex()}", [str(tmp_path / "plain.cpp")], is_python_module=False)
+    assert [finding.verdict for finding in cache.verify()] == ["good"]
+    assert command("verify", "--rebuild").exit_code == 0
+    library = next((tmp_path / "cache").rglob("plain*.so"))
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content[:-1])
+    assert [finding.verdict for finding in cache.verify()] == ["bad"]
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_stats_adds_up_what_processes_asked_for(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("OPJIT_CACHE", str(root))
+    for _ in range(3):
+        fresh(helpers.declare(op) + RESULT)
+    found = cache.stats()
+    assert (found.entries, found.hits, found.misses, found.builds) == (1, 2, 1, 1)
+    assert found.by_place == {"layer": 0, "store": 2, "remote": 0}
+    assert found.built == next(root.rglob("*plus.so")).stat().st_size
+    assert 0 < found.saved < 60
+    assert found.since is not None
+    assert abs(time.time() - found.since) < 600
+    assert "hits        2 of 3 requests (2 in the store)" in command("stats").output
+    monkeypatch.setenv("OPJIT_LAYERS", str(root))
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
+    fresh(helpers.declare(op) + RESULT, helpers.no_compiler(tmp_path))
+    assert not (tmp_path / "other").exists(), "a cache is not made for the sake of a count"
+    fresh(helpers.declare(op) + RESULT)
+    assert cache.stats().by_place == {"layer": 1, "store": 0, "remote": 0}
+
+
+def test_a_hit_writes_nothing_until_the_process_ends(entry: Entry, op: Path) -> None:
+    line = Path(os.environ["OPJIT_CACHE"]) / "v1" / counters.NAME
+    line.unlink(missing_ok=True)
+    code = helpers.declare(op) + RESULT + f"print(Path({str(line)!r}).exists())\n"
+    assert fresh(code).stdout.endswith("False\n")
+    assert json.loads(line.read_text())["store"] == 1
+
+
+def test_a_forked_child_counts_its_own_and_one_that_is_killed_counts_nothing(entry: Entry, op: Path) -> None:
+    line = Path(os.environ["OPJIT_CACHE"]) / "v1" / counters.NAME
+    line.unlink(missing_ok=True)
+    code = helpers.declare(op) + RESULT + (
+        "import os, signal, sys\nfrom opjit import api\n"
+        "for end in (lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: sys.exit(0)):\n"
+        "    sys.stdout.flush()\n"
+        "    if os.fork() == 0:\n"
+        "        api.entry(catalog.find('keytest::plus'), api.wanted('cpu', None))\n"
+        "        end()\n"
+        "    os.wait()\n"
+    )
+    fresh(code, flags=("-W", "ignore::DeprecationWarning"))
+    assert [json.loads(text)["store"] for text in line.read_text().splitlines()] == [1, 1]
+
+
+def test_damaged_counts_are_left_out_and_many_are_added_up_in_one_line(entry: Entry) -> None:
+    line = Path(os.environ["OPJIT_CACHE"]) / "v1" / counters.NAME
+    good = {"at": 1000, **dict.fromkeys(counters.FIELDS, 1)}
+    damaged = [b"", b"{", b"[]", b"\xff\xfe", b"nul", b'{"at": 5}', json.dumps({**good, "hits": 1, "store": -1}).encode(),
+               json.dumps({**good, "saved": float("nan")}).encode(), json.dumps({**good, "builds": "1"}).encode(), b"[" * 5000,
+               json.dumps({**good, "builds": True}).encode(), json.dumps({**good, "builds": 10**400}).encode()]
+    line.write_bytes(b"\n".join([json.dumps(good).encode(), *damaged, json.dumps({**good, "at": 900}).encode(), b'{"at": 1, "la']))
+    assert (cache.stats().hits, cache.stats().builds, cache.stats().since) == (6, 2, 900)
+    line.write_bytes((json.dumps(good) + "\n").encode() * 12_000)
+    assert line.stat().st_size > 1 << 20
+    cache.prune()
+    assert len(line.read_text().splitlines()) == 1
+    assert (cache.stats().hits, cache.stats().since) == (36_000, 1000)
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "pipe", "full"])
+def test_counts_that_cannot_be_kept_are_no_trouble(entry: Entry, op: Path, tmp_path: Path, what: str) -> None:
+    line = Path(os.environ["OPJIT_CACHE"]) / "v1" / counters.NAME
+    line.unlink(missing_ok=True)
+    (tmp_path / "precious").write_text("precious")
+    if what == "link":
+        line.symlink_to(tmp_path / "precious")
+    elif what == "folder":
+        line.mkdir()
+    elif what == "pipe":
+        os.mkfifo(line)
+    else:
+        line.write_bytes(b"\n" * counters.MAX_BYTES)
+    done = fresh(helpers.declare(op) + RESULT)
+    assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert cache.stats().hits == 0
+    if what == "full":
+        assert line.stat().st_size == counters.MAX_BYTES
