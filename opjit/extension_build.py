@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import build, extension, files, headers, progress, toolchain, trial
+from opjit import binary, build, extension, files, headers, progress, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, OpjitError
 from opjit.extension import Extension
@@ -77,20 +77,21 @@ def _stage(wanted: Extension, arguments: Mapping[str, Any], tools: _Tools, stage
             raise _fault(wanted, "its sources changed while they were compiled; ask for it again")
         try:
             content = (work / (wanted.name if wanted.program else f"{wanted.name}.so")).read_bytes()
-        except FileNotFoundError:
-            raise _fault(wanted, f"{tools.cxx.path} reported success but left no binary", tools.cxx.path) from None
+            (binary.machine if wanted.program else binary.inspect)(content)
+        except (FileNotFoundError, EntryError) as error:
+            raise _fault(wanted, f"{tools.cxx.path} reported success but left no good binary: {error}", tools.cxx.path) from None
         for name in ("build.ninja", *_INLINE):
             if (work / name).is_file():
                 files.write_synced(entry / name, (work / name).read_bytes())
-    binary = entry / wanted.file_name
-    files.write_synced(binary, content)
+    library = entry / wanted.file_name
+    files.write_synced(library, content)
     if wanted.program:
-        binary.chmod(0o755)
+        library.chmod(0o755)
     described = Manifest(document_key(document), document, wanted.file_name, len(content), hashlib.sha256(content).hexdigest(),
                          {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
     files.write_synced(entry / NAME, described.dump())
     if not wanted.program:  # before it is published: nobody after this process tries again
-        trial.open_in_child(str(binary), wanted.name)
+        trial.open_in_child(str(library), wanted.name)
     return described
 
 

@@ -98,7 +98,7 @@ def elsewhere(entry: Entry, error: Exception) -> Path:
         type(error): it is another error than that one.
         LoadError: there is no place for a copy.
     """
-    if _NOEXEC not in str(error):
+    if _NOEXEC not in f"{error} {error.__cause__}":  # torch wraps it
         raise error
     import tempfile
     import warnings

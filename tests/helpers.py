@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 import opjit
 from opjit import backends, build, catalog, counters, manifest, resources, schema, targets, toolchain
@@ -239,3 +243,42 @@ def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
             (folder / path.name).chmod(0o644)
         found.append(folder)
     return found
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
+
+
+@contextmanager
+def mounted(where: Path, *options: str) -> Iterator[None]:
+    """Something mounted at a folder; a skip where that is not allowed."""
+    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+@contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, which is ended with all its children."""
+    running = subprocess.Popen([sys.executable, "-c", code], env=environment(), text=True, start_new_session=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        for stream in (running.stdin, running.stdout, running.stderr):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

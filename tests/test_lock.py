@@ -8,12 +8,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from opjit import build, lock, progress, targets
 from opjit.errors import CacheWarning
 from opjit.store import Store, verify
 from tests import helpers
-from tests.helpers import fake_compiler, fresh, write_op
+from tests.helpers import as_root, fake_compiler, fresh, mounted, process, until, write_op
 
 # A process that holds the lock of "key" until its standard input ends.
 HOLDER = """
@@ -51,23 +50,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def op(tmp_path: Path) -> Path:
     return write_op(tmp_path / "plus")
-
-
-@contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, which is ended with all its children."""
-    running = subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, start_new_session=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-        for stream in (running.stdin, running.stdout, running.stderr):
-            assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
 
 
 @contextmanager
@@ -107,13 +89,6 @@ def is_free(key: str = "key") -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 # --- what a waiter knows -------------------------------------------------------------------------------------------------------------
@@ -360,15 +335,12 @@ def test_a_process_that_may_start_no_thread_builds_without_a_lock(monkeypatch: p
     assert "can't start new thread" in warning
 
 
+@as_root
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path, tmp_path: Path) -> None:
-    code = helpers.declare(op) + (
-        "import errno, os\nfrom opjit import files, lock\nplain = os.open\n"
-        "def full(path, flags, *mode, **options):\n"
-        "    if str(path).endswith('.lock'): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))\n"
-        "    return plain(path, flags, *mode, **options)\n"
-        "os.open = full\nwarnings.simplefilter('always')\n"
-        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
-    done = fresh(code)
+    lock.folder().mkdir(mode=0o700)
+    with mounted(lock.folder(), "-t", "tmpfs", "-o", "nr_inodes=1,mode=700", "none"):
+        done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n"
+                     "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
     assert done.stdout == "[2.0]\n"
     assert done.stderr.count("CacheWarning") == 1
     assert os.strerror(errno.ENOSPC) in done.stderr

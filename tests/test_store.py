@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import built, caught, describe, fresh, write_op
+from tests.helpers import as_root, built, caught, describe, fresh, mounted, write_op
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
 SOMEBODY = 12345  # a user id that nobody has
 
 
@@ -475,18 +474,6 @@ def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cach
 
 
 # --- caches that cannot be written, or not be used -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def mounted(where: Path, *options: str) -> Iterator[None]:
-    """Something mounted at a folder; a skip where that is not allowed."""
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
 @as_root

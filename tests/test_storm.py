@@ -1,0 +1,20 @@
+"""A short storm; the long one is tests/benchmarks/storm.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import helpers
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_storm_of_processes_and_kills_leaves_right_results_and_a_clean_store(seed: int) -> None:
+    script = helpers.ROOT / "tests" / "benchmarks" / "storm.py"
+    done = subprocess.run([sys.executable, str(script), "--rounds", "2", "--processes", "15", "--ops", "3", "--seed", str(seed)],
+                          env=helpers.environment(), capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall("PASS", done.stdout)) == 6
