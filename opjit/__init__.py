@@ -19,14 +19,15 @@ from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
 __all__ = ["Op", "Workload", "add_path", "build_library", "errors", "get", "inline", "load", "load_inline", "load_library", "op",
-           "register_backend", "watch"]
+           "precompile", "register_backend", "watch"]
 __version__ = "0.1.0"
 
 # What few processes call is imported when it is asked for: each name, and the module that has it.
 _LATER = {"build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "watch": "watcher", "load_ipython_extension": "notebook"}
+          "load_inline": "cpp_extension", "precompile": "ahead", "watch": "watcher", "load_ipython_extension": "notebook"}
 
 if TYPE_CHECKING:
+    from opjit.ahead import precompile
     from opjit.cpp_extension import load, load_inline
     from opjit.inlined import inline
     from opjit.library import build_library, load_library

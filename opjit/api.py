@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
 from opjit import backends, catalog, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
+from opjit.headers import Scan
 from opjit.op import Op
 from opjit.recipe import Recipe, read_inputs
 from opjit.store import Entry, Store, default_root, find_in_layers
@@ -74,20 +77,36 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
         return
     with op.lock:
         if backend.name not in op.loaded:
-            op.loaded[backend.name] = loader.load(found or entry(op, targets.here(backend)), op.qualified)
+            target = targets.here(backend)
+            op.loaded[backend.name] = loader.load(found or entry(op, target), op.qualified)
+            note(op, target)
+
+
+def note(op: Op, target: Target) -> None:
+    """Where `opjit record` runs this process: an op is in use for a target."""
+    path = os.environ.get("OPJIT_RECORD")
+    if path:
+        from opjit import record
+
+        record.note(op, target, path)
 
 
 def entry(op: Op, target: Target) -> Entry:
     """The verified binary of an op for a target: from a layer, from the store, or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
-    return find_in_layers(recipe) or store.find(recipe) or _build_once(op, recipe, store)
+    return find_in_layers(recipe) or store.find(recipe) or build_once(op, recipe, store)
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """What the op is built from for a target, now."""
-    source, backend, flags = op.source(target.backend), target.backend, flags_of(op, target)
-    return Recipe(op.schema, target, source, read_inputs(source, target, flags.include), flags, _toolchain(backend, store))
+    return recipe_of(op, target, compilers(target.backend, store))
+
+
+def recipe_of(op: Op, target: Target, compilers: dict[str, str] | None, scan: Scan | None = None) -> Recipe:
+    """The same for whom knows the compilers already; `scan` is what the scans of other ops found out at this moment."""
+    source, flags = op.source(target.backend), flags_of(op, target)
+    return Recipe(op.schema, target, source, read_inputs(source, target, flags.include, scan), flags, compilers)
 
 
 def flags_of(op: Op, target: Target) -> Flags:
@@ -100,7 +119,7 @@ def flags_of(op: Op, target: Target) -> Flags:
     return extras.join(flags, op.extra)
 
 
-def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
+def compilers(backend: Backend, store: Store) -> dict[str, str] | None:
     """Who would compile; None where somebody is missing or does not work, and then anybody's binary will do."""
     try:
         compiler = toolchain.find_compiler(store.notes)
@@ -110,8 +129,14 @@ def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
     return None if compiler is None or (backend.uses_nvcc and nvcc is None) else toolchain.identity(compiler, nvcc)
 
 
-def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
-    """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Store], Entry] | None = None,
+               locked: bool = True) -> Entry:
+    """Build under the key's lock; whoever waited for the lock finds what its holder built.
+
+    Args:
+        make: builds and publishes it; None is `build.build`.
+        locked: False does without the lock, whose holder is known to be stuck.
+    """
     from opjit import build, lock, progress
 
     target = recipe.target
@@ -119,10 +144,10 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
         raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
     name = recipe.key or op.qualified.replace("::", ".")
     with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
-          lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
+          lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")) if locked else nullcontext()):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or build.build(recipe, store)
+            return store.find(recipe, quiet=True) or (make or build.build)(recipe, store)
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)

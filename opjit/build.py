@@ -69,13 +69,16 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def build(recipe: Recipe, store: Store) -> Entry:
+def build(recipe: Recipe, store: Store, kept: bool = False) -> Entry:
     """Build what the recipe describes and publish it; where the store cannot be written, keep it for this process only.
+
+    Args:
+        kept: it is built for the store, and of no use without that.
 
     Raises:
         ToolMissing: a compiler or ninja is not there.
         CompileError: the op's source does not compile or link.
-        BuildError: the tools ran and left no good binary.
+        BuildError: the tools ran and left no good binary; or the store cannot keep one that must be kept.
     """
     compiler = toolchain.require_compiler(store.notes)
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
@@ -83,17 +86,18 @@ def build(recipe: Recipe, store: Store) -> Entry:
     ninja = toolchain.require_ninja()
     try:
         staged = store.stage()
+        try:
+            described = _stage(recipe, compiler, nvcc, ninja, staged, store.base)
+            if recipe.inputs_now() != recipe.inputs:
+                raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
+            return store.publish(staged / "entry", described, recipe.target, recipe.schema.qualified)
+        finally:
+            files.remove_tree(staged)
     except (OSError, EntryError) as error:
-        return _build_privately(recipe, compiler, nvcc, ninja, error)
-    try:
-        described = _stage(recipe, compiler, nvcc, ninja, staged, store.base)
-        if recipe.inputs_now() != recipe.inputs:
-            raise _fault(recipe, "its sources changed while they were compiled; ask for it again")
-        return store.publish(staged / "entry", described, recipe.target, recipe.schema.qualified)
-    except (OSError, EntryError) as error:
-        return _build_privately(recipe, compiler, nvcc, ninja, error)
-    finally:
-        files.remove_tree(staged)
+        if kept:
+            raise _fault(recipe, f"the store {store.root} cannot keep it: {error}; make room there or name another store") from error
+        reason = error
+    return _build_privately(recipe, compiler, nvcc, ninja, reason)
 
 
 def _build_privately(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, reason: Exception) -> Entry:

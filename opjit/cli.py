@@ -118,6 +118,47 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
     click.echo(make(folders, arch.split(","), output, name, version))
 
 
+@main.command()
+@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every op that is bundled, in OPJIT_PATH, or of an installed package.")
+@click.option("--from", "recorded", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+              help="The ops, and their archs, of a list that `opjit record` wrote.")
+@click.option("--arch", default="", help="Archs with commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed. Default: this machine's.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
+@click.option("--store", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+              help="Fill this store in place of the cache, for an image or for OPJIT_LAYERS; everybody may read it.")
+def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, store: Path | None) -> None:
+    """Build each OP, an op's name or the folder of one, before it is asked for; exit code 1 if one cannot be built."""
+    from opjit import ahead, display
+
+    if bool(ops) + everything + (recorded is not None) != 1:
+        raise click.UsageError("name OPs, or give --all, or --from FILE")
+    archs = arch.split(",") if arch else []
+    work = ahead.listed(recorded, archs, store) if recorded is not None else ahead.ordered(ops or None, archs, store)
+    for remark in work.remarks:
+        click.echo(remark, err=True)
+    try:
+        report = ahead.run(work, jobs, lambda names: display.live(sys.stdout, names) if sys.stdout.isatty() else display.plain(click.echo))
+    except KeyboardInterrupt:
+        click.echo("interrupted; what was built stays, and the same command goes on from there", err=True)
+        sys.exit(130)
+    for complaint in ahead.complaints(report.failed):
+        click.echo(f"Error: {complaint}", err=True)
+    click.echo(report)
+    sys.exit(1 if report.failed else 0)
+
+
+@main.command()
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="ops.json", show_default=True,
+              help="The list's file, for `opjit precompile --from`.")
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def record(output: Path, command: tuple[str, ...]) -> None:
+    """Run COMMAND and list the ops that it uses, in all its processes; the exit code is the command's."""
+    from opjit import record
+
+    sys.exit(record.run(command, output))
+
+
 @main.group()
 def cache() -> None:
     """Look into the cache, or clear it."""

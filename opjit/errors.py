@@ -95,6 +95,22 @@ class CompileError(BuildError):
     """The compiler or the linker refused the op's source; the first line is its first real complaint."""
 
 
+class PrecompileError(OpjitError):
+    """Some of what `opjit.precompile` was to build is not there.
+
+    Attributes:
+        failed: each error with the name of its op and target; the rest was built.
+    """
+
+    def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
+class RecordError(OpjitError):
+    """A list of ops cannot be written, or is none."""
+
+
 class LoadError(OpjitError):
     """A verified binary could not be loaded or registered."""
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+_own: list[tuple[Path, int]] = []  # temporary folders, and the processes that they go with
+
 
 def unique() -> str:
     """A name that nobody else has."""
@@ -26,7 +28,7 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def until_exit(prefix: str = "opjit-") -> Path:
-    """A new temporary folder of this process's own, removed when it exits.
+    """A new temporary folder of this process's own, removed when it exits; one that ends with os._exit calls `remove_own` before.
 
     Raises:
         OSError: there is no room for it.
@@ -34,13 +36,17 @@ def until_exit(prefix: str = "opjit-") -> Path:
     import tempfile  # not on the way of a hit
 
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    atexit.register(_remove_own, folder, os.getpid())
+    if not _own:
+        atexit.register(remove_own)
+    _own.append((folder, os.getpid()))
     return folder
 
 
-def _remove_own(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a forked child
-        remove_tree(folder)
+def remove_own() -> None:
+    """Remove this process's temporary folders; a forked child leaves its parent's alone."""
+    for folder, owner in _own:
+        if owner == os.getpid():
+            remove_tree(folder)
 
 
 def make_private(folder: Path) -> None:
@@ -49,6 +55,20 @@ def make_private(folder: Path) -> None:
         make_private(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+
+
+def let_read(folder: Path, top: Path) -> None:
+    """Let everybody read a folder and its files, and enter those that it is in up to `top`.
+
+    Raises:
+        OSError: one is not this user's.
+    """
+    parents = (folder, *folder.parents)
+    for each in (*folder.iterdir(), *parents[:parents.index(top) + 1]):
+        status = each.stat()
+        wanted = 0o055 if stat.S_ISDIR(status.st_mode) else 0o044
+        if status.st_mode & wanted != wanted:
+            each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
 def distrusted(path: Path, like: Path | None = None) -> str | None:

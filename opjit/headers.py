@@ -11,36 +11,71 @@ from pathlib import Path
 _INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # in a comment too: that costs nothing
 
 
-def closure(roots: Iterable[str], include_path: tuple[str, ...]) -> dict[str, str]:
+class Scan:
+    """What scans at one moment have in common: a file is read once, and looked for once, however many ops include it."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[str, list[tuple[bytes, bytes]]]] = {}
+        self._there: dict[str, bool] = {}
+
+    def read(self, path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
+        """A file's SHA-256, and its #include lines: the kind of quote, and the name.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        known = self._read.get(path)
+        if known is None:
+            with open(path, "rb") as file:
+                content = file.read()
+            known = self._read[path] = hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content)
+        return known
+
+    def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
+        """The file that an #include line means, or None."""
+        for folder in (beside, *include_path) if kind == b'"' else include_path:
+            candidate = os.path.join(folder, os.fsdecode(name))
+            there = self._there.get(candidate)
+            if there is None:
+                there = self._there[candidate] = os.path.isfile(candidate)
+            if there:
+                return plain(candidate)
+        return None
+
+
+def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None) -> dict[str, str]:
     """The SHA-256 of the roots and of all that they include, by path.
 
     The scan is conservative: it follows every #include line, also one that a condition turns off. Quoted names are looked
     for beside the including file, then like angled ones on the include path; a name found nowhere is the compiler's or does
     not exist, and the compiler will say so.
 
+    Args:
+        scan: what other scans of this moment found out.
+
     Raises:
         OSError: a file that is part of the op cannot be read.
     """
+    scan = scan or Scan()
     digests: dict[str, str] = {}
     waiting = list(roots)
     while waiting:
         path = waiting.pop()
         if path in digests:
             continue
-        with open(path, "rb") as file:
-            content = file.read()
-        digests[path] = hashlib.sha256(content).hexdigest()
-        waiting += included(content, os.path.dirname(path), include_path)
+        digests[path], lines = scan.read(path)
+        beside = os.path.dirname(path)
+        waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
     return digests
 
 
 def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iterator[str]:
     """The files that a source's #include lines name, where they are found; `beside` is the folder that quoted names start from."""
+    scan = Scan()
     for kind, name in _INCLUDE.findall(content):
-        candidates = (os.path.join(folder, os.fsdecode(name)) for folder in ((beside, *include_path) if kind == b'"' else include_path))
-        found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+        found = scan.find(kind, name, beside, include_path)
         if found is not None:
-            yield plain(found)
+            yield found
 
 
 def plain(path: str) -> str:

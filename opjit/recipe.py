@@ -76,11 +76,11 @@ def document_key(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
-def read_inputs(source: Path, target: Target, added: tuple[str, ...] = ()) -> dict[str, str]:
-    """Scan and hash the kernel, the glue's headers and all that they include."""
+def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan: headers.Scan | None = None) -> dict[str, str]:
+    """Scan and hash the kernel, the glue's headers and all that they include; `scan` as `headers.closure` takes it."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = [RUNTIME] if target.backend.stream is None else [RUNTIME, "opjit_cuda.h"]
-    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added))
+    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added), scan)
     return {headers.portable_name(path, folder, include, added): digest for path, digest in found.items()}
 
 

@@ -116,6 +116,7 @@ def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
         if known is None or backend.name not in known.loaded or recipe.key != known.loaded[backend.name].key:
             entries[backend.name] = api.entry(newer, target)
             loader.open_library(entries[backend.name], newer.qualified)
+            api.note(newer, target)
     return _Change(known, newer, entries, dropped)
 
 

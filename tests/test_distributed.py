@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,50 +47,83 @@ for n in range(1, {count} + 1):
     def add(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x)
 '''
-# Forks a rank for each environment, and waits for all of them; each leaves its result in a file.
-JOB = """
+# One process that has imported torch. For each line that it reads it forks a job, and that a rank for each environment; each rank
+# leaves its result in a file.
+JOBS = """
 import json, os, sys, time, warnings
 import torch, opjit, opjit.distributed
 import torch.distributed as dist
 from pathlib import Path
-from opjit import catalog, job, jobstore
+from opjit import ahead, catalog, job, jobstore
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
-folder, ops, before, after = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-catalog.declare_folder(ops)
-started = time.monotonic()
-children = []
-for number, changes in enumerate(json.loads((folder / "ranks.json").read_text())):
-    child = os.fork()
-    if child == 0:
-        os.environ["RANK_PID"] = str(os.getpid())
-        for name, value in changes.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-        result = {}
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            try:
-                time.sleep(float(os.environ.get("DELAY", "0")))
-                exec(before)
-                names = os.environ["NAMES"].split(",")
+
+def rank(started, before, after):
+    result = {}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            time.sleep(float(os.environ.get("DELAY", "0")))
+            names = os.environ["NAMES"].split(",")
+            exec(before)
+            if "instead" not in result:
                 got = opjit.distributed.ready(names, "cpu")
                 result["seconds"] = time.monotonic() - started
                 result["values"] = [op(torch.zeros(1)).item() for op in got]
                 result["same"] = [opjit.get(name, "cpu") for name in names] == got
-                exec(after)
-            except opjit.errors.OpjitError as error:
-                result["seconds"] = time.monotonic() - started
-                result["error"] = [type(error).__name__, str(error)]
-            except BaseException as error:
-                import traceback
-                result["crash"] = traceback.format_exc()
-        result["warnings"] = [str(one.message) for one in seen]
-        (folder / f"{number}.json").write_text(json.dumps(result))
-        sys.exit(0)  # the ordinary way out: rank 0 stays for who needs its store
-    children.append(child)
-for child in children:
-    os.waitpid(child, 0)
+            exec(after)
+        except opjit.errors.OpjitError as error:
+            result["seconds"] = time.monotonic() - started
+            result["error"] = [type(error).__name__, str(error)]
+        except BaseException as error:
+            import traceback
+            result["crash"] = traceback.format_exc()
+    result["warnings"] = [str(one.message) for one in seen]
+    return result
+
+for line in sys.stdin:
+    request = json.loads(line)
+    folder = Path(request["folder"])
+    if os.fork() == 0:
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        catalog.declare_folder(Path(request["ops"]))
+        started, children = time.monotonic(), []
+        for number, changes in enumerate(request["ranks"]):
+            child = os.fork()
+            if child == 0:
+                log = os.open(folder / f"{number}.log", os.O_WRONLY | os.O_CREAT)
+                os.dup2(log, 1), os.dup2(log, 2)
+                os.environ["RANK_PID"] = str(os.getpid())
+                for name, value in changes.items():
+                    os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+                (folder / f"{number}.json").write_text(json.dumps(rank(started, request["before"], request["after"])))
+                sys.exit(0)  # the ordinary way out: rank 0 stays for who needs its store
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        sys.exit(0)
+    os.wait()
+    print("done", flush=True)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs() -> Iterator[subprocess.Popen[str]]:
+    """The process that forks jobs."""
+    process = subprocess.Popen([sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOBS], env=helpers.environment(),
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    _process.append(process)
+    yield process
+    _process.clear()
+    process.stdin.close()
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+_process: list[subprocess.Popen[str]] = []
 
 
 @dataclass
@@ -155,15 +188,20 @@ def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -
 
 
 def run(tmp: Path, ops: Path, ranks: Sequence[Mapping[str, str | None]], names: str = "jobtest::add1", before: str = "", after: str = "",
-        timeout: float = 120, number: bool = True) -> list[dict[str, Any]]:
+        number: bool = True) -> list[dict[str, Any]]:
     """What each rank of a job reports; an empty result for one that was killed."""
     folder = tmp / f"job-{time.monotonic_ns()}"
     folder.mkdir()
-    (folder / "ranks.json").write_text(json.dumps(numbered(ranks, names, free_port()) if number else [*ranks]))
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOB, str(folder), str(ops), before, after],
-                          env=helpers.environment(), capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
+    request = {"folder": str(folder), "ops": str(ops), "before": before, "after": after, "environment": helpers.environment(),
+               "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
+    (process,) = _process
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+    logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    assert "Traceback" not in logs, logs
     results = [json.loads(path.read_text()) if (path := folder / f"{number}.json").exists() else {} for number in range(len(ranks))]
     assert not any("crash" in result for result in results), results
     return results
@@ -174,6 +212,19 @@ def compiled(log: Path) -> int:
 
 
 ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
+
+
+# All have come, and rank 0 takes what there is to build, before the others look.
+TOGETHER = """
+real = job.Job._build_some
+def late(self, items):
+    while self.line.add("arrived", 0) < {}:
+        time.sleep(0.01)
+    if os.environ["RANK"] != "0":
+        time.sleep(0.2)
+    return real(self, items)
+job.Job._build_some = late
+"""
 
 
 # --- once in the whole job ------------------------------------------------------------------------------------------------------------
@@ -196,13 +247,8 @@ def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all
 def test_ranks_that_share_a_cache_hand_no_bytes_over(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
     """Two nodes, by what they say of themselves, and one filesystem."""
     both = [nodes[0].rank(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for _ in range(3)]
-    before = """
-real, written = job.Job._build_some, []
-def late(self, items):
-    while self.line.add("arrived", 0) < 3:  # all have come before anything is built
-        time.sleep(0.01)
-    return real(self, items)
-job.Job._build_some = late
+    before = TOGETHER.format(3) + """
+written = []
 write = jobstore.JobStore.write
 jobstore.JobStore.write = lambda self, key, content: (written.append(key), write(self, key, content))
 """
@@ -260,8 +306,8 @@ def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
 def killing(tmp: Path, log: Path, signal: str, then: str) -> str:
     """A compiler that sends a signal to the first rank, but rank 0, that calls it, and to no other."""
     once = f"[ $RANK != 0 ] && mkdir '{tmp}/killed' 2>/dev/null"
-    return str(fake_compiler(tmp / "killing-cc", before=f"if {COMPILES}; then echo $$ >> '{log}'; if {once}; then kill -{signal} $RANK_PID; "
-                                                        f"{then}; fi; fi"))
+    stop = f"if {once}; then kill -{signal} $RANK_PID; {then}; fi"
+    return str(fake_compiler(tmp / "killing-cc", before=f"if {COMPILES}; then echo $$ >> '{log}'; {stop}; fi"))
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
@@ -287,9 +333,9 @@ def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
     """Rank 0 goes while it builds, and the others wait for it."""
     compiler = fake_compiler(tmp_path / "killing-cc", before=f"if {COMPILES} && [ $RANK = 0 ]; then kill -{signal} $RANK_PID; "
                                                              "(sleep 12; kill -KILL $RANK_PID) >/dev/null 2>&1 & sleep 20; exit 1; fi")
-    job = [nodes[0].rank(), nodes[0].rank(DELAY="1"), nodes[1].rank(DELAY="1")]
-    # The lock of a frozen builder is not freed, so that ranks of its node wait for it, as everywhere else.
-    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before="jobstore.ANSWER = 2.0")
+    # The lock of a frozen builder is not freed, and ranks of its node wait for it, as everywhere else.
+    job = [nodes[0].rank(), nodes[0 if signal == "KILL" else 1].rank(), nodes[1].rank()]
+    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before="jobstore.ANSWER = 2.0\n" + TOGETHER.format(3))
     assert results[0] == {}
     assert [each["values"] for each in results[1:]] == [[1], [1]]
     for each in results[1:]:
@@ -368,8 +414,11 @@ def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(tmp_pat
 def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``shared(fill)``: rank 1 of 2 readies an op with a store that `fill(store, name, good)` has written to; its outcome."""
 
+    for declared in [op for op in catalog.all_ops() if op.qualified.startswith("jobtest::")]:
+        catalog.remove(declared)
+    catalog.declare_folder(ops)
+
     def ask(fill: Any) -> opjit.distributed.Outcome:
-        catalog.declare_folder(ops)
         op, target = catalog.find("jobtest::add1"), targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
         good = opjit.api.entry(op, target)
@@ -475,8 +524,8 @@ open({str(tmp_path)!r} + "/said-" + os.environ["RANK"], "w").write(str(x.item())
 dist.destroy_process_group()
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), str(script)]
-    done = subprocess.run(command, env=helpers.environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}), capture_output=True, text=True,
-                          timeout=120, check=False)
+    done = subprocess.run(command, env=helpers.environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}), capture_output=True,
+                          text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
     assert compiled(log) == 4

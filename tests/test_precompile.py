@@ -1,0 +1,438 @@
+"""Building ahead: all that is missing, each once, in several processes; what dies or fails takes nothing else with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import opjit
+from opjit import ahead, catalog, cli, plan, pool, store, targets
+from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
+from opjit.store import Store
+from tests import helpers
+from tests.helpers import entries, fake_compiler, fresh
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and give files away")
+_numbers = itertools.count()
+ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).arch != "aarch64" else ["aarch64"]
+
+
+def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]:
+    """Folders of small ops in a namespace of their own; returns the ops' names."""
+    namespace = namespace or f"ahead{next(_numbers)}"
+    for name in names:
+        helpers.write_op(root / name, op_py=helpers.OP_PY.replace("keytest::plus", f"{namespace}::{name}"))
+        for suffix in (".c", ".cu"):
+            plus = root / name / f"plus{suffix}"
+            (root / name / f"{name}{suffix}").write_text(plus.read_text().replace("plus_", f"{name}_"))
+            plus.unlink()
+    return [f"{namespace}::{name}" for name in names]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a place for locks and temporary files of the test's own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each run of the compiler on an op's source."""
+    path = tmp_path / "compiled"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {helpers.COMPILES}; then echo $$ >> '{path}'; fi")))
+    return path
+
+
+def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
+                          capture_output=True, text=True, timeout=240, check=False)
+
+
+def started(*arguments: str | Path, **changes: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def until(what: str, holds: object, process: subprocess.Popen[str] | None = None) -> None:
+    """Wait for something, at most a minute."""
+    assert callable(holds)
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, f"not within a minute: {what}"
+        assert process is None or process.poll() is None, f"the command ended before: {what}\n{process.communicate()}"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def good(cache: Path) -> list[str]:
+    """The ops of all entries, each of which must verify."""
+    found = []
+    for folder in entries(cache):
+        target = targets.named(folder.parts[-2], helpers.cpu())
+        store.verify(folder, target)
+        found.append(folder.parts[-3].replace(".", "::", 1))
+    return found
+
+
+@contextlib.contextmanager
+def mounted(where: Path, *options: str) -> Iterator[None]:
+    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+# --- what is built -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(tmp_path: Path, here: Path, log: Path) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two", "three"])
+    report = opjit.precompile([tmp_path / "ops"], ARCHS)
+    assert (len(report.built), report.there, report.failed) == (3 * len(ARCHS), [], [])
+    assert sorted(good(here)) == sorted(names * len(ARCHS))
+    assert len(log.read_text().split()) == 3 * len(ARCHS)
+    again = opjit.precompile(names, ARCHS)
+    assert (again.built, len(again.there)) == ([], 3 * len(ARCHS))
+    assert len(log.read_text().split()) == 3 * len(ARCHS)
+
+
+def test_another_process_finds_what_was_built_without_a_compiler(tmp_path: Path) -> None:
+    [name] = make_ops(tmp_path / "ops", ["one"])
+    done = command(tmp_path / "ops" / "one")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"built: {name} for cpu ")
+    assert "1 built, 0 already there, 0 skipped, 0 failed" in done.stdout
+    code = helpers.declare(tmp_path / "ops" / "one") + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
+    assert fresh(code, helpers.no_compiler(tmp_path)).stdout == "[2.0, 2.0]\n"
+
+
+def test_without_an_arch_it_is_this_machine_s(tmp_path: Path) -> None:
+    make_ops(tmp_path / "ops", ["one"])
+    [pair] = opjit.precompile([tmp_path / "ops"]).built
+    assert pair.target == targets.here(helpers.cpu())
+
+
+def test_all_is_every_op_that_can_be_found(tmp_path: Path, here: Path) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two"], "found")
+    done = command("--all", "--arch", ARCHS[0], OPJIT_PATH=str(tmp_path / "ops"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(good(here)) == {*helpers.BUNDLED, *names}
+
+
+def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothing_is_left_of_it(tmp_path: Path) -> None:
+    name, other = make_ops(tmp_path / "ops", ["one", "two"])
+    (tmp_path / "ops/one/one.cu").unlink()
+    catalog.add_path(tmp_path / "ops")
+    work = ahead.ordered([name, other], [*ARCHS, "sm_90"], None)
+    assert (len(work.wanted), work.skipped) == (2 * len(ARCHS) + 1, 1)
+    with pytest.raises(NoKernel, match=f"{name} has no kernel for cuda sm_90.* it has kernels for cpu"):
+        ahead.ordered([name, other], ["sm_90"], None)
+
+
+@pytest.mark.nvcc
+def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
+    report = opjit.precompile(["allreduce"], ["sm_80", "sm_90"])
+    assert len(report.built) == 2
+    assert sorted(folder.parts[-2].partition(".")[0] for folder in entries(here)) == ["sm_80", "sm_90"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"),
+    (["nonsense"], "no op named 'opjit::nonsense' is declared"),
+    (["/no/such/folder"], "there is no folder /no/such/folder"),
+    ([], "name OPs, or give --all, or --from FILE"),
+    (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
+])
+def test_what_cannot_be_meant_is_said_in_one_sentence_before_anything_is_built(here: Path, arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(cli.main, ["precompile", *arguments])
+    assert done.exit_code in (1, 2)
+    assert message in done.output
+    assert isinstance(done.exception, SystemExit)
+    assert entries(here) == []
+
+
+def test_an_arch_that_this_machine_s_gcc_does_not_build_for_is_refused() -> None:
+    other = "aarch64" if ARCHS != ["aarch64"] else "x86-64-v3"
+    with pytest.raises(UnknownArch, match=f"{other} cannot be built here"):
+        opjit.precompile(["allreduce"], [other])
+    with pytest.raises(UnknownOp):
+        opjit.precompile(["nonsense"])
+
+
+def test_an_entry_that_is_damaged_is_built_anew_with_one_warning(tmp_path: Path, here: Path) -> None:
+    make_ops(tmp_path / "ops", ["one"])
+    opjit.precompile([tmp_path / "ops"])
+    [folder] = entries(here)
+    [library] = folder.glob("*.so")
+    library.write_bytes(library.read_bytes()[:-1])
+    with pytest.warns(opjit.errors.CacheWarning, match="is not used") as seen:
+        report = opjit.precompile([tmp_path / "ops"])
+    assert (len(seen), len(report.built)) == (1, 1)
+    assert len(good(here)) == 1
+
+
+# --- a store of one's own ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(tmp_path: Path, here: Path) -> None:
+    [name] = make_ops(tmp_path / "ops", ["one"])
+    opjit.precompile([tmp_path / "ops"])  # what the cache has does not count
+    before = os.umask(0o077)
+    try:
+        report = opjit.precompile([tmp_path / "ops"], store=tmp_path / "image" / "layer")
+    finally:
+        os.umask(before)
+    assert len(report.built) == 1
+    layer = tmp_path / "image" / "layer"
+    [folder] = entries(layer)
+    assert all(path.stat().st_mode & 0o055 == 0o055 for path in [folder, *folder.parents] if path.is_relative_to(layer))
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.iterdir())
+    code = helpers.declare(tmp_path / "ops" / "one") + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
+    environment = {"OPJIT_LAYERS": str(tmp_path / "image" / "layer"), "OPJIT_CACHE": str(tmp_path / "empty"), "OPJIT_OFFLINE": "1"}
+    assert fresh(code, environment).stdout == "[2.0, 2.0]\n"
+    assert len(opjit.precompile([tmp_path / "ops"], store=tmp_path / "image" / "layer").there) == 1
+
+
+def test_what_a_layer_has_need_not_be_in_the_cache(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ops(tmp_path / "ops", ["one"])
+    opjit.precompile([tmp_path / "ops"], store=tmp_path / "layer")
+    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
+    assert len(opjit.precompile([tmp_path / "ops"]).there) == 1
+    assert entries(here) == []
+
+
+@as_root
+def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Path, here: Path) -> None:
+    make_ops(tmp_path / "ops", ["one", "two"])
+    here.mkdir(mode=0o700)
+    with mounted(here, "-t", "tmpfs", "-o", "size=60k,mode=700", "none"), pytest.raises(PrecompileError) as caught:
+        opjit.precompile([tmp_path / "ops"])
+    assert len(caught.value.failed) == 2
+    assert all("cannot keep it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
+    assert list((tmp_path / "tmp").glob("opjit-*/*/*.so")) == []  # nor was it built once more for a process that ends
+
+
+@as_root
+def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp_path: Path, here: Path) -> None:
+    name, other = make_ops(tmp_path / "ops", ["one", "two"])
+    here.mkdir(mode=0o700)
+    with mounted(here, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+        opjit.precompile([tmp_path / "ops" / "one"])
+        subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
+        assert len(opjit.precompile([name]).there) == 1
+        done = command(tmp_path / "ops")
+        assert done.returncode == 1
+        assert "0 built, 1 already there, 0 skipped, 1 failed" in done.stdout
+        assert f"Error: {other} for " in done.stderr
+        assert "Read-only file system" in done.stderr
+
+
+# --- failures and deaths -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_the_rest_is_built(tmp_path: Path, here: Path) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two", "three"])
+    (tmp_path / "ops/two/two.c").write_text('#include "opjit.h"\nnonsense\n')
+    done = command(tmp_path / "ops")
+    assert done.returncode == 1
+    assert set(good(here)) == {names[0], names[2]}
+    assert f"failed: {names[1]} for cpu " in done.stdout
+    assert "2 built, 0 already there, 0 skipped, 1 failed" in done.stdout
+    assert done.stderr.splitlines()[0].startswith(f"Error: {tmp_path / 'ops/two/two.c'}:2:")
+    assert "Traceback" not in done.stderr
+    with pytest.raises(PrecompileError, match="1 failed") as caught:
+        opjit.precompile([tmp_path / "ops"])
+    [(name, error)] = caught.value.failed
+    assert name.startswith(names[1])
+    assert isinstance(error, CompileError)
+    assert error.log is not None
+    assert error.log.is_file()
+
+
+def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path) -> None:
+    make_ops(tmp_path / "ops", ["one", "two", "three"])
+    changes = {name: value for name, value in helpers.no_compiler(tmp_path).items() if value is not None}
+    done = command(tmp_path / "ops", **changes)
+    assert done.returncode == 1
+    assert done.stderr.count("no C compiler") == 1
+    assert "and so for 3 in all" in done.stderr
+
+
+# Ends the Python process that runs it, and stays.
+KILLS_WORKER = """
+p=$PPID
+while ! grep -q python /proc/$p/comm; do p=$(cut -d' ' -f4 /proc/$p/stat); done
+echo $$ > '{pid}'
+kill -9 $p
+sleep 100
+"""
+
+
+def test_a_worker_that_is_killed_fails_its_own_op_its_compiler_ends_and_the_rest_is_built(
+    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two", "three", "four"])
+    (tmp_path / "ops/two/victim.h").write_text("")
+    kill = KILLS_WORKER.format(pid=tmp_path / "pid")
+    monkeypatch.setenv("CC", str(fake_compiler(
+        tmp_path / "killing-cc", before=f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) {kill};; esac; fi")))
+    with pytest.raises(PrecompileError) as caught:
+        opjit.precompile([tmp_path / "ops"], [ARCHS[0]], jobs=2)
+    [(name, error)] = caught.value.failed
+    assert name.startswith(names[1])
+    assert "the process that built it ended by itself (SIGKILL)" in str(error)
+    assert set(good(here)) == {names[0], names[2], names[3]}
+    until("the dead worker's compiler ends", lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    monkeypatch.delenv("CC")
+    assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
+    assert set(good(here)) == set(names)
+
+
+def test_a_compiler_that_is_killed_fails_its_own_op_only(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two"])
+    monkeypatch.setenv("CC", str(fake_compiler(
+        tmp_path / "dying-cc", before=f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) kill -9 $$;; esac; fi")))
+    with pytest.raises(PrecompileError) as caught:
+        opjit.precompile([tmp_path / "ops"])
+    assert [name.partition(" ")[0] for name, _ in caught.value.failed] == [names[1]]
+    assert isinstance(caught.value.failed[0][1], OpjitError)
+    assert good(here) == [names[0]]
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that hangs at the op `two` as long as there is the file `hang`; returns the file of its process ids."""
+    (tmp_path / "hang").write_text("")
+    pids = tmp_path / "pids"
+    hang = f"if [ -e '{tmp_path}/hang' ]; then echo $$ >> '{pids}'; sleep 100; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(
+        tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) {hang};; esac; fi")))
+    return pids
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_no_half_entry_and_the_next_one_goes_on(
+    tmp_path: Path, here: Path, slow: Path, how: signal.Signals
+) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "three", "two"])
+    process = started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
+    until("the compiler is at work on the last op", slow.exists, process)
+    os.kill(process.pid, how)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    assert ("interrupted; what was built stays" in err) == (how == signal.SIGINT)
+    assert "Traceback" not in err
+    [pid] = map(int, slow.read_text().split())
+    until("the compiler ends", lambda: not is_alive(pid))
+    assert set(good(here)) == {names[0], names[1]}
+    (tmp_path / "hang").unlink()
+    done = command(tmp_path / "ops", "--arch", ARCHS[0])
+    assert "1 built, 2 already there, 0 skipped, 0 failed" in done.stdout
+    assert set(good(here)) == set(names)
+
+
+def test_two_commands_at_once_build_each_entry_once_between_them(tmp_path: Path, here: Path, log: Path) -> None:
+    names = make_ops(tmp_path / "ops", [f"op{number}" for number in range(6)])
+    both = [started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "2") for _ in range(2)]
+    outputs = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert len(log.read_text().split()) == 6
+    assert sum(int(out.splitlines()[-1].split()[0]) for out, _ in outputs) == 6
+    assert set(good(here)) == set(names)
+
+
+def test_the_caller_s_end_of_the_pool_ends_its_processes() -> None:
+    def work(number: int, say: object) -> int:
+        time.sleep(100)
+        return number
+
+    events = pool.run([0, 1, 2], work, 2)
+    assert [next(events), next(events)] == [pool.Event(0, "started"), pool.Event(1, "started")]
+    children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    assert len(children) >= 2
+    events.close()
+    assert not any(is_alive(pid) for pid in children[-2:])
+
+
+# --- what is seen, and what it costs -------------------------------------------------------------------------------------------------
+
+
+def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_path: Path) -> None:
+    names = make_ops(tmp_path / "ops", ["one", "two"])
+    outer, inner = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "opjit", "precompile", str(tmp_path / "ops")], stdout=inner, stderr=inner,
+                               env=helpers.environment({"TERM": "xterm", "COLUMNS": "120"}))
+    os.close(inner)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(outer, 65536):
+            shown += part
+    os.close(outer)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert all(name in text for name in names)
+    assert "building, 0 s" in text
+    assert "waiting" in text or os.cpu_count() != 1
+    assert "built: " not in text
+    assert text.rstrip().splitlines()[-1].startswith("\x1b") or "2 built, 0 already there" in text.splitlines()[-1]
+
+
+def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_and_writes_nothing(tmp_path: Path, here: Path) -> None:
+    make_ops(tmp_path / "ops", ["one", "two"], "idle")
+    opjit.precompile([tmp_path / "ops"], ARCHS)
+    before = helpers.snapshot(here)
+    code = f"""
+import sys, opjit
+report = opjit.precompile([{str(tmp_path / 'ops')!r}], {ARCHS!r})
+assert len(report.there) == 2 * {len(ARCHS)}, report
+print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension", "opjit.build", "opjit.pool", "opjit.replay",
+                         "opjit.record") if name in sys.modules])
+"""
+    assert fresh(code).stdout == "[]\n"
+    assert helpers.snapshot(here) == before
+
+
+def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ops(tmp_path / "ops", ["one", "two", "three"])
+    ops = catalog.add_path(tmp_path / "ops")
+    local = Store(store.default_root())
+    wanted = plan.pairs(ops, plan.targets_of(ARCHS, local))
+    survey = plan.Survey(local)
+    assert [survey.recipe(pair).key for pair in wanted] == [opjit.api.describe(*pair, local).key for pair in wanted]
+    opened: list[str] = []
+    real = open
+
+    def counted(path: str, *arguments: object, **others: object) -> object:
+        opened.append(str(path))
+        return real(path, *arguments, **others)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("opjit.headers.open", counted, raising=False)
+    survey = plan.Survey(local)
+    for pair in wanted:
+        survey.recipe(pair)
+    assert len(opened) == len(set(opened))
+    assert plan.lacking(wanted, local) == wanted
