@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import api, catalog, files, plan
+from opjit import api, catalog, files, plan, ranks
 from opjit.display import Display, live, plain
 from opjit.errors import BuildError, CacheWarning, NoKernel, OpjitError, PrecompileError
 from opjit.plan import Wanted
@@ -172,8 +172,13 @@ def run(work: Work, jobs: int | None = None, shown: Callable[[list[str]], Abstra
 
     Raises:
         OpjitError: `jobs` or OPJIT_JOBS is no number, or no process can be started.
+
+    As one of a job's ranks (srun, mpirun, torchrun) it shares the work with the others; see `distributed.share`.
     """
     started = time.perf_counter()
+    place = ranks.found()
+    if place is not None and place.meets:
+        return _share(work, jobs)._replace(seconds=time.perf_counter() - started)
     there, missing = [], []
     survey = plan.Survey(work.store, layers=not work.own)
     for pair in work.wanted:
@@ -189,6 +194,26 @@ def run(work: Work, jobs: int | None = None, shown: Callable[[list[str]], Abstra
         with (shown or _shown)([str(pair) for pair in missing]) as display:
             _build(work, missing, jobs, report, display)
     return report._replace(seconds=time.perf_counter() - started)
+
+
+def _share(work: Work, jobs: int | None) -> Report:
+    """As one of a job's ranks (srun, mpirun, torchrun): together with the others, one build at a time in this process."""
+    from opjit import build, distributed
+
+    def make(recipe: Recipe, store: Store) -> Entry:
+        return build.build(recipe, store, kept=True)
+
+    report = Report([], [], work.skipped, list(work.failed), 0.0)
+    for outcome in distributed.share(work.wanted, work.store, layers=not work.own, offer=False, make=make, jobs=jobs):
+        pair = Wanted(outcome.op, outcome.target)
+        if outcome.entry is None:
+            assert outcome.error is not None
+            report.failed.append((str(pair), outcome.error))
+            continue
+        (report.built if outcome.origin == "built" else report.there).append(pair)
+        if work.own:
+            _let_read(outcome.entry, work.store)
+    return report
 
 
 def _shown(names: list[str]) -> AbstractContextManager[Display]:

@@ -16,9 +16,10 @@ import torch
 
 from opjit import api, backends, catalog, progress, ranks, targets
 from opjit.errors import CacheWarning, OpjitError
-from opjit.job import Item, Job
+from opjit.job import Item, Job, Make
 from opjit.jobstore import Lost, connect
 from opjit.op import Op
+from opjit.plan import Survey
 from opjit.ranks import Place
 from opjit.store import Entry, Store, default_root
 from opjit.targets import Target
@@ -82,42 +83,46 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     return [api.get(name, device) for name in names]
 
 
-def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None) -> list[Outcome]:
+def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None, *, layers: bool = True, offer: bool = True,
+          make: Make | None = None, jobs: int | None = None) -> list[Outcome]:
     """Find or build entries together with the job's other ranks, which call this too; nothing is loaded.
 
     The ranks need not want the same: each returns when it has its own. Errors are in the outcomes.
 
     Args:
         store: where entries go; default: the cache.
+        layers: look into the layers too.
+        offer: hand what this node had before to nodes that lack it, not only what is built now.
+        make: builds and publishes; see `api.build_once`.
+        jobs: builds at once on a machine, of all ranks there; None is what `budget.jobs` finds.
 
     Raises:
         NoKernel: an op has no source for a target's backend.
         OpjitError: what the environment says of the rank makes no sense.
     """
     place, store = ranks.found(), store or Store(default_root())
-    items = [Item(op, target, store) for op, target in wanted]
-    missing = [item for item in items if item.entry is None]
-    if place is not None and place.meets and (missing or place.rank == 0 or (place.leader and not place.one_node)):
-        with progress.shown(f"readying {len(items)} op{'s' * (len(items) != 1)} with {place.size} ranks") as say, progress.told(say):
-            _share_with(place, items, missing, store, say)
+    survey = Survey(store, layers)
+    items = [Item(op, target, survey, store, make) for op, target in wanted]
+    if place is not None and place.meets:
+        missing = [item for item in items if item.entry is None]
+        if missing or place.rank == 0 or not place.one_node:
+            offers = [item for item in items if item.entry is not None] if offer and place.leader and not place.one_node else []
+            with progress.shown(f"readying {len(items)} op{'s' * (len(items) != 1)} with {place.size} ranks") as say, progress.told(say):
+                _share_with(place, offers, missing, store, say, jobs)
     for item in items:
         if not item.settled:
             item.build()
     return [Outcome(item.op, item.target, item.entry, item.error, item.origin) for item in items]
 
 
-def _share_with(place: Place, items: list[Item], missing: list[Item], store: Store, say: Callable[[str], None]) -> None:
+def _share_with(place: Place, offers: list[Item], missing: list[Item], store: Store, say: Callable[[str], None], jobs: int | None) -> None:
     """Settle all that can be settled with the other ranks' help."""
-
-    def found_meanwhile() -> bool:
-        return bool(missing) and all(item.look() for item in missing)
-
     try:
         if missing and place.rank != 0:
             say(f"waiting for the job's store on rank 0, at {place.address}")
-        line = connect(place, _CONNECT if missing else _OFFER, found_meanwhile)
-        with Job(line, place, store, say) as job:
-            job.run([item for item in items if item.entry is not None] if place.leader and not place.one_node else [], missing)
+        line = connect(place, _CONNECT if missing else _OFFER, lambda: bool(missing) and all(item.look() for item in missing))
+        with Job(line, place, store, say, jobs) as job:
+            job.run(offers, missing)
     except Lost as lost:
         if any(not item.settled for item in missing):
             warnings.warn(CacheWarning(f"rank {place.rank} builds what it lacks by itself, as the job's store is out of reach: {lost}"),

@@ -24,19 +24,21 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from opjit import api, bundle, errors, files, layers, lock, manifest, progress
+from opjit import api, budget, bundle, errors, files, lock, manifest, progress
 from opjit.environment import is_on
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
 from opjit.jobstore import JobStore, Lost
 from opjit.op import Op
+from opjit.plan import Survey, Wanted
 from opjit.ranks import Place
-from opjit.recipe import document_key
-from opjit.store import Store
+from opjit.recipe import Recipe, document_key
+from opjit.store import Entry, Store
 from opjit.targets import Target
 
 DEAD = 5.0  # seconds without a sign of life
 LATE = 10.0  # seconds after its own start in which a rank still expects others to come
 _PART = 1 << 20  # bytes; a store takes 8 MiB at once, and answers nobody else meanwhile
+Make = Callable[[Recipe, Store], Entry]  # builds and publishes; see api.build_once
 _TRIES = 3  # ranks that try a build that fails for reasons which may be a rank's own
 
 
@@ -51,13 +53,13 @@ class Item:
         seen: the claim's last value, and when it changed by this rank's clock.
     """
 
-    def __init__(self, op: Op, target: Target, store: Store) -> None:
-        self.op, self.target, self.store = op, target, store
-        self.recipe = api.describe(op, target, store)
+    def __init__(self, op: Op, target: Target, survey: Survey, store: Store, make: Make | None) -> None:
+        self.op, self.target, self.store, self.make = op, target, store, make
+        self.recipe = survey.recipe(Wanted(op, target))
         self.any_compiler = _any_compiler(self.recipe.document())
         self.name = self.recipe.key or self.any_compiler
         self.able = self.recipe.key is not None and not is_on("OPJIT_OFFLINE")
-        self.entry = layers.find(self.recipe) or store.find(self.recipe)
+        self.entry = survey.look(self.recipe)
         self.error: OpjitError | None = None
         self.failure: OpjitError | None = None
         self.origin = "found"
@@ -87,7 +89,7 @@ class Item:
     def build(self) -> None:
         """Build it as `opjit.get` does; the error is kept."""
         try:
-            self.entry, self.origin = api.build_once(self.op, self.recipe, self.store), "built"
+            self.entry, self.origin = api.build_once(self.op, self.recipe, self.store, self.make), "built"
         except OpjitError as error:
             self.error = error
 
@@ -106,6 +108,8 @@ class Item:
         try:
             self.entry = self.store.receive(received, place, self.target)
         except OSError as error:
+            if self.make is not None:
+                raise
             warnings.warn(CacheWarning(f"the cache cannot be used, so {self.op.qualified} is there for this process only: {error}"),
                           stacklevel=2)
             private = Store(files.until_exit())
@@ -116,8 +120,8 @@ class Item:
 class Job:
     """This rank's part in the job while one call lasts."""
 
-    def __init__(self, line: JobStore, place: Place, store: Store, say: Callable[[str], None]) -> None:
-        self.line, self.place, self.store, self.say = line, place, store, say
+    def __init__(self, line: JobStore, place: Place, store: Store, say: Callable[[str], None], jobs: int | None) -> None:
+        self.line, self.place, self.store, self.say, self.jobs = line, place, store, say, jobs
         self.who = f"rank-{place.rank}-on-{socket.gethostname()}"
         self.unique = f"{self.who}-{files.unique()[:8]}"
         self.pause = max(0.01, place.size * 2.5e-4)  # s between looks: 2,000 ranks ask the one server 4,000 times a second
@@ -184,7 +188,8 @@ class Job:
             return False
         self.slot_asked = time.monotonic()
         with ExitStack() as stack:
-            if not _slot(stack):
+            heavy = any(item.target.backend.uses_nvcc for item in free)
+            if not _slot(stack, budget.jobs(budget.NVCC_JOB if heavy else budget.C_JOB, self.jobs)):
                 return False
             built = 0
             for item in free:
@@ -273,11 +278,18 @@ class Job:
         deadline = time.monotonic() + DEAD
         while not item.look():
             if parts:
-                with lock.held(key, lambda holder: self.say(f"waiting for {item}: {holder}")):  # one of a node's ranks takes them
-                    good = item.look() or self._fetch(item, key, parts)
-                if not good:
-                    item.build()
-                return
+                # One of a node's ranks takes them; the others find them in the cache, or do not wait any longer.
+                release = lock.attempt(key)
+                if release is not None or time.monotonic() > deadline:
+                    try:
+                        good = item.look() or self._fetch(item, key, parts)
+                    finally:
+                        (release or _nothing)()
+                    if not good:
+                        item.build()
+                    return
+                time.sleep(self.pause)
+                continue
             if error is not None or time.monotonic() > deadline:
                 item.build()  # whoever told it has gone, and the entry as well
                 return
@@ -337,14 +349,18 @@ class Job:
                 time.sleep(max(0.05, self.pause))
 
 
-def _slot(stack: ExitStack) -> bool:
-    """One of the builds that run on this machine at a time, one for each core; the kernel frees it when its holder dies."""
-    for number in range(len(os.sched_getaffinity(0))):
+def _slot(stack: ExitStack, jobs: int) -> bool:
+    """One of the builds that this user's ranks run on this machine at a time; the kernel frees it when its holder dies."""
+    for number in range(jobs):
         release = lock.attempt(f"building-{number}")
         if release is not None:
             stack.callback(release)
             return True
     return False
+
+
+def _nothing() -> None:
+    """Where no lock is held, none is freed."""
 
 
 def _generation(claim: str) -> int:

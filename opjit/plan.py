@@ -117,7 +117,10 @@ class Survey:
     def find(self, wanted: Wanted) -> Entry | None:
         """The verified binary of a pair; None where there is none, and where nobody can say."""
         try:
-            recipe = self.recipe(wanted)
-            return (layers.find(recipe) if self._layers else None) or self._store.find(recipe)
+            return self.look(self.recipe(wanted))
         except (OSError, NoKernel):
             return None  # whoever builds it will say why it cannot be
+
+    def look(self, recipe: Recipe) -> Entry | None:
+        """The verified binary of a recipe."""
+        return (layers.find(recipe) if self._layers else None) or self._store.find(recipe)

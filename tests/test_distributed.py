@@ -1,0 +1,611 @@
+"""Ranks of a job: what is missing is built once in the whole job, whoever dies, comes late, or has no compiler.
+
+A job is one process that imports torch once and forks its ranks; a «node» is a cache and a place for locks of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+import opjit
+import opjit.distributed
+from opjit import bundle, catalog, errors, job, jobstore, ranks, targets
+from opjit.errors import CacheWarning, CompileError, OpjitError
+from opjit.ranks import Place
+from tests import helpers
+from tests.helpers import COMPILES, entries, fake_compiler, real_compiler
+
+OP = """
+#include "opjit.h"
+
+opjit_status add{n}_cpu(const opjit_tensor *x, opjit_tensor *out)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)x->data)[i] + {n}.0f;
+    return OPJIT_OK;
+}}
+"""
+OP_PY = '''
+import torch
+import opjit
+
+for n in range(1, {count} + 1):
+    @opjit.op(f"jobtest::add{{n}}(Tensor x) -> Tensor")
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+'''
+# One process that has imported torch. For each line that it reads it forks a job, and that a rank for each environment; each rank
+# leaves its result in a file.
+JOBS = """
+import json, os, sys, time, warnings
+import torch, opjit, opjit.distributed
+import torch.distributed as dist
+from pathlib import Path
+from opjit import ahead, catalog, job, jobstore
+from torch.utils import cpp_extension  # before the fork, to stay light
+torch.set_num_threads(1)
+
+def rank(started, before, after):
+    result = {}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            time.sleep(float(os.environ.get("DELAY", "0")))
+            names = os.environ["NAMES"].split(",")
+            exec(before)
+            if "instead" not in result:
+                got = opjit.distributed.ready(names, "cpu")
+                result["seconds"] = time.monotonic() - started
+                result["values"] = [op(torch.zeros(1)).item() for op in got]
+                result["same"] = [opjit.get(name, "cpu") for name in names] == got
+            exec(after)
+        except opjit.errors.OpjitError as error:
+            result["seconds"] = time.monotonic() - started
+            result["error"] = [type(error).__name__, str(error)]
+        except BaseException as error:
+            import traceback
+            result["crash"] = traceback.format_exc()
+    result["warnings"] = [str(one.message) for one in seen]
+    return result
+
+for line in sys.stdin:
+    request = json.loads(line)
+    folder = Path(request["folder"])
+    if os.fork() == 0:
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        catalog.declare_folder(Path(request["ops"]))
+        started, children = time.monotonic(), []
+        for number, changes in enumerate(request["ranks"]):
+            child = os.fork()
+            if child == 0:
+                log = os.open(folder / f"{number}.log", os.O_WRONLY | os.O_CREAT)
+                os.dup2(log, 1), os.dup2(log, 2)
+                os.environ["RANK_PID"] = str(os.getpid())
+                for name, value in changes.items():
+                    os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+                (folder / f"{number}.json").write_text(json.dumps(rank(started, request["before"], request["after"])))
+                sys.exit(0)  # the ordinary way out: rank 0 stays for who needs its store
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        sys.exit(0)
+    os.wait()
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs() -> Iterator[subprocess.Popen[str]]:
+    """The process that forks jobs."""
+    process = subprocess.Popen([sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOBS], env=helpers.environment(),
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    _process.append(process)
+    yield process
+    _process.clear()
+    process.stdin.close()
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+_process: list[subprocess.Popen[str]] = []
+
+
+@dataclass
+class Node:
+    """What ranks of one machine share."""
+
+    folder: Path
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def rank(self, **changes: str | None) -> dict[str, str | None]:
+        return {"OPJIT_CACHE": str(self.cache), "TMPDIR": str(self.folder / "tmp"), **self.environment, **changes}
+
+
+def node(folder: Path, **environment: str | None) -> Node:
+    (folder / "tmp").mkdir(parents=True)
+    return Node(folder, environment)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Node]:
+    return [node(tmp_path / name) for name in ("a", "b")]
+
+
+@pytest.fixture
+def ops(tmp_path: Path) -> Path:
+    return write_ops(tmp_path / "ops", 4)
+
+
+def write_ops(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    (folder / "op.py").write_text(OP_PY.format(count=count))
+    for n in range(1, count + 1):
+        (folder / f"add{n}.c").write_text(OP.format(n=n))
+    return folder
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each run of the compiler on an op's source."""
+    path = tmp_path / "compiled"
+    path.touch()
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {COMPILES}; then echo $$ >> '{path}'; fi")))
+    return path
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -> list[dict[str, str | None]]:
+    """torchrun's variables, without its own store."""
+    places = [each["OPJIT_CACHE"] for each in ranks]
+    return [{"RANK": str(number), "WORLD_SIZE": str(len(ranks)), "LOCAL_RANK": str(places[:number].count(each["OPJIT_CACHE"])),
+             "LOCAL_WORLD_SIZE": str(places.count(each["OPJIT_CACHE"])), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NAMES": names,
+             **each} for number, each in enumerate(ranks)]
+
+
+def run(tmp: Path, ops: Path, ranks: Sequence[Mapping[str, str | None]], names: str = "jobtest::add1", before: str = "", after: str = "",
+        number: bool = True) -> list[dict[str, Any]]:
+    """What each rank of a job reports; an empty result for one that was killed."""
+    folder = tmp / f"job-{time.monotonic_ns()}"
+    folder.mkdir()
+    request = {"folder": str(folder), "ops": str(ops), "before": before, "after": after, "environment": helpers.environment(),
+               "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
+    (process,) = _process
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+    logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    assert "Traceback" not in logs, logs
+    results = [json.loads(path.read_text()) if (path := folder / f"{number}.json").exists() else {} for number in range(len(ranks))]
+    assert not any("crash" in result for result in results), results
+    return results
+
+
+def compiled(log: Path) -> int:
+    return len(log.read_text().split())
+
+
+ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
+
+
+# All have come, and rank 0 takes what there is to build, before the others look.
+TOGETHER = """
+real = job.Job._build_some
+def late(self, items):
+    while self.line.add("arrived", 0) < {}:
+        time.sleep(0.01)
+    if os.environ["RANK"] != "0":
+        time.sleep(0.2)
+    return real(self, items)
+job.Job._build_some = late
+"""
+
+
+# --- once in the whole job ------------------------------------------------------------------------------------------------------------
+
+
+def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
+) -> None:
+    job = [each.rank() for each in nodes for _ in range(4)]
+    results = run(tmp_path, ops, job, ALL)
+    assert [(each["values"], each["same"], each["warnings"]) for each in results] == [([1, 2, 3, 4], True, [])] * 8
+    assert compiled(log) == 4
+    assert [len(entries(each.cache)) for each in nodes] == [4, 4]
+    assert [list((each.cache / "v1" / "staging").iterdir()) for each in nodes] == [[], []]
+    again = run(tmp_path, ops, job, ALL)  # and the next job finds it all
+    assert [(each["values"], each["warnings"]) for each in again] == [([1, 2, 3, 4], [])] * 8
+    assert compiled(log) == 4
+
+
+def test_ranks_that_share_a_cache_hand_no_bytes_over(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    """Two nodes, by what they say of themselves, and one filesystem."""
+    both = [nodes[0].rank(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for _ in range(3)]
+    before = TOGETHER.format(3) + """
+written = []
+write = jobstore.JobStore.write
+jobstore.JobStore.write = lambda self, key, content: (written.append(key), write(self, key, content))
+"""
+    results = run(tmp_path, ops, both, ALL, before=before, after="result['bytes'] = [key for key in written if 'bytes' in key]")
+    assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
+    assert [each["bytes"] for each in results] == [[]] * 3
+    assert compiled(log) == 4
+
+
+def test_ranks_may_want_different_ops(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    job = [nodes[0].rank(NAMES="jobtest::add1,jobtest::add2"), nodes[1].rank(NAMES="jobtest::add2,jobtest::add3"),
+           nodes[1].rank(NAMES="jobtest::add4")]
+    assert [each["values"] for each in run(tmp_path, ops, job)] == [[1, 2], [2, 3], [4]]
+    assert compiled(log) == 4
+
+
+def test_ranks_of_different_archs_have_entries_of_their_own(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    """All on levels that every machine of the tests has."""
+    job = [each.rank(OPJIT_ARCH=arch) for each in nodes for arch in ("x86-64-v2", "x86-64-v3")]
+    results = run(tmp_path, ops, job)
+    assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 4
+    assert compiled(log) == 2
+    assert [len(entries(each.cache)) for each in nodes] == [2, 2]
+
+
+def test_a_process_that_is_no_rank_gets_each_op(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    alone = nodes[0].rank(NAMES=ALL, RANK=None, WORLD_SIZE=None)
+    assert [each["values"] for each in run(tmp_path, ops, [alone], number=False)] == [[1, 2, 3, 4]]
+    assert compiled(log) == 4
+
+
+# --- late, dead and frozen ranks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_starts_late_keeps_nobody_waiting_and_takes_what_the_others_have(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
+) -> None:
+    run(tmp_path, ops, [nodes[0].rank()], ALL)
+    assert compiled(log) == 4
+    early, late = run(tmp_path, ops, [nodes[0].rank(), nodes[1].rank(DELAY="4")], ALL)
+    assert early["seconds"] < 4
+    assert (late["values"], late["warnings"]) == ([1, 2, 3, 4], [])
+    assert compiled(log) == 4
+
+
+def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
+) -> None:
+    job = numbered([each.rank() for each in nodes for _ in range(2)], ALL, free_port())[:3]
+    results = run(tmp_path, ops, job, number=False)
+    assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
+    assert compiled(log) == 4
+
+
+def killing(tmp: Path, log: Path, signal: str, then: str) -> str:
+    """A compiler that sends a signal to the first rank, but rank 0, that calls it, and to no other."""
+    once = f"[ $RANK != 0 ] && mkdir '{tmp}/killed' 2>/dev/null"
+    stop = f"if {once}; then kill -{signal} $RANK_PID; {then}; fi"
+    return str(fake_compiler(tmp / "killing-cc", before=f"if {COMPILES}; then echo $$ >> '{log}'; {stop}; fi"))
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
+) -> None:
+    compiler = killing(tmp_path, log, signal, "exit 1" if signal == "KILL" else "(sleep 14; kill -CONT $RANK_PID) >/dev/null 2>&1 &")
+    # Rank 0 lacks nothing of add1, so that another one builds it.
+    run(tmp_path, ops, [nodes[0].rank()], "jobtest::add2")
+    job = [nodes[0].rank(NAMES="jobtest::add2"), *[each.rank(CC=compiler) for each in nodes for _ in range(2)]]
+    results = run(tmp_path, ops, job)
+    assert (tmp_path / "killed").is_dir()
+    others = [each for each in results[1:] if each.get("seconds", 100) < 14]
+    assert len(others) == 3
+    assert [(each["values"], each["warnings"]) for each in others] == [([1], [])] * 3
+    assert [len(entries(each.cache)) for each in nodes] == [2, 1]
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
+) -> None:
+    """Rank 0 goes while it builds, and the others wait for it."""
+    compiler = fake_compiler(tmp_path / "killing-cc", before=f"if {COMPILES} && [ $RANK = 0 ]; then kill -{signal} $RANK_PID; "
+                                                             "(sleep 12; kill -KILL $RANK_PID) >/dev/null 2>&1 & sleep 20; exit 1; fi")
+    # The lock of a frozen builder is not freed, and ranks of its node wait for it, as everywhere else.
+    job = [nodes[0].rank(), nodes[0 if signal == "KILL" else 1].rank(), nodes[1].rank()]
+    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before="jobstore.ANSWER = 2.0\n" + TOGETHER.format(3))
+    assert results[0] == {}
+    assert [each["values"] for each in results[1:]] == [[1], [1]]
+    for each in results[1:]:
+        (warning,) = each["warnings"]
+        assert "by itself, as the job's store is out of reach" in warning
+
+
+def test_a_job_whose_rank_0_is_nowhere_goes_on_without_it(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    job = numbered([each.rank() for each in nodes], "jobtest::add1", free_port())[1:]
+    (result,) = run(tmp_path, ops, job, before="opjit.distributed._CONNECT = 1.0", number=False)
+    assert result["values"] == [1]
+    (warning,) = result["warnings"]
+    assert "rank 1 builds what it lacks by itself" in warning
+
+
+def test_a_port_that_somebody_else_has_costs_a_warning(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        job = numbered([each.rank() for each in nodes], "jobtest::add1", str(other.getsockname()[1]))
+        results = run(tmp_path, ops, job, before="jobstore.ANSWER = 2.0", number=False)
+    assert [each["values"] for each in results] == [[1], [1]]
+    assert [len(each["warnings"]) for each in results] == [1, 1]
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_compile_error_is_found_once_and_raised_on_every_rank(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    (ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
+    results = run(tmp_path, ops, [each.rank() for each in nodes for _ in range(2)], ALL)
+    assert [each["error"][0] for each in results] == ["CompileError"] * 4
+    assert all("retrun" in each["error"][1].splitlines()[0] for each in results)
+    assert sum("rank-" in each["error"][1] for each in results) == 3  # who found it says it as ever
+    assert compiled(log) == 4
+
+
+def test_a_build_that_fails_on_one_node_is_done_by_another(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    """Its compiler exits with 0 and leaves nonsense."""
+    broken = helpers.program(tmp_path / "broken-cc", f"#!/bin/sh\n'{real_compiler()}' \"$@\" || exit\n"
+                             f"{helpers.LINKS} || exit 0\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && echo nonsense > \"$2\"; shift; done\n")
+    job = [nodes[0].rank(CC=str(broken)), nodes[1].rank(DELAY="1.5")]
+    results = run(tmp_path, ops, job)
+    assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 2, results
+
+
+def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(tmp_path: Path, ops: Path, log: Path) -> None:
+    without = node(tmp_path / "b", **helpers.no_compiler(tmp_path))
+    results = run(tmp_path, ops, [node(tmp_path / "a").rank(DELAY="1"), without.rank(DELAY="1"), without.rank(DELAY="1")])
+    assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 3, results
+    assert compiled(log) == 1
+
+
+def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(tmp_path: Path, ops: Path) -> None:
+    missing = helpers.no_compiler(tmp_path)
+    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"])
+    assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
+    offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "cd"]
+    assert [each["error"][0] for each in run(tmp_path, ops, offline)] == ["DeviceUnavailable"] * 2
+
+
+def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(tmp_path: Path, ops: Path, log: Path) -> None:
+    bad = node(tmp_path / "b")
+    (bad.folder / "cache").write_text("no folder")
+    results = run(tmp_path, ops, [node(tmp_path / "a").rank(), bad.rank(DELAY="1.5"), bad.rank(DELAY="1.5")])
+    assert [each["values"] for each in results] == [[1]] * 3
+    assert [len(each["warnings"]) for each in results] == [0, 1, 1]
+    assert "for this process only" in results[1]["warnings"][0]
+    assert compiled(log) == 1
+
+
+# --- what the store says is not believed ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``shared(fill)``: rank 1 of 2 readies an op with a store that `fill(store, name, good)` has written to; its outcome."""
+
+    for declared in [op for op in catalog.all_ops() if op.qualified.startswith("jobtest::")]:
+        catalog.remove(declared)
+    catalog.declare_folder(ops)
+
+    def ask(fill: Any) -> opjit.distributed.Outcome:
+        op, target = catalog.find("jobtest::add1"), targets.here(helpers.cpu())
+        monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
+        good = opjit.api.entry(op, target)
+        inner = HashStore()
+        fill(inner, good)
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OPJIT_CACHE": str(tmp_path / "own")}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(opjit.distributed, "connect", lambda *_: jobstore.JobStore(lambda: inner))
+        monkeypatch.setattr(job, "DEAD", 0.5)
+        (outcome,) = opjit.distributed.share([(op, target)])
+        return outcome
+
+    return ask
+
+
+def told(store: Any, key: str, content: bytes) -> None:
+    store.set(f"result/{key}", json.dumps({"key": key, "parts": 1}))
+    store.set(f"bytes/{key}/0", content)
+
+
+def test_good_bytes_are_taken(shared: Any) -> None:
+    outcome = shared(lambda store, good: told(store, good.key, bundle.of(good.folder).dump()))
+    assert (outcome.origin, outcome.error) == ("taken", None)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "other-entry", "no-bytes"])
+def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, damage: str) -> None:
+    def fill(store: Any, good: Any) -> None:
+        content = bundle.of(good.folder).dump()
+        if damage == "other-entry":
+            op = catalog.find("jobtest::add2")
+            content = bundle.of(opjit.api.entry(op, targets.here(helpers.cpu())).folder).dump()
+        bad = {"empty": b"", "cut": content[:-7], "changed": content[:-200] + b"\0" * 200, "other-entry": content}
+        told(store, good.key, bad.get(damage, content))
+        if damage == "no-bytes":
+            store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 3}))
+
+    with pytest.warns(CacheWarning, match="what another rank sent of jobtest::add1"):
+        outcome = shared(fill)
+    assert (outcome.origin, outcome.error) == ("built", None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"key": 1}', '{"key": "../../etc", "parts": 1}', '{"error": 3}',
+                                  '{"key": "%s", "parts": -1}' % ("a" * 64), '{"key": "%s", "parts": 1e99}' % ("a" * 64)])
+def test_a_result_that_is_none_is_an_error_in_a_sentence(shared: Any, text: str) -> None:
+    outcome = shared(lambda store, good: store.set(f"result/{good.key}", text))
+    assert isinstance(outcome.error, errors.BuildError)
+    assert "do all ranks have the same opjit?" in str(outcome.error)
+
+
+@pytest.mark.parametrize("kind", ["Path", "os", "__builtins__", "SystemExit", "CompileError", ""])
+def test_an_error_s_class_is_one_of_opjit_s(shared: Any, kind: str) -> None:
+    record = {"error": {"kind": kind, "message": "x.c:1: error", "facts": {"log": "/x", "op": "a::b"}, "who": "rank-0"}}
+    outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps(record)))
+    assert type(outcome.error) is (CompileError if kind == "CompileError" else errors.BuildError)
+    assert str(outcome.error) == "x.c:1: error\n(as rank-0 found)"
+    assert (outcome.error.log, outcome.error.op, outcome.error.command) == (Path("/x"), "a::b", None)
+
+
+def test_a_result_without_bytes_that_is_not_in_the_cache_is_built_after_a_while(shared: Any) -> None:
+    outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 0})))
+    assert (outcome.origin, outcome.error) == ("built", None)
+
+
+def test_a_claim_that_nobody_renews_is_taken_over(shared: Any) -> None:
+    outcome = shared(lambda store, good: store.set(f"claim/{good.key}", "1 rank-7-on-x-abc 3"))
+    assert (outcome.origin, outcome.error) == ("built", None)
+
+
+# --- with torch's own -----------------------------------------------------------------------------------------------------------------
+
+SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nresult['sum'] = x.tolist()\ndist.barrier()\n"
+       "dist.destroy_process_group()")
+
+
+def test_a_process_group_is_made_afterwards_on_the_same_port(tmp_path: Path, nodes: list[Node], ops: Path) -> None:
+    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=f"dist.init_process_group('gloo')\n{SUM}")
+    assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
+
+
+def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], ALL, after=SUM,
+                  before="dist.init_process_group('gloo')\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]")
+    assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [3, 3], [])] * 2
+    assert compiled(log) == 4
+
+
+def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import os, sys
+os.environ["OPJIT_CACHE"] = {str(tmp_path)!r} + "/cache-" + os.environ["RANK"]
+import torch, opjit, opjit.distributed, torch.distributed as dist
+from opjit import catalog
+from pathlib import Path
+catalog.declare_folder(Path({str(ops)!r}))
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+got = opjit.distributed.ready({ALL.split(",")!r}, "cpu")
+dist.init_process_group("gloo")
+x = got[0](torch.zeros(1))
+dist.all_reduce(x)
+open({str(tmp_path)!r} + "/said-" + os.environ["RANK"], "w").write(str(x.item()))
+dist.destroy_process_group()
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), str(script)]
+    done = subprocess.run(command, env=helpers.environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}), capture_output=True,
+                          text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
+    assert compiled(log) == 4
+
+
+# --- who says that this is a rank -----------------------------------------------------------------------------------------------------
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
+         "SLURM_STEP_NODELIST": "gpu[007-008]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def no_rank(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in os.environ:
+        if name in NAMES or name.startswith(("SLURM_", "OMPI_", "PMI_", "MPI_", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({}, None),
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5",
+      "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}, Place(1, 2, False, True, ("h", 5), True, 2, False)),
+    ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+      "MASTER_ADDR": "h", "MASTER_PORT": "5"}, Place(2, 4, True, False, ("h", 5), False, 0, False)),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "h"}, Place(1, 2, True, False, ("h", 29500), False, 0, False)),
+    (SLURM, Place(3, 8, False, False, ("gpu007", 10000 + 4711 * 31 % 20000), False, 0, False)),
+    ({**SLURM, "SLURM_STEP_NODELIST": ""}, Place(3, 8, False, False, ("10.0.0.7", 10000 + 4711 * 31 % 20000), False, 0, False)),
+    ({**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "h", "MASTER_PORT": "5"},
+     Place(3, 4, False, True, ("h", 5), False, 0, False)),
+    ({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}, None),  # the batch script
+    ({"RANK": "", "WORLD_SIZE": "2"}, None),
+])
+def test_a_rank_is_known_by_what_its_launcher_sets(
+    no_rank: pytest.MonkeyPatch, environment: dict[str, str], expected: Place | None
+) -> None:
+    for name, value in environment.items():
+        no_rank.setenv(name, value)
+    assert ranks.found() == expected
+
+
+@pytest.mark.parametrize(("rank", "size", "told"), [("x", "2", "RANK is 'x'; expected a number"), ("2", "2", "rank 2 of 2 ranks"),
+                                                    ("1", "-2", "WORLD_SIZE is '-2'")])
+def test_nonsense_in_the_environment_is_an_error_in_a_sentence(no_rank: pytest.MonkeyPatch, rank: str, size: str, told: str) -> None:
+    no_rank.setenv("RANK", rank)
+    no_rank.setenv("WORLD_SIZE", size)
+    with pytest.raises(OpjitError, match=told):
+        ranks.found()
+
+
+@pytest.mark.parametrize(("nodes", "first"), [("", ""), ("n1", "n1"), ("n1,n2", "n1"), ("gpu[007-012,15],x", "gpu007"),
+                                              ("a[3,5]-ib", "a3-ib"), ("r1n[1-2],r2n[1-2]", "r1n1")])
+def test_slurm_s_first_node(nodes: str, first: str) -> None:
+    assert ranks.first_node(nodes) == first
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "openmpi", "pmi"])
+def test_a_job_of_slurm_or_mpi_builds_once(tmp_path: Path, nodes: list[Node], ops: Path, log: Path, launcher: str) -> None:
+    port = free_port()
+    variables = {"slurm": {"SLURM_PROCID": "{n}", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": port, "SLURM_STEP_ID": "0",
+                           "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"},
+                 "openmpi": {"OMPI_COMM_WORLD_RANK": "{n}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                 "pmi": {"PMI_RANK": "{n}", "PMI_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}}[launcher]
+    job = [each.rank(NAMES=ALL, **{name: value.format(n=n) for name, value in variables.items()}) for n, each in enumerate(nodes)]
+    results = run(tmp_path, ops, job, number=False)
+    assert [(each["values"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [])] * 2
+    assert compiled(log) == 4
+
+
+def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    job = [nodes[0].rank(NAMES=ALL, OMPI_COMM_WORLD_RANK=str(n), OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_RANK=str(n),
+                         OMPI_COMM_WORLD_LOCAL_SIZE="3") for n in range(3)]
+    results = run(tmp_path, ops, job, number=False)
+    assert [(each["values"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [])] * 3
+    assert compiled(log) == 4
+
+
+def test_importing_opjit_imports_nothing_of_this() -> None:
+    done = helpers.fresh("import sys, opjit\nprint([name for name in sys.modules if name in "
+                         "('opjit.distributed', 'opjit.job', 'opjit.jobstore', 'opjit.ranks')])")
+    assert done.stdout == "[]\n"
