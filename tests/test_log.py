@@ -88,11 +88,10 @@ def test_opjit_verbose_prints_the_way_of_each_request_to_stderr(tmp_path: Path) 
     assert re.fullmatch(r"opjit: keytest::plus for cpu \S+ is built already: .*", line)
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
+@pytest.mark.parametrize("value", [None, "0"])
 def test_without_opjit_verbose_nothing_is_printed(tmp_path: Path, value: str | None) -> None:
     code = declare(write_op(tmp_path / "plus")) + USE
-    for _ in range(2):
-        assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": value}).stderr == ""
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": value}).stderr == ""
 
 
 def test_a_warm_request_of_a_process_without_a_stderr_is_not_harmed(tmp_path: Path) -> None:

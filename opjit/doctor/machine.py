@@ -69,7 +69,7 @@ def variables() -> Iterator[Finding]:
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith("OPJIT_")}
     for name, value in given.items():
         if name not in VARIABLES:
-            close = difflib.get_close_matches(name, VARIABLES, n=1)
+            close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
             yield Finding("environment", WARNING, f"{name} is set, and no such variable is read",
                           f"did you mean {close[0]}?" if close else f"unset it; there are {', '.join(VARIABLES)}")
         elif name in SWITCHES and value.lower() in ("false", "no", "off", "n", "f"):

@@ -299,14 +299,15 @@ def _holder(path: Path) -> Finding | None:
         pid, seconds = int(note["pid"]), time.time() - float(note["since"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return Finding("builds", NOTE, f"the lock {path} is held, and nothing says by whom")
-    if _state(pid) in ("T", "t"):
+    if process(pid)[0] in ("T", "t"):
         return Finding("builds", WARNING, f"process {pid}, which has held the lock {path} for {seconds:.0f} s, is stopped; others may wait",
                        f"kill -CONT {pid}, or kill -KILL {pid}")
     return Finding("builds", OK, f"process {pid} has held the lock {path} for {seconds:.0f} s")
 
 
-def _state(pid: int) -> str:
-    """A process's state as in ps; an empty string where there is none."""
+def process(pid: int) -> tuple[str, int]:
+    """A process's state, as ps shows it, and its session; an empty string and 0 where there is none."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    return ""
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], int(fields[3])
+    return "", 0

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -77,7 +77,7 @@ def _in_child(about: str, kind: str) -> list[Finding]:
             try:
                 code: int | None = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # with a compiler that hangs
+                _kill_session(process.pid)
                 process.wait()
                 code = None
             output.seek(0)
@@ -91,6 +91,18 @@ def _in_child(about: str, kind: str) -> list[Finding]:
         return [*findings, Finding(about, PROBLEM, f"the process that tried it ended with {ended}: {told[-1] if told else 'no output'}",
                                    "if it names torch, reinstall that; else report it with the output of this command")]
     return findings
+
+
+def _kill_session(leader: int) -> None:
+    """Kill a process that leads a session with all that it started: ninja gives each compiler a group of its own."""
+    from opjit.doctor.places import process
+
+    while members := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+                      if process(pid)[1] == leader and process(pid)[0] != "Z"]:
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _beside_cache() -> Path | None:

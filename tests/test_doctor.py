@@ -1,0 +1,625 @@
+"""`opjit doctor`: each real fault of a machine is found, named in a line, and comes with what to do; a sound machine is sound."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from opjit import backends, doctor, files, lock, targets, toolchain
+from opjit.doctor import machine, places, trial
+from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
+from opjit.toolchain import Nvcc
+from tests import helpers
+from tests.helpers import environment, fake_compiler, program
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
+SOMEBODY = 12345  # a user id that nobody has
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a temporary folder of each test's own; other tests' locks are none of its business."""
+    for name in ("cache", "temporary"):
+        (tmp_path / name).mkdir(mode=0o700)
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path
+
+
+@pytest.fixture
+def cache(own_folders: Path) -> Path:
+    return own_folders / "cache"
+
+
+def those(findings: Iterable[Finding], *states: str) -> list[Finding]:
+    """The findings of some states, which each say what to do unless they are notes."""
+    found = list(findings)
+    for each in found:
+        assert each.state in (OK, NOTE, WARNING, PROBLEM)
+        assert each.seen
+        assert "\n" not in each.seen + each.todo
+        assert each.todo or each.state in (OK, NOTE), each
+    return [each for each in found if each.state in states]
+
+
+def only(findings: Iterable[Finding], *states: str) -> Finding:
+    found = those(findings, *states)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def run(changes: dict[str, str | None], *, tty: bool = False) -> tuple[int, str]:
+    """The command, in a process of its own: exit code and output."""
+    command = [sys.executable, "-m", "opjit", "doctor"]
+    values = environment(changes)
+    if not tty:
+        done = subprocess.run(command, env=values, capture_output=True, text=True, timeout=240, check=False, cwd=helpers.ROOT)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, env={**values, "COLUMNS": "120", "TERM": "xterm"}, stdout=theirs, stderr=subprocess.DEVNULL,
+                               cwd=helpers.ROOT)
+    os.close(theirs)
+    told = b""
+    with contextlib.suppress(OSError):  # the terminal's end
+        while piece := os.read(ours, 1 << 16):
+            told += piece
+    os.close(ours)
+    return process.wait(60), told.decode()
+
+
+# --- the command -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, own_folders: Path) -> None:
+    helpers.built(helpers.write_op(own_folders / "plus"), cache)
+    before = {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)}  # a folder came and went in it
+    code, told = run({"OPJIT_CAHCE": "/elsewhere"})
+    assert code == 0, told
+    assert {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)} == before
+    assert [path.name for path in (own_folders / "temporary").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
+    lines = told.splitlines()
+    assert any(line.startswith("ok       C op: built in ") and line.endswith("the result is right") for line in lines), told
+    assert any(line.startswith("ok       C compiler: ") for line in lines)
+    assert "warning  environment: OPJIT_CAHCE is set, and no such variable is read" in lines
+    assert "         do: did you mean OPJIT_CACHE?" in lines
+    assert lines[-1].startswith("0 problems, ")
+    assert "\x1b" not in told
+
+
+def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_a_table(own_folders: Path) -> None:
+    code, told = run(helpers.no_compiler(own_folders), tty=True)
+    assert code == 1
+    assert "problem" in told
+    assert "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH" in " ".join(told.split())
+    assert "\x1b[" in told
+
+
+def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs() -> Iterator[Finding]:
+        threading.Event().wait()
+        yield Finding("never", OK, "never")
+
+    def fails() -> Iterator[Finding]:
+        yield Finding("first", OK, "seen")
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(doctor, "SECONDS", 1.0)
+    monkeypatch.setattr(doctor, "CHECKS", {"hangs": hangs, "fails": fails, "good": lambda: [Finding("good", OK, "it is")]})
+    found = doctor.examine()
+    assert [each[:2] for each in found] == [("hangs", PROBLEM), ("first", OK), ("fails", WARNING), ("good", OK)]
+    assert "no answer within 1 s" in found[0].seen
+    assert "ZeroDivisionError: oh" in found[2].seen
+    assert doctor.show() == 1
+
+
+# --- compilers -----------------------------------------------------------------------------------------------------------------------
+
+
+def silent(path: Path) -> Path:
+    return program(path, "#!/bin/sh\nexit 0\n")
+
+
+def says_who_it_is_and_compiles_nothing(path: Path) -> Path:
+    return fake_compiler(path, before=f"if {helpers.COMPILES}; then exit 0; fi")
+
+
+def missing(path: Path) -> Path:
+    return path
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "silent": (silent, "C compiler", "is not a gcc or clang that works"),
+    "compiles-nothing": (says_who_it_is_and_compiles_nothing, "C op", "opjit_doctor::twice for cpu"),
+    "missing": (missing, "C compiler", "which is no program that can be run"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_compiler_is_a_problem(kind: str, own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, about, seen = BROKEN[kind]
+    monkeypatch.setenv("CC", str(make(own_folders / "bin" / "broken-cc")))
+    found = only(trial.c_op(), PROBLEM)
+    assert found.about == about
+    assert seen in found.seen
+
+
+def test_a_linker_that_leaves_nothing_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(fake_compiler(own_folders / "bin" / "cc", before=f"if {helpers.LINKS}; then exit 0; fi")))
+    found = only(trial.c_op(), PROBLEM)
+    assert (found.about, "left no good library" in found.seen) == ("C op", True)
+
+
+def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = own_folders / "pid"
+    monkeypatch.setenv("CC", str(fake_compiler(own_folders / "bin" / "cc", before=f"if {helpers.COMPILES}; then echo $$ > '{pid}'; "
+                                                                                 "exec sleep 1000; fi")))
+    real = subprocess.Popen.wait
+
+    def wait(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return real(self)
+        while not (pid.exists() and pid.read_text().strip()):  # however slow the machine is
+            time.sleep(0.05)
+        return real(self, 0.5)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    found = only(trial.c_op(), PROBLEM)
+    assert "no end after" in found.seen
+    assert places.process(int(pid.read_text()))[0] in ("", "Z")  # gone, or waiting to be collected by whoever has orphans
+
+
+def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_TWICE", trial._TWICE.replace("OPJIT_TRY", "__builtin_trap();\n    OPJIT_TRY"))
+    code = trial._TWICE
+    assert "__builtin_trap" in code
+    real = subprocess.Popen.__init__
+
+    def start(self: subprocess.Popen[bytes], command: list[str], **more: object) -> None:
+        if command[1:2] == ["-c"]:
+            command = [*command[:2], f"from opjit.doctor import trial; trial._TWICE = {code!r}; {command[2].partition('; ')[2]}"]
+        real(self, command, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start)
+    found = only(trial.c_op(), PROBLEM)
+    assert "signal 4, Illegal instruction" in found.seen or "signal 5" in found.seen
+
+
+def test_a_missing_ninja_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = own_folders / "tools"
+    tools.mkdir()
+    (tools / "gcc").symlink_to(helpers.real_compiler())
+    for name in ("as", "ld"):
+        (tools / name).symlink_to(shutil.which(name) or "/usr/bin/" + name)
+    (own_folders / "shadow").mkdir()
+    (own_folders / "shadow" / "ninja.py").write_text("raise ImportError('not installed')\n")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own_folders / "shadow"), os.environ.get("PYTHONPATH", "")]))
+    found = trial.c_op()
+    problem = only(found, PROBLEM)
+    assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
+    assert found[-1] == Finding("C op", NOTE, "not tried, for want of a tool")
+
+
+# --- CUDA --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nvcc
+def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
+    found = trial.cuda_op()
+    assert those(found, PROBLEM) == []
+    last = found[-1]
+    assert (last.about, last.state) == ("CUDA op", OK)
+    if torch.cuda.is_available():
+        assert "run on" in last.seen
+    else:
+        assert "its binary holds code for sm_90 and needs libcudart.so." in last.seen
+
+
+def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if toolchain.find_nvcc(None) is not None and shutil.which("/usr/local/cuda/bin/nvcc"):
+        pytest.skip("nvcc is where it is looked for last")
+    monkeypatch.setenv("PATH", str(own_folders))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    [found] = trial.cuda_op()
+    assert found.state == (WARNING if torch.cuda.is_available() else NOTE)
+
+
+FAKE_NVCC = """\
+#!/bin/sh
+case " $* " in
+*" --version "*) echo "Cuda compilation tools, release {release}, V{release}.99";;
+*" --dryrun "*) echo '#$ TOP={root}';;
+*) echo '{root}/include/crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 11 are not supported!'
+   exit 1;;
+esac
+"""
+
+
+def fake_nvcc(root: Path, release: str) -> Path:
+    for name in ("include", "lib64"):
+        (root / name).mkdir(parents=True)
+    program(root / "bin" / "nvcc", FAKE_NVCC.format(release=release, root=root))
+    return root
+
+
+@pytest.mark.parametrize(("gpu", "state"), [(True, PROBLEM), (False, WARNING)])
+def test_an_nvcc_of_another_major_than_torch_s_is_found(own_folders: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, state: str) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", "11.8")))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    nvcc = toolchain.find_nvcc(None)
+    assert nvcc is not None
+    found = trial.cuda_versions(nvcc, gpu)
+    assert found is not None
+    assert (found.state, "nvcc is of CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
+    assert trial.cuda_versions(Nvcc("/", "13.2", "V13.2.1"), gpu) is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert trial.cuda_versions(nvcc, gpu) is None
+
+
+def test_a_host_compiler_that_nvcc_refuses_is_a_problem_that_names_cc(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", (torch.version.cuda or "13.0"))))
+    found = only(trial.cuda_op(), PROBLEM)
+    assert found.about == "CUDA op"
+    assert "unsupported GNU version! gcc versions later than 11" in found.seen
+    assert found.todo.startswith("set CC to a gcc or clang that this nvcc takes")
+
+
+def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(own_folders / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
+    monkeypatch.setenv("CUDA_HOME", str(own_folders / "cuda"))
+    found = only(trial.cuda_op(), PROBLEM)
+    assert "is not an nvcc that works" in found.seen
+
+
+# --- the cache's filesystem --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(where: Path, options: str) -> Iterator[None]:
+    """A filesystem in memory at a folder; a skip where that is not allowed."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "none", str(where)], capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def test_a_good_folder_has_every_ability() -> None:
+    assert those(places.cache(), WARNING, PROBLEM) == []
+    assert those(places.temporary(), WARNING, PROBLEM) == []
+
+
+@as_root
+def test_a_cache_that_is_mounted_noexec_is_a_problem(cache: Path) -> None:
+    with mounted(cache, "size=200m,noexec"):
+        found = only(places.cache(), PROBLEM)
+        assert "mounted noexec" in found.seen
+        assert "OPJIT_CACHE" in found.todo
+        assert list(cache.iterdir()) == []
+
+
+@as_root
+def test_a_temporary_folder_that_is_mounted_noexec_is_a_warning(own_folders: Path) -> None:
+    with mounted(own_folders / "temporary", "size=200m,noexec"):
+        found = only(places.temporary(), WARNING, PROBLEM)
+        assert (found.state, "mounted noexec" in found.seen, "TMPDIR" in found.todo) == (WARNING, True, True)
+
+
+@as_root
+def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
+    with mounted(cache, "size=200m"):
+        subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
+        found = only(places.cache(), WARNING, PROBLEM)
+        assert (found.state, "Read-only file system" in found.seen) == (WARNING, True)
+        assert those(trial.c_op(), WARNING, PROBLEM) == []  # its own cache is elsewhere then
+
+
+@as_root
+@pytest.mark.parametrize("size", ["4k", "64k", "512k"])
+def test_a_full_cache_is_a_warning_and_ops_work(cache: Path, size: str) -> None:
+    with mounted(cache, f"size={size}"):
+        if size == "4k":
+            (cache / "filler").write_bytes(bytes(4096))
+        found = those(places.cache(), WARNING, PROBLEM)
+        assert [each.state for each in found] == [WARNING, WARNING]
+        assert "are free on its filesystem" in found[0].seen
+        assert "full or over quota (No space left on device)" in found[1].seen
+        if size == "64k":
+            assert those(trial.c_op(), PROBLEM) == []
+
+
+@as_root
+def test_a_filesystem_without_room_for_more_files_is_a_warning(cache: Path) -> None:
+    with mounted(cache, "size=200m,nr_inodes=4"):
+        for number in range(3):
+            (cache / str(number)).touch()
+        found = those(places.cache(), WARNING)
+        assert "inodes" in found[0].seen
+
+
+@as_root
+@pytest.mark.parametrize("what", ["", "v1", "v1/staging", "v1/toolchain"])
+def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
+    (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chown(cache / what, SOMEBODY, SOMEBODY)
+    found = only(places.cache(), WARNING)
+    assert f"{(cache / what)} belongs to user {SOMEBODY}" in found.seen
+    assert "OPJIT_CACHE" in found.todo
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777])
+def test_a_cache_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path, mode: int) -> None:
+    cache.chmod(mode)
+    found = only(places.cache(), WARNING)
+    assert f"(mode {mode:o})" in found.seen
+    assert found.todo == "chmod go-w it"
+
+
+def test_a_parent_in_which_others_can_swap_the_cache_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_folders / "open" / "cache").mkdir(parents=True)
+    (own_folders / "open").chmod(0o777)
+    monkeypatch.setenv("OPJIT_CACHE", str(own_folders / "open" / "cache"))
+    found = only(places.cache(), WARNING)
+    assert f"{own_folders / 'open'} can be written by others (mode 777)" in found.seen
+    (own_folders / "open").chmod(0o1777)
+    assert those(places.cache(), WARNING, PROBLEM) == []
+    if os.geteuid() == 0:
+        os.chown(own_folders / "open", SOMEBODY, SOMEBODY)
+        assert f"belongs to user {SOMEBODY}" in only(places.cache(), WARNING).seen
+
+
+def test_a_cache_that_is_a_file_is_a_warning(cache: Path) -> None:
+    cache.rmdir()
+    cache.write_text("mine")
+    assert "is no folder" in only(places.cache(), WARNING).seen
+    assert cache.read_text() == "mine"
+
+
+def test_a_cache_that_is_not_there_is_looked_at_where_it_will_be_made_and_not_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(cache / "a" / "b"))
+    found = list(places.cache())
+    assert those(found, WARNING, PROBLEM) == []
+    assert found[0].seen == f"{cache / 'a' / 'b'}, which will be made in {cache}"
+    assert list(cache.iterdir()) == []
+
+
+def test_locks_that_exclude_nobody_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
+    for found in (only(places.cache(), WARNING), only(places.temporary(), WARNING)):
+        assert "a lock is free while it is held" in found.seen
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_locks_that_fail_are_a_warning(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    found = only(places.cache(), WARNING)
+    assert f"locking a file against another process failed: {os.strerror(code)}" in found.seen
+
+
+def test_a_filesystem_that_gives_files_to_somebody_else_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an NFS server that squashes users does."""
+    real = files.distrusted
+    monkeypatch.setattr(files, "distrusted", lambda path, like=None: f"{path} belongs to user 65534, not to you or root"
+                        if path.name == "own" else real(path, like))
+    assert "belongs to user 65534" in only(places.cache(), WARNING).seen
+
+
+def test_a_filesystem_that_syncs_or_renames_badly_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        assert "writing and syncing a new file failed: Input/output error" in those(places.cache(), WARNING)[0].seen
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        assert "renaming a folder failed: Input/output error" in only(places.cache(), WARNING).seen
+    real = os.rename
+
+    def over(one: Path, other: Path) -> None:
+        shutil.rmtree(other, ignore_errors=True)
+        real(one, other)
+
+    monkeypatch.setattr(os, "rename", over)
+    assert "can be renamed over another one" in only(places.cache(), WARNING).seen
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+scratch /scratch\\040two lustre rw 0 0
+overlay /ov overlay rw 0 0
+tmpfs /home/me/ram tmpfs rw 0 0
+fs /home/me/ram gpfs rw 0 0
+broken
+"""
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/x", "ext4"), ("/home", "nfs4"), ("/home/me", "nfs4"), ("/homes", "ext4"), ("/", "ext4"),
+                                            ("/home/me/ram/x", "gpfs"), ("/scratch two/x", "lustre"), ("/ov/x", "overlay")])
+def test_a_filesystem_is_the_nearest_mount_s(path: str, kind: str) -> None:
+    assert places.filesystem(Path(path), MOUNTS) == kind
+    assert places.filesystem(Path(path), "") == "unknown"
+
+
+@pytest.mark.parametrize(("kind", "cache_state", "temporary_state"), [
+    ("nfs4", NOTE, WARNING), ("lustre", NOTE, WARNING), ("gpfs", NOTE, WARNING), ("fuse.sshfs", NOTE, WARNING), ("overlay", NOTE, None),
+    ("tmpfs", NOTE, None), ("ext4", OK, None), ("xfs", OK, None)])
+def test_a_filesystem_s_kind_comes_with_advice(monkeypatch: pytest.MonkeyPatch, kind: str, cache_state: str,
+                                               temporary_state: str | None) -> None:
+    monkeypatch.setattr(places, "filesystem", lambda place: kind)
+    [told] = [each for each in places.cache() if each.seen.startswith(f"on {kind}") or "container's own layer" in each.seen]
+    assert told.state == cache_state
+    assert [each.state for each in those(places.temporary(), WARNING)] == ([temporary_state] if temporary_state else [])
+
+
+# --- builds: leftovers and locks -----------------------------------------------------------------------------------------------------
+
+
+def test_staging_folders_are_told_by_age(cache: Path) -> None:
+    assert [each.seen for each in places.leftovers()] == ["none under way, none left behind"]
+    staging = cache / "v1" / "staging"
+    for name, age in (("old", 3 * 86400 + 5), ("new", 60.0)):
+        (staging / name).mkdir(parents=True)
+        os.utime(staging / name, (time.time() - age,) * 2)
+    old, new = places.leftovers()
+    assert (old.state, "1 folder of builds that were killed" in old.seen, "3 days old" in old.seen) == (NOTE, True, True)
+    assert (new.state, "1 under way, or killed within a day" in new.seen) == (OK, True)
+
+
+HOLD = """
+import fcntl, json, os, sys, time
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    with open(sys.argv[1][:-4] + "json", "w") as note:
+        json.dump({"pid": os.getpid(), "host": "here", "since": time.time() - 7}, note)
+    print("held", flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lock."""
+    place = lock.folder()
+    place.mkdir(mode=0o700)
+    (place / "free.lock").touch()
+    with subprocess.Popen([sys.executable, "-ISc", HOLD, str(place / "abc.lock")], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_held_lock_is_told_with_its_holder_and_a_stopped_holder_is_a_warning(holder: subprocess.Popen[str]) -> None:
+    [found] = places.leftovers()
+    assert found.state == OK
+    assert f"process {holder.pid} has held the lock {lock.folder() / 'abc.lock'} for " in found.seen
+    holder.send_signal(signal.SIGSTOP)
+    while places.process(holder.pid)[0] != "T":
+        time.sleep(0.01)
+    stopped = only(places.leftovers(), WARNING)
+    assert "is stopped" in stopped.seen
+    assert stopped.todo == f"kill -CONT {holder.pid}, or kill -KILL {holder.pid}"
+    (lock.folder() / "abc.json").write_text(json.dumps({"pid": "x"}))
+    assert "nothing says by whom" in only(places.leftovers(), NOTE).seen
+
+
+@as_root
+def test_a_lock_folder_that_others_can_write_is_a_warning() -> None:
+    lock.folder().mkdir()
+    lock.folder().chmod(0o777)
+    assert "builds do without locks" in only(places.temporary(), WARNING).seen
+    lock.folder().chmod(0o700)
+    os.chown(lock.folder(), SOMEBODY, SOMEBODY)
+    assert f"belongs to user {SOMEBODY}" in only(places.temporary(), WARNING).seen
+
+
+# --- the environment -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_variable_is_fine_a_mistyped_one_is_found_and_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert those(machine.variables(), WARNING, PROBLEM) == []
+    monkeypatch.setenv("OPJIT_OFLINE", "1")
+    monkeypatch.setenv("OPJIT_ENTIRELY_ELSE", "1")
+    monkeypatch.setenv("OPJIT_LAYERS", "https://me:secret@host/x")
+    found = list(machine.variables())
+    assert {each.seen.split()[0]: each.todo.split(";")[0] for each in those(found, WARNING)} == {
+        "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?", "OPJIT_ENTIRELY_ELSE": "unset it"}
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize("value", ["false", "no", "OFF"])
+def test_a_switch_that_is_meant_to_be_off_and_is_on_is_a_warning(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("OPJIT_OFFLINE", value)
+    assert f"OPJIT_OFFLINE={value} switches it on" in only(machine.variables(), WARNING).seen
+
+
+def test_an_arch_that_nobody_builds_for_or_that_this_machine_cannot_run_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_ARCH", "x86-64-v9")
+    found = only(machine.variables(), PROBLEM)
+    assert "unknown arch 'x86-64-v9'" in found.seen
+    assert "known: x86-64-v4" in found.todo
+    cpu = backends.for_device("cpu")
+    monkeypatch.setenv("OPJIT_ARCH", cpu.host_arch())
+    assert those(machine.variables(), PROBLEM) == []
+    monkeypatch.setattr(type(cpu), "runs", lambda self, arch: False)
+    assert "cannot run what is built so" in only(machine.variables(), PROBLEM).seen
+
+
+def test_folders_of_ops_that_would_not_be_used_are_problems(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_folders / "good").mkdir(mode=0o700)
+    (own_folders / "open").mkdir()
+    (own_folders / "open").chmod(0o777)
+    named = [str(own_folders / "good"), "relative", str(own_folders / "gone"), str(own_folders / "open")]
+    monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(named))
+    seen = [each.seen for each in those(machine.variables(), PROBLEM)]
+    assert len(seen) == 3
+    assert "relative: is not an absolute path" in seen[0]
+    assert "is no folder" in seen[1]
+    assert "can be written by others" in seen[2]
+
+
+def test_a_relative_cache_and_a_cuda_home_without_nvcc_are_warnings(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", "build/cache")
+    monkeypatch.setenv("CUDA_HOME", str(own_folders))
+    assert [each.seen.split()[0] for each in those(machine.variables(), WARNING)] == ["OPJIT_CACHE=build/cache", "CUDA_HOME"]
+
+
+def test_layers_are_counted_and_those_that_are_none_are_warnings(cache: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.built(helpers.write_op(own_folders / "plus"), cache)
+    (own_folders / "empty" / "v1").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("OPJIT_LAYERS", os.pathsep.join([str(cache), str(own_folders / "gone"), str(own_folders / "empty")]))
+    good, gone, empty = machine.layers()
+    assert good == Finding("layer", OK, f"{cache}: 1 entries")
+    assert (gone.state, "is no cache" in gone.seen) == (WARNING, True)
+    assert empty.state == NOTE
+    (cache / "v1").chmod(0o777)
+    assert "can be written by others" in those(machine.layers(), WARNING)[0].seen
+
+
+def test_a_torch_below_the_floor_and_another_machine_or_c_library_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert those(machine.versions(), WARNING, PROBLEM) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.9.1+cu128")
+        found = only(machine.versions(), PROBLEM)
+        assert "torch 2.9.1+cu128: opjit needs 2.10 or later" in found.seen
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.machine", lambda: "riscv64")
+        assert "riscv64" in only(machine.versions(), PROBLEM).seen
+    monkeypatch.setattr(os, "confstr", lambda name: None)
+    assert "not glibc" in only(machine.versions(), PROBLEM).seen
+
+
+def test_gpus_are_told() -> None:
+    [found] = machine.gpus()
+    if torch.cuda.is_available():
+        assert (found.state, targets.here(backends.for_device("cuda")).arch in found.seen) == (OK, True)
+    else:
+        assert found.state in (NOTE, WARNING)
