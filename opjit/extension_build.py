@@ -18,7 +18,7 @@ import torch
 
 from opjit import binary, build, extension, files, headers, progress, toolchain, trial
 from opjit.diagnosis import diagnose
-from opjit.errors import BuildError, OpjitError
+from opjit.errors import BuildError, EntryError, OpjitError
 from opjit.extension import Extension
 from opjit.manifest import NAME, Manifest
 from opjit.publication import Work, publish

@@ -24,8 +24,7 @@ from opjit.cli import main
 from opjit.errors import BadSetting, CacheWarning
 from opjit.store import Entry, Store, first
 from tests import helpers
-from tests.helpers import built, caught, describe, fresh, planted, write_op
-from tests.test_store import as_root, mounted
+from tests.helpers import as_root, built, caught, describe, fresh, mounted, planted, write_op
 
 DAY = 86400.0
 YEAR_2100 = 4102444800.0

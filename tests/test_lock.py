@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -182,29 +182,21 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
     assert len(reached.read_text().split("\n")) - 1 == 2
 
 
-@pytest.mark.parametrize(("compiler", "waits"), [("sleep 60", False), ("until [ -e '{done}' ]; do :; done", True)],
-                         ids=["hung", "long-at-work"])
-def test_a_hung_compiler_keeps_nobody_waiting_and_a_long_one_does(
-    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, waits: bool
-) -> None:
+def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, done = tmp_path / "reached", tmp_path / "done"
-    slow = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then {compiler.format(done=done)}; fi"
+    slow = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then until [ -e '{done}' ]; do sleep 0.1; done; fi"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=slow)))
     code = helpers.declare(op) + (
-        "from opjit import lock\nlock.SILENCE, lock.IDLE, lock.BEAT = 1.5, 0.9, 0.1\nwarnings.simplefilter('always')\n"
+        "from opjit import lock\nlock.SILENCE, lock.BEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
         "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)")
     with process(code) as builder:
         until(reached.exists)
         with process(code) as waiter:
-            if waits:
-                with pytest.raises(subprocess.TimeoutExpired):
-                    waiter.wait(4.5)
-                done.touch()
-            out, err = waiter.communicate(timeout=60)
-            assert out == "[2.0]\n"
-            assert ("no sign of life" in err) == (not waits), err
-        if waits:
-            assert builder.communicate(timeout=60) == ("[2.0]\n", "")
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiter.wait(4.5)
+            done.touch()
+            assert waiter.communicate(timeout=60) == ("[2.0]\n", "")
+        assert builder.communicate(timeout=60) == ("[2.0]\n", "")
 
 
 def test_a_step_that_takes_an_hour_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,52 +381,6 @@ with lock.held("key", print):
         os.kill(running.pid, signal.SIGKILL)  # the parent alone
         until(is_free)
         os.killpg(running.pid, signal.SIGKILL)
-
-
-# --- old files ---------------------------------------------------------------------------------------------------------------------
-
-
-def age(path: Path, days: float = 2) -> None:
-    then = time.time() - days * 86400
-    os.utime(path, (then, then))
-
-
-def test_lock_files_that_nobody_uses_are_swept_once_a_day_and_the_others_stay() -> None:
-    hold()
-    place = lock.folder()
-    names = [f"{number:064x}.lock" for number in range(2000)]
-    for name in [*names, "young.lock", "dead.json", f".dead.json.{'0' * 32}", "unknown"]:
-        (place / name).touch()
-        age(place / name)
-    os.utime(place / "young.lock")
-    (place / "cache.lock").mkdir()
-    with lock.held("held", lambda holder: None):
-        age(place / "held.lock")
-        hold()
-        assert len(list(place.iterdir())) > 2000, "swept twice in a day"
-        age(place / "swept")
-        hold()
-        assert {path.name for path in place.iterdir()} == {"young.lock", "cache.lock", "unknown", "held.lock", "held.json", "key.lock",
-                                                           "swept"}
-
-
-def test_two_never_hold_a_lock_whose_file_is_swept_all_the_time(tmp_path: Path) -> None:
-    code = f"""
-import warnings
-warnings.simplefilter("error")
-from pathlib import Path
-from opjit import lock
-lock._OLD = -1e9  # everything is old, and swept each time
-count = Path({str(tmp_path / "count")!r})
-for turn in range(100):
-    with lock.held("key", lambda holder: None):
-        count.write_text(str(int(count.read_text()) + 1))
-"""
-    (tmp_path / "count").write_text("0")
-    with ExitStack() as stack:
-        for running in [stack.enter_context(process(code)) for _ in range(4)]:
-            assert running.communicate(timeout=100) == ("", "")
-    assert (tmp_path / "count").read_text() == "400"
 
 
 def test_a_build_takes_no_lock_that_is_another_op_s(op: Path, tmp_path: Path) -> None:

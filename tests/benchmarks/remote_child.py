@@ -22,7 +22,7 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        entry = api._fetch(recipe, store) if sys.argv[1] == "fetch" else api.entry(op, target)
+        entry = api._elsewhere(recipe, store) if sys.argv[1] == "fetch" else api.entry(op, target)
         seconds = time.perf_counter() - started
     assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
     built = entry is not None and (entry.folder / "build.ninja").is_file()
