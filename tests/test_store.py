@@ -28,10 +28,9 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import built, caught, describe, fresh, write_op
+from tests.helpers import SOMEBODY, built, caught, describe, fresh, write_op
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
-SOMEBODY = 12345  # a user id that nobody has
 
 
 @pytest.fixture
