@@ -227,6 +227,16 @@ def test_a_pruner_that_is_killed_leaves_no_half_of_an_entry(entry: Entry, op: Pa
     assert list((entry.folder.parents[2] / "staging").iterdir()) == []
 
 
+def test_pruners_that_run_at_the_same_time_do_not_disturb_each_other(entry: Entry) -> None:
+    planted(entry, 40)
+    code = "from opjit import cache, prune\nprune._FRESH = 0\ndone = cache.prune(size=1)\nprint(done.kept, done.failed)\n"
+    children = [subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, stdout=subprocess.PIPE)
+                for _ in range(3)]
+    assert [child.communicate(timeout=120)[0] for child in children] == ["0 0\n"] * 3
+    assert keys() == set()
+    assert list((entry.folder.parents[2] / "staging").iterdir()) == []
+
+
 def test_what_a_process_has_loaded_keeps_working_there_when_it_is_pruned(entry: Entry, op: Path) -> None:
     code = helpers.declare(op) + (
         "from opjit import cache, prune\n"
