@@ -104,7 +104,7 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
     if not store.base.is_dir():
         return Pruned(0, 0, 0, 0, 0, 0, 0, True)
     until = time.monotonic() + budget
-    with removal.trash(store) as trash:
+    with removal.open_trash(store) as trash:
         now = trash.now
         dated = sorted(((_used(item, now), item) for item in inventory.scan(store)), key=lambda pair: pair[0])
         left, total = len(dated), sum(item.size for _, item in dated)
@@ -131,7 +131,7 @@ def after_build(store: Store) -> None:
     marker = store.base / MARKER
     try:
         if marker.is_symlink() or not marker.is_file():
-            with removal.trash(store) as trash:
+            with removal.open_trash(store) as trash:
                 trash.take(marker)
         files.write_note(marker, "")  # first, so that of many processes few prune
         done = prune(store, size_wanted(), budget=_BUDGET)

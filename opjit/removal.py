@@ -55,10 +55,8 @@ class Trash(NamedTuple):
         aside = self.folder / files.unique()
         try:
             os.rename(path, aside)
-        except FileNotFoundError:
-            return True
         except OSError:
-            return False
+            return not os.path.lexists(path)
         files.remove_tree(aside)
         return not os.path.lexists(aside)
 
@@ -73,7 +71,7 @@ class Trash(NamedTuple):
 
 
 @contextmanager
-def trash(store: Store) -> Iterator[Trash]:
+def open_trash(store: Store) -> Iterator[Trash]:
     """Where to put what goes.
 
     Raises:
@@ -81,6 +79,7 @@ def trash(store: Store) -> Iterator[Trash]:
     """
     try:
         folder = store.stage()
+        now = folder.stat().st_mtime
     except UntrustedFolder as error:
         raise Unremovable(f"nothing is removed from the cache {store.root}: {error}") from error
     except OSError as error:
@@ -89,7 +88,7 @@ def trash(store: Store) -> Iterator[Trash]:
         yield Trash(store.base / "staging", time.time())  # a full disk: there is no room for another folder, nor need for one
         return
     try:
-        yield Trash(folder, folder.stat().st_mtime)
+        yield Trash(folder, now)
     finally:
         files.remove_tree(folder)
 
@@ -102,7 +101,7 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
 
     Raises:
         BadSetting: the cache has no entry of one of them; nothing was removed.
-        Unremovable: see `trash`.
+        Unremovable: see `open_trash`.
     """
     items = list(inventory.scan(store))
     if ops:
@@ -113,15 +112,15 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         items = [item for item in items if item.op in wanted]
     if not store.base.is_dir():
         return Cleared(0, 0, 0)
-    with trash(store) as bin_:
-        gone = [item for item in items if bin_.take_entry(item)]
+    with open_trash(store) as trash:
+        gone = [item for item in items if trash.take_entry(item)]
         if not ops:
-            sweep(store, bin_, lambda _: True, ("logs", "toolchain"))
-            bin_.take(store.base / counters.NAME)
+            sweep(store, trash, lambda _: True, ("logs", "toolchain"))
+            trash.take(store.base / counters.NAME)
     return Cleared(len(gone), sum(item.size for item in gone), len(items) - len(gone))
 
 
-def sweep(store: Store, bin_: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> int:
+def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> int:
     """Remove notes on compilers, logs of failed builds and what links are made against; returns how many.
 
     Args:
@@ -133,7 +132,7 @@ def sweep(store: Store, bin_: Trash, old: Callable[[float], bool], kinds: Sequen
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:
                 if (_NAMES[kind].fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)) and old(_used(entry)):
-                    removed += bin_.take(Path(entry.path))
+                    removed += trash.take(Path(entry.path))
     return removed
 
 

@@ -4,8 +4,10 @@
     <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see extension.py
     <root>/v1/staging/<random>/                 builds under way; swept when a day old
     <root>/v1/toolchain/, stubs/, logs/         notes on compilers, what links are made against, failed builds
+    <root>/v1/stats.jsonl, pruned               what processes counted, and an empty file whose date is when a build last pruned
 
-Readers take no lock and write nothing. Whatever cannot be read or trusted is a miss.
+Readers take no lock and write nothing. Whatever cannot be read or trusted is a miss. So is all there is where others could put
+something else in the place of the root, or of a folder on the way to an entry.
 """
 
 import errno

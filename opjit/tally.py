@@ -11,6 +11,7 @@ from opjit import counters, removal
 from opjit.store import Store
 
 COMPACT_BYTES = 1 << 20
+_SHORTEST = 40  # characters of a line; a file full of less is not worth a minute
 _NAMES = ("at", *counters.FIELDS)
 
 
@@ -22,6 +23,8 @@ def lines(path: Path) -> Iterator[dict[str, float]]:
     except OSError:
         return
     for line in content.splitlines():
+        if len(line) < _SHORTEST:
+            continue
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError):

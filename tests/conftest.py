@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ import torch
 
 import opjit
 from opjit import catalog, toolchain
+from tests.helpers import SOMEBODY
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
 OPS = Path(__file__).parent / "ops"
@@ -44,6 +46,14 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name)
         patch.setenv("OPJIT_CACHE", str(root))
         yield root
+
+
+@pytest.fixture
+def somebodys() -> Iterator[Path]:
+    """A folder of another user's, who can get to it: pytest keeps its own to itself. Only for root."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, SOMEBODY, SOMEBODY)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from opjit.targets import Target
 ROOT = Path(opjit.__file__).resolve().parents[1]
 BUNDLED = [op.qualified for op in catalog.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
+SOMEBODY = 12345  # a user id that nobody has
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\
 #include "opjit.h"

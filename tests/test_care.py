@@ -226,6 +226,16 @@ def test_a_pruner_that_is_killed_leaves_no_half_of_an_entry(entry: Entry, op: Pa
     assert list((entry.folder.parents[2] / "staging").iterdir()) == []
 
 
+def test_pruners_that_run_at_the_same_time_do_not_disturb_each_other(entry: Entry) -> None:
+    planted(entry, 40)
+    code = "from opjit import cache, prune\nprune._FRESH = 0\ndone = cache.prune(size=1)\nprint(done.kept, done.failed)\n"
+    children = [subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, stdout=subprocess.PIPE)
+                for _ in range(3)]
+    assert [child.communicate(timeout=120)[0] for child in children] == ["0 0\n"] * 3
+    assert keys() == set()
+    assert list((entry.folder.parents[2] / "staging").iterdir()) == []
+
+
 def test_what_a_process_has_loaded_keeps_working_there_when_it_is_pruned(entry: Entry, op: Path) -> None:
     code = helpers.declare(op) + (
         "from opjit import cache, prune\n"
@@ -475,7 +485,7 @@ def test_four_processes_get_what_others_clear_all_the_time(entry: Entry, op: Pat
     code = helpers.declare(op) + (
         "import sys, ctypes\nfrom opjit import api, loader\nwarnings.simplefilter('ignore')\n"
         "target = api.wanted('cpu', None)\nplus = catalog.find('keytest::plus')\nsys.stdin.read(1)\n"
-        "for _ in range(6): api.using(plus, target, loader.open_library)\n" + RESULT
+        "for _ in range(3): api.using(plus, target, loader.open_library)\n" + RESULT
     )
     children = [subprocess.Popen([sys.executable, "-c", code], env=helpers.environment(), text=True, stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
@@ -665,7 +675,7 @@ def test_damaged_counts_are_left_out_and_many_are_added_up_in_one_line(entry: En
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe", "full"])
-def test_counts_that_cannot_be_kept_are_no_trouble(entry: Entry, op: Path, tmp_path: Path, what: str) -> None:
+def test_counts_that_cannot_be_kept_are_no_trouble(entry: Entry, tmp_path: Path, what: str) -> None:
     line = Path(os.environ["OPJIT_CACHE"]) / "v1" / counters.NAME
     line.unlink(missing_ok=True)
     (tmp_path / "precious").write_text("precious")
@@ -677,8 +687,7 @@ def test_counts_that_cannot_be_kept_are_no_trouble(entry: Entry, op: Path, tmp_p
         os.mkfifo(line)
     else:
         line.write_bytes(b"\n" * counters.MAX_BYTES)
-    done = fresh(helpers.declare(op) + RESULT)
-    assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
+    counters.append(line.parent, dict.fromkeys(counters.FIELDS, 1))
     assert (tmp_path / "precious").read_text() == "precious"
     assert cache.stats().hits == 0
     if what == "full":

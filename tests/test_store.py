@@ -28,9 +28,7 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import as_root, built, caught, describe, fresh, mounted, write_op
-
-SOMEBODY = 12345  # a user id that nobody has
+from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, write_op
 
 
 @pytest.fixture

@@ -1,0 +1,249 @@
+"""Folders on the way to the cache: what lies where others could swap it is not loaded, and the op works all the same."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from opjit import files, layers
+from opjit.errors import CacheWarning
+from opjit.store import Entry, Store
+from tests import helpers
+from tests.helpers import SOMEBODY, built, caught, describe, fresh, write_op
+from tests.test_store import as_root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    """An op and its entry, which the tests leave as it is."""
+    folder = write_op(tmp_path_factory.mktemp("made") / "plus")
+    return folder, built(folder, folder.parent / "cache")
+
+
+@pytest.fixture
+def op(made: tuple[Path, Entry]) -> Path:
+    return made[0]
+
+
+@pytest.fixture
+def root(made: tuple[Path, Entry], tmp_path: Path) -> Path:
+    """A cache with the op's entry, two folders below one of the test's own."""
+    place = tmp_path / "outer" / "inner" / "cache"
+    place.parent.mkdir(parents=True, mode=0o755)
+    shutil.copytree(made[1].folder.parents[3], place)
+    place.chmod(0o700)
+    return place
+
+
+def give(path: Path, user: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(path, user, user, follow_symlinks=False)
+
+
+def swap(path: Path, target: Path | str) -> Path:
+    """Put a symbolic link in a path's place; what was there is beside it."""
+    moved = path.with_name(f"{path.name}-moved")
+    path.rename(moved)
+    path.symlink_to(target or moved)
+    return moved
+
+
+def link_of_somebody(root: Path) -> None:
+    swap(root.parent, "")
+    give(root.parent, SOMEBODY)
+
+
+def link_into_the_open(root: Path) -> None:
+    """A link of one's own to a folder that others can swap."""
+    moved = swap(root, "")
+    (root.parents[1] / "open").mkdir()
+    moved.rename(root.parents[1] / "open" / "cache")
+    (root.parents[1] / "open").chmod(0o777)
+    root.unlink()
+    root.symlink_to("../open/../open/cache")
+
+
+def group_writable(root: Path) -> None:
+    if os.geteuid() == 0:
+        os.chown(root.parent, -1, SOMEBODY)
+    elif grp.getgrgid(root.parent.stat().st_gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name:
+        pytest.skip("this user's group is his own")
+    root.parent.chmod(0o775)
+
+
+def op_folder_is_a_link(root: Path) -> None:
+    swap(root / "v1" / "keytest.plus", "")
+
+
+def loop(root: Path) -> None:
+    shutil.rmtree(root.parent)
+    root.parent.symlink_to("inner-too")
+    (root.parents[1] / "inner-too").symlink_to("inner")
+
+
+DANGERS: dict[str, Callable[[Path], None]] = {
+    "parent-world-writable": lambda root: root.parent.chmod(0o777),
+    "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
+    "parent-group-writable": group_writable,
+    "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
+    "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
+    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
+    "link-of-another-user": link_of_somebody,
+    "link-to-where-others-write": link_into_the_open,
+    "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
+    "op-folder-world-writable": lambda root: (root / "v1" / "keytest.plus").chmod(0o777),
+    "arch-folder-group-writable": lambda root: next((root / "v1" / "keytest.plus").iterdir()).chmod(0o775),
+    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY),
+    "op-folder-is-a-link": op_folder_is_a_link,
+}
+
+
+@pytest.mark.parametrize("danger", DANGERS.values(), ids=DANGERS.keys())
+def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
+    op: Path, root: Path, danger: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    danger(root)
+    before = helpers.snapshot(root.parents[1])
+    after = caught(op, root)
+    assert len(after.warnings) == 1, after.warnings
+    assert "OPJIT_CACHE" in after.warnings[0]
+    assert str(root.parents[1]) in after.warnings[0]
+    assert not after.entry.folder.resolve().is_relative_to(root.parents[1])
+    assert after.entry.library.read_bytes() == next(path for path in root.resolve().rglob("*plus.so")).read_bytes()
+    changed = {name for name, status in helpers.snapshot(root.parents[1]).items() if before.get(name) != status}
+    assert all("/staging" in name or "/stubs" in name or name.endswith("/v1") for name in changed), changed
+    assert Store(root).find(describe(op)) is None, "and from now on without a word"
+
+
+@pytest.mark.parametrize("danger", ["parent-world-writable", "link-to-where-others-write", "op-folder-world-writable"])
+def test_a_process_that_gets_an_op_there_warns_once_and_is_right(op: Path, root: Path, danger: str) -> None:
+    DANGERS[danger](root)
+    code = helpers.declare(op) + (
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n"
+    )
+    assert fresh(code, {"OPJIT_CACHE": str(root)}).stdout == "[2.0] ['CacheWarning']\n"
+
+
+def test_a_folder_that_was_closed_is_used_by_the_same_process(op: Path, root: Path) -> None:
+    root.parent.chmod(0o777)
+    with pytest.warns(CacheWarning, match=r"mode 777; chmod go-w it.*OPJIT_CACHE"):
+        assert Store(root).find(describe(op)) is None
+    root.parent.chmod(0o755)
+    assert Store(root).find(describe(op)) is not None
+
+
+@pytest.mark.parametrize("name", ["sticky-parent", "link", "parent-is-a-link", "link-over-a-link", "relative-link", "own-group"])
+def test_what_only_this_user_can_swap_is_used(op: Path, root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "sticky-parent":
+        root.parent.chmod(0o1777)
+    elif name == "link":
+        swap(root, "")
+    elif name == "parent-is-a-link":
+        swap(root.parent, "")
+    elif name == "link-over-a-link":
+        swap(root, "")
+        swap(root.parent, "")
+        swap(root.parents[1], "")
+    elif name == "relative-link":
+        swap(root, "../inner/./cache-moved")
+    else:
+        me, group = pwd.getpwuid(os.geteuid()), os.stat(root.parent).st_gid
+        root.parent.chmod(0o775)
+        monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group))
+        monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[]))
+    assert caught(op, root).warnings == []
+    assert caught(op, root).entry.folder.is_relative_to(root)
+    if name == "link":
+        other = caught(write_op(root.parents[2] / "other" / "plus", amount_h="#define AMOUNT 3.0f\n"), root)
+        assert other.warnings == [], "and what is new is kept there"
+        assert other.entry.folder.is_relative_to(root)
+
+
+@pytest.mark.parametrize(("name", "members"), [("staff", []), ("", ["somebody"])])
+def test_a_group_with_other_members_is_others(root: Path, name: str, members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    group = os.stat(root.parent).st_gid
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name="me", pw_gid=group))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=name or "me", gr_mem=members))
+    root.parent.chmod(0o775)
+    assert "can be written by others (mode 775" in (files.swappable(root) or "")
+
+
+def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    after = caught(op, tmp_path / "open" / "new" / "cache")
+    assert len(after.warnings) == 1
+    assert not (tmp_path / "open" / "new" / "cache" / "v1" / "staging").exists()
+    assert helpers.entries(tmp_path / "open" / "new" / "cache") == []
+
+
+def test_a_loop_of_links_is_no_cache_and_no_hang(op: Path, root: Path) -> None:
+    loop(root)
+    after = caught(op, root)
+    assert len(after.warnings) == 1
+    assert "symbolic link" in after.warnings[0]
+
+
+@as_root
+def test_a_container_without_the_host_s_root_uses_its_cache(op: Path, somebodys: Path) -> None:
+    """In a user namespace that maps no other ids, / and /tmp belong to nobody that it knows."""
+    shutil.copytree(op, somebodys / "plus")
+    for path in somebodys.rglob("*"):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    home = somebodys
+    code = (
+        "import ctypes, os\n"
+        "if ctypes.CDLL(None).unshare(0x10000000) != 0: raise SystemExit(print('no namespaces'))\n"
+        f"for name, text in (('setgroups', 'deny'), ('uid_map', '0 {SOMEBODY} 1')):\n"
+        "    with open(f'/proc/self/{name}', 'w') as file: file.write(text)\n"
+        "assert (os.stat('/').st_uid, os.geteuid()) == (65534, 0)\n"
+        + helpers.declare(home / "plus")
+        + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
+    )
+    before = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
+    if shutil.which("setpriv") is None or subprocess.run([*before, sys.executable, "-c", "import torch"], capture_output=True,
+                                                         check=False).returncode != 0:
+        pytest.skip("no setpriv, or a Python that other users cannot run")
+    env = {"OPJIT_CACHE": str(home / "cache"), "HOME": str(home), "TMPDIR": str(home)}
+    told = fresh(code, env, before=before).stdout
+    if told == "no namespaces\n":
+        pytest.skip("user namespaces are not allowed here")
+    assert told == "[2.0]\n"
+    assert len(helpers.entries(home / "cache")) == 1
+
+
+def test_a_layer_is_where_its_user_says(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries are verified as ever; who can write over them is the choice of who names it."""
+    root.parent.chmod(0o777)
+    monkeypatch.setenv("OPJIT_LAYERS", str(root))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert layers.find(describe(op)) is not None
+
+
+def test_the_way_to_a_cache_is_looked_at_once_in_a_process(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(root)
+    assert store.find(describe(op)) is not None
+    monkeypatch.setattr(files, "swappable", lambda folder: pytest.fail("looked again"))
+    assert store.find(describe(op)) is not None
+
+
+def test_nothing_of_the_way_is_changed_by_looking(root: Path) -> None:
+    before = helpers.snapshot(root.parents[1])
+    assert files.swappable(root) is None
+    assert helpers.snapshot(root.parents[1]) == before
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
