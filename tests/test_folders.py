@@ -20,8 +20,7 @@ from opjit import files, layers
 from opjit.errors import CacheWarning
 from opjit.store import Entry, Store
 from tests import helpers
-from tests.helpers import SOMEBODY, built, caught, describe, fresh, write_op
-from tests.test_store import as_root
+from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, write_op
 
 
 @pytest.fixture(scope="module")

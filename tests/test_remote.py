@@ -26,9 +26,8 @@ from opjit.recipe import document_key
 from opjit.store import Store
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import as_root
+from tests.helpers import SOMEBODY, as_root
 from tests.remotes import Answer, Behaviour, Handler, Published, ask, from_folder, serving
-from tests.test_store import SOMEBODY
 
 
 @pytest.fixture(scope="module")

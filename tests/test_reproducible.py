@@ -17,8 +17,7 @@ from opjit.cli import main
 from opjit.recipe import document_key
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import SOMEBODY, built, cuda_target, fresh, write_op
-from tests.test_store import as_root
+from tests.helpers import SOMEBODY, as_root, built, cuda_target, fresh, write_op
 
 CODE = """\
 import hashlib, sys

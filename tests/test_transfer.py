@@ -22,9 +22,8 @@ from opjit.errors import RemoteError
 from opjit.store import Store, verify
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import as_root, mounted
+from tests.helpers import SOMEBODY, as_root, mounted
 from tests.remotes import Published, ask, from_folder, serving
-from tests.test_store import SOMEBODY
 
 
 @pytest.fixture(scope="module")
