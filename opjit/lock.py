@@ -69,10 +69,10 @@ def held(key: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """
     keeper = _Keeper(key)
     try:
-        keeper.start()
-    except RuntimeError as error:  # the process may have no more threads
-        keeper.fail(error)
-    try:
+        try:
+            keeper.start()
+        except RuntimeError as error:  # the process may have no more threads
+            keeper.fail(error)
         trouble = keeper.wait(waiting)
         if trouble is not None:
             warnings.warn(CacheWarning(f"building without a lock, so another process may build the same: {trouble}"), stacklevel=3)
