@@ -31,7 +31,7 @@ import torch
 
 from opjit import binary, files, glue, headers, loader, progress, resources, toolchain
 from opjit.diagnosis import diagnose
-from opjit.errors import BuildError, EntryError, OpjitError
+from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
 from opjit.publication import Work, publish
 from opjit.recipe import RUNTIME, Recipe
@@ -82,6 +82,10 @@ def build(recipe: Recipe, store: Store, kept: bool = False) -> Entry:
     """
     compiler = toolchain.require_compiler(store.notes)
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
+    if nvcc is not None and recipe.target.backend.runtime(nvcc.version) != recipe.target.runtime:
+        raise ToolMissing("nvcc", f"{recipe.schema.qualified} is wanted for {recipe.target}, and the nvcc in {nvcc.root} is that of CUDA "
+                                  f"{nvcc.version}, whose libraries torch does not have; set CUDA_HOME to a toolkit of torch's own major "
+                                  "version")
     recipe = recipe.with_toolchain(toolchain.identity(compiler, nvcc))
     ninja = toolchain.require_ninja()
 

@@ -90,7 +90,7 @@ class _Keeper(threading.Thread):
         self._trouble: str | None = None  # why it cannot be
         self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._note: Path | None = None
-        self._left = False
+        self._taken = self._left = False
 
     # --- for the thread that builds
 
@@ -114,7 +114,7 @@ class _Keeper(threading.Thread):
             # a second at most: while this process was stopped itself, it did not listen
             silent, seen, last = (silent + min(now - last, 1.0) if sign == seen else 0.0), sign, now
             holder = _holder(self._note)
-            if holder != told:
+            if holder != told and not self._taken:  # else the note may be this process's own by now
                 told = holder
                 waiting(holder)
             if silent > SILENCE:
@@ -175,6 +175,7 @@ class _Keeper(threading.Thread):
     def _keep(self, note: Path) -> None:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         step: str | None = "compiling"
+        self._taken = True
         files.write_note(note, json.dumps({**who, "step": step}))
         self._settled.set()
         began = time.monotonic()

@@ -59,6 +59,7 @@
         test_binaries.py::test_another_torch_builds_the_same_binaries_under_the_same_keys
 17  nvcc swapped for another; a library for another CUDA runtime
         test_faults.py::test_an_nvcc_swapped_at_its_path_is_another_key
+        test_faults.py::test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles
         test_faults.py::test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened
         test_load_library.py::test_a_library_for_another_major_version_of_cuda_is_refused
 18  one toolkit by a link and by its real path; another order of PATH
@@ -122,7 +123,7 @@ import torch
 import opjit
 from opjit import backends, extension, files, manifest, removal, schema, targets, toolchain
 from opjit.backends import Flags
-from opjit.errors import BuildError, CacheWarning, EntryError
+from opjit.errors import BuildError, CacheWarning, EntryError, ToolMissing
 from opjit.extension import Extension
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store, verify
@@ -420,8 +421,6 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
     code = helpers.declare(op) + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n" + (
         "for line in sys.stdin: print(plus(torch.full((3,), float(line))).tolist(), flush=True)\n")
     with process(code) as user:
-        assert user.stdin is not None
-        assert user.stdout is not None
 
         def ask(number: float) -> str:
             assert user.stdin is not None
@@ -438,7 +437,7 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
         else:
             removal.clear(Store(cache))
             assert caught(op, cache).warnings == []
-        assert entry.library.name in Path(f"/proc/{user.pid}/maps").read_text()  # the old one, wherever it is now
+        assert f" {inode} " in Path(f"/proc/{user.pid}/maps").read_text()
         assert entry.library.stat().st_ino != inode
         assert ask(2) == "[3.0, 3.0, 3.0]\n"
 
@@ -446,8 +445,7 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
 # --- 9: edits while it is compiled ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plus.c", "amount.h"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")])
 def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
     op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
 ) -> None:
@@ -500,7 +498,7 @@ def together(count, work):
 def test_16_processes_compile_once_in_each_round_and_read_identical_bytes(
     op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, rounds = tmp_path / "log", 6
+    log, rounds = tmp_path / "log", 4
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
     code = helpers.declare(op) + TOGETHER + f"""
 folder, cache = Path({str(op)!r}), Path({str(cache)!r})
@@ -521,7 +519,7 @@ for turn in range({rounds}):
 
 def test_two_builds_that_differ_are_never_mixed(op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock, so that they do race; one more process looks at every entry from the moment that it appears."""
-    log, rounds = tmp_path / "log", 6
+    log, rounds = tmp_path / "log", 5
     noise = "-Wl,--build-id=0x$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
     monkeypatch.setenv("CC", str(program(tmp_path / "cc", f"""\
         #!/bin/sh
@@ -619,6 +617,17 @@ def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, mo
             runtimes.append(target.folder)
     assert len(set(keys)) == 3
     assert runtimes == ["sm_90.cuda12"] * 2 + ["sm_90.cuda13"] * 4
+
+
+def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles(
+    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
+    with pytest.raises(ToolMissing, match=r"wanted for cuda sm_90\.cuda13, and the nvcc in .*toolkit is that of CUDA 12\.9"):
+        built(op, cache, target)
+    assert not cache.exists() or helpers.entries(cache) == []
 
 
 @pytest.fixture(scope="module")
@@ -862,7 +871,7 @@ def test_where_everything_is_noexec_the_error_names_the_way_out(op: Path, tmp_pa
 
 @as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv")
-@pytest.mark.parametrize("home", [None, "/", "/nonexistent/home"])
+@pytest.mark.parametrize("home", [None, "/"])
 def test_a_user_without_a_name_or_a_home_gets_his_ops(op: Path, tmp_path: Path, home: str | None) -> None:
     """User 54321 is not in the passwd file, and may read what he needs by a capability."""
     (tmp_path / "tmp").mkdir()

@@ -6,15 +6,12 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests import helpers
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_storm_of_processes_and_kills_leaves_right_results_and_a_clean_store(seed: int) -> None:
+def test_a_storm_of_processes_and_kills_leaves_right_results_and_a_clean_store() -> None:
     script = helpers.ROOT / "tests" / "benchmarks" / "storm.py"
-    done = subprocess.run([sys.executable, str(script), "--rounds", "2", "--processes", "15", "--ops", "3", "--seed", str(seed)],
+    done = subprocess.run([sys.executable, str(script), "--rounds", "1", "--processes", "18", "--ops", "3"],
                           env=helpers.environment(), capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall("PASS", done.stdout)) == 6

@@ -148,7 +148,7 @@ def play(children: list[int], generator: random.Random, span: float) -> tuple[di
 
 def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) -> Outcome:
     """Look at what a round has left."""
-    from opjit import lock, store, targets
+    from opjit import errors, lock, store, targets
     from opjit.backends import cpu
 
     killed = {child for child, code in status.items() if os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGKILL}
@@ -161,8 +161,11 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
     target = targets.here(cpu.Cpu())
     good = 0
     for entry in root.entries():
-        store.verify(entry, target)
-        good += 1
+        try:
+            store.verify(entry, target)
+            good += 1
+        except (OSError, errors.EntryError) as error:
+            print(f"{entry}: {error}", file=sys.stderr)
     return Outcome(sum(1 for child, code in status.items() if code != 0 and child not in killed), len(killed),
                    sum(sum(by.values()) for by in begun.values()), excess, sum(map(is_held, lock.folder().glob("*.lock"))),
                    abs(expected_entries - good), sum(1 for _ in (root.base / "staging").iterdir()))
