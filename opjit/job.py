@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from opjit import api, budget, bundle, errors, files, lock, manifest, progress
+from opjit import api, budget, bundle, errors, files, manifest, progress
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
 from opjit.jobstore import JobStore, Lost
 from opjit.op import Op
@@ -278,6 +278,8 @@ class Job:
         while not item.look():
             if parts:
                 # One of a node's ranks takes them; the others find them in the cache, or do not wait any longer.
+                from opjit import lock  # importing it takes as long as a warm call
+
                 release = lock.attempt(key)
                 if release is not None or time.monotonic() > deadline:
                     try:
@@ -350,6 +352,8 @@ class Job:
 
 def _slot(stack: ExitStack, jobs: int) -> bool:
     """One of the builds that this user's ranks run on this machine at a time; the kernel frees it when its holder dies."""
+    from opjit import lock
+
     for number in range(jobs):
         release = lock.attempt(f"building-{number}")
         if release is not None:
