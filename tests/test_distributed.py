@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -275,9 +276,9 @@ def test_ranks_of_different_archs_have_entries_of_their_own(tmp_path: Path, node
 
 
 def test_a_process_that_is_no_rank_gets_each_op(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    alone = nodes[0].rank(NAMES=ALL, RANK=None, WORLD_SIZE=None)
-    assert [each["values"] for each in run(tmp_path, ops, [alone], number=False)] == [[1, 2, 3, 4]]
-    assert compiled(log) == 4
+    alone = nodes[0].rank(NAMES="jobtest::add1,jobtest::add2", RANK=None, WORLD_SIZE=None)
+    assert [each["values"] for each in run(tmp_path, ops, [alone], number=False)] == [[1, 2]]
+    assert compiled(log) == 2
 
 
 # --- late, dead and frozen ranks ------------------------------------------------------------------------------------------------------
@@ -358,6 +359,58 @@ def test_a_port_that_somebody_else_has_costs_a_warning(tmp_path: Path, nodes: li
         results = run(tmp_path, ops, job, before="jobstore.ANSWER = 2.0", number=False)
     assert [each["values"] for each in results] == [[1], [1]]
     assert [len(each["warnings"]) for each in results] == [1, 1]
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[str, str]]:
+    """Two networks, of the addresses 10.213.7.1 and 10.213.7.2, with a cable between them; their names."""
+    names = f"opjit-a-{os.getpid()}", f"opjit-b-{os.getpid()}"
+    try:
+        for number, name in enumerate(names):
+            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+            if number == 0:
+                subprocess.run(["ip", "-n", name, "link", "add", "opjit0", "type", "veth", "peer", "name", "opjit1"], check=True,
+                               capture_output=True)
+            else:
+                subprocess.run(["ip", "-n", names[0], "link", "set", "opjit1", "netns", name], check=True, capture_output=True)
+        for number, name in enumerate(names):
+            for command in (f"addr add 10.213.7.{number + 1}/24 dev opjit{number}", f"link set opjit{number} up", "link set lo up"):
+                subprocess.run(["ip", "-n", name, *command.split()], check=True, capture_output=True)
+        yield names
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces can be made here: {error}")
+    finally:
+        for name in names:
+            with suppress(OSError):
+                subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+MOVE = """
+import ctypes
+if ctypes.CDLL(None, use_errno=True).setns(os.open(f"/run/netns/{os.environ['NETWORK']}", os.O_RDONLY), 0) != 0:
+    raise OSError(ctypes.get_errno(), "setns")
+"""
+
+
+def test_nodes_of_two_networks_build_each_op_once(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, cable: tuple[str, str]
+) -> None:
+    job = [each.rank(NETWORK=name, MASTER_ADDR="10.213.7.1") for each, name in zip(nodes, cable, strict=True)]
+    results = run(tmp_path, ops, job, before=MOVE)
+    assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 2
+    assert compiled(log) == 1
+
+
+def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, cable: tuple[str, str]
+) -> None:
+    cut = f"if {COMPILES} && [ $RANK = 0 ]; then ip -n {cable[0]} link set opjit0 down; fi"
+    job = [each.rank(NETWORK=name, MASTER_ADDR="10.213.7.1", CC=str(fake_compiler(tmp_path / "cutting-cc", before=cut)))
+           for each, name in zip(nodes, cable, strict=True)]
+    results = run(tmp_path, ops, job, before=f"jobstore.ANSWER, job.DEAD, job.LATE = 2.0, 2.0, 2.0\n{MOVE}{TOGETHER.format(2)}")
+    assert [each["values"] for each in results] == [[1], [1]]
+    (warning,) = results[1]["warnings"]
+    assert "out of reach: no answer in 2 s" in warning
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------------------
@@ -500,10 +553,10 @@ def test_a_process_group_is_made_afterwards_on_the_same_port(tmp_path: Path, nod
 
 
 def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], ALL, after=SUM,
+    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=SUM,
                   before="dist.init_process_group('gloo')\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]")
-    assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [3, 3], [])] * 2
-    assert compiled(log) == 4
+    assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
+    assert compiled(log) == 1
 
 
 def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> None:
@@ -516,7 +569,7 @@ from opjit import catalog
 from pathlib import Path
 catalog.declare_folder(Path({str(ops)!r}))
 assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-got = opjit.distributed.ready({ALL.split(",")!r}, "cpu")
+got = opjit.distributed.ready({["jobtest::add1"]!r}, "cpu")
 dist.init_process_group("gloo")
 x = got[0](torch.zeros(1))
 dist.all_reduce(x)
@@ -528,7 +581,7 @@ dist.destroy_process_group()
                           text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
-    assert compiled(log) == 4
+    assert compiled(log) == 1
 
 
 # --- who says that this is a rank -----------------------------------------------------------------------------------------------------
@@ -591,18 +644,18 @@ def test_a_job_of_slurm_or_mpi_builds_once(tmp_path: Path, nodes: list[Node], op
                  "openmpi": {"OMPI_COMM_WORLD_RANK": "{n}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
                              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
                  "pmi": {"PMI_RANK": "{n}", "PMI_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}}[launcher]
-    job = [each.rank(NAMES=ALL, **{name: value.format(n=n) for name, value in variables.items()}) for n, each in enumerate(nodes)]
+    job = [each.rank(NAMES="jobtest::add1", **{name: value.format(n=n) for name, value in variables.items()}) for n, each in enumerate(nodes)]
     results = run(tmp_path, ops, job, number=False)
-    assert [(each["values"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [])] * 2
-    assert compiled(log) == 4
+    assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 2
+    assert compiled(log) == 1
 
 
 def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    job = [nodes[0].rank(NAMES=ALL, OMPI_COMM_WORLD_RANK=str(n), OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_RANK=str(n),
+    job = [nodes[0].rank(NAMES="jobtest::add1", OMPI_COMM_WORLD_RANK=str(n), OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_RANK=str(n),
                          OMPI_COMM_WORLD_LOCAL_SIZE="3") for n in range(3)]
     results = run(tmp_path, ops, job, number=False)
-    assert [(each["values"], each["warnings"]) for each in results] == [([1, 2, 3, 4], [])] * 3
-    assert compiled(log) == 4
+    assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 3
+    assert compiled(log) == 1
 
 
 def test_importing_opjit_imports_nothing_of_this() -> None:
