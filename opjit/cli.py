@@ -133,7 +133,7 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
 
     if bool(ops) + everything + (recorded is not None) != 1:
         raise click.UsageError("name OPs, or give --all, or --from FILE")
-    archs = arch.split(",") if arch else []
+    archs = [each.strip() for each in arch.split(",")] if arch else []
     work = ahead.listed(recorded, archs, store) if recorded is not None else ahead.ordered(ops or None, archs, store)
     for remark in work.remarks:
         click.echo(remark, err=True)

@@ -116,7 +116,10 @@ def _end(pids: list[int], busy: list[int]) -> int:
     deadline, code = time.monotonic() + _PATIENCE, 0
     for pid in pids:
         while True:
-            done, status = os.waitpid(pid, os.WNOHANG)
+            try:
+                done, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:  # the program around this one waits for all children itself
+                break
             if done:
                 code = os.waitstatus_to_exitcode(status)
                 break

@@ -1,0 +1,124 @@
+"""What `opjit precompile` costs when all is there, and how well it uses the CPUs when nothing is.
+
+    python tests/benchmarks/precompile.py
+
+    nothing to do       1,002 entries that are there (334 small op folders, three x86-64 levels), in a fresh process that has imported
+                        torch and opjit and declared the ops: each entry's key, and its full verification with SHA-256. Declaring, which
+                        runs 334 op.py files, is shown beside it
+    16 CUDA entries     four bundled ops for four archs, into an empty store: CPU time of the builders and compilers over wall time and
+                        CPUs; needs nvcc, no GPU
+    1,002 C entries     the same for the entries of the first line
+
+Each process checks what it was told: that all entries were there, or that all were built. The machine must have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import Row, alone, child, seconds, show
+
+LEVELS = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
+CUDA = ["sm_80", "sm_86", "sm_89", "sm_90"]
+OPS = 334
+OP_PY = '''\
+import opjit
+
+
+@opjit.op("ahead::{name}(Tensor x) -> Tensor")
+def {name}(x):
+    return x.new_empty(x.shape)
+'''
+SOURCE = '''\
+#include "opjit.h"
+
+opjit_status {name}_cpu(const opjit_tensor *x, opjit_tensor *out)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)x->data)[i] + {number}.0f;
+    return OPJIT_OK;
+}}
+'''
+
+
+def write_ops(root: Path) -> Path:
+    for number in range(OPS):
+        name = f"add{number}"
+        (root / name).mkdir(parents=True)
+        (root / name / "op.py").write_text(OP_PY.format(name=name))
+        (root / name / f"{name}.c").write_text(SOURCE.format(name=name, number=number))
+    return root
+
+
+def run_once(names: list[str], archs: list[str]) -> dict[str, Any]:
+    """In a fresh process: declare, precompile, and say how long each took, and how much CPU time the children used."""
+    import torch  # noqa: F401
+
+    import opjit
+    from opjit import budget, catalog
+
+    start = time.perf_counter()
+    ops = [op.qualified for name in names for op in catalog.named(name)]
+    declared = time.perf_counter()
+    before = os.times()
+    report = opjit.precompile(ops, archs)
+    took, after = time.perf_counter() - declared, os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"declare": declared - start, "precompile": took, "built": len(report.built), "there": len(report.there), "cpu": used,
+            "cpus": budget.cpus()}
+
+
+def expect(result: dict[str, Any], built: int, there: int) -> dict[str, Any]:
+    if (result["built"], result["there"]) != (built, there):
+        sys.exit(f"expected {built} built and {there} there, got {result['built']} and {result['there']}")
+    return result
+
+
+def use(what: str, result: dict[str, Any], at_least: float | None = None) -> Row:
+    """CPU time of the children over wall time and CPUs."""
+    share = result["cpu"] / (result["precompile"] * result["cpus"])
+    return Row(f"{what}, on {result['cpus']} CPUs", seconds(result["precompile"]), f"{seconds(result['cpu'])} CPU", f"{share:.0%}",
+               "" if at_least is None else f">= {at_least:.0%}", "" if at_least is None else "PASS" if share >= at_least else "FAIL")
+
+
+def measure(rounds: int) -> list[Row]:
+    from opjit import toolchain
+
+    script = Path(__file__).resolve()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"OPJIT_CACHE": f"{folder}/cache"}
+        if toolchain.find_nvcc(None):
+            ops = ["allreduce", "add_custom", "round_ste", "tensor_negate"]
+            rows.append(use("16 CUDA entries built", expect(child(script, "--child", ",".join(ops), ",".join(CUDA), env=env), 16, 0), 0.85))
+        ops_folder = str(write_ops(Path(folder) / "ops"))
+        count = OPS * len(LEVELS)
+        built = expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), count, 0)
+        rows.append(use(f"{count} C entries built", built))
+        idle = [expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), 0, count) for _ in range(rounds)]
+        rows.append(alone(f"nothing to do over {count} entries", [result["precompile"] for result in idle], 0.5))
+        rows.append(alone(f"declaring their {OPS} ops", [result["declare"] for result in idle]))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="fresh processes that have nothing to do")
+    parser.add_argument("--child", nargs=2, metavar=("OPS", "ARCHS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(run_once(*(text.split(",") for text in arguments.child))))
+        return
+    show("Building ahead", measure(arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Record and replay: every op that a program's processes use is in the list, and the list builds it elsewhere without running a thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opjit
+from opjit import ahead, api, oplist, targets
+from opjit.errors import CacheWarning, PrecompileError, RecordError
+from opjit.store import Store, default_root
+from tests import helpers
+from tests.helpers import entries, fresh, write_op
+
+ARCH = targets.here(helpers.cpu()).arch
+SCALE = """
+opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = (float)a * FACTOR * ((const float *)x->data)[i];
+    return OPJIT_OK;
+}}
+"""
+INLINE = f"""
+import torch, opjit
+scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name='scale')!r}, like="x",
+                     extra_cflags=["-DFACTOR=1.0f", "-DBRACED={{1}}"])
+print(scale(torch.ones(2), 2.0).tolist(), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache and a place for locks and temporary files of the test's own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def record(output: Path, *program: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "opjit", "record", "-o", str(output), "--", *program],
+                          env=helpers.environment(changes), capture_output=True, text=True, timeout=240, check=False)
+
+
+def python(code: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", textwrap.dedent(code)
+
+
+def one(**changed: Any) -> dict[str, Any]:
+    """An op of a list."""
+    fields: dict[str, Any] = {"op": "keytest::plus", "schema": helpers.SCHEMA, "backend": "cpu", "arch": ARCH, "runtime": "",
+                              "folder": "/no/such/folder", "flags": {name: [] for name in oplist.FLAGS}}
+    fields.update(changed)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def write_list(path: Path, *ops: object) -> Path:
+    path.write_text(json.dumps({"format": 1, "ops": list(ops)}))
+    return path
+
+
+# --- record --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_op_of_every_process_is_in_the_list_once_and_the_command_s_output_and_exit_code_are_passed_on(tmp_path: Path) -> None:
+    write_op(tmp_path / "plus")
+    code = INLINE + f"""
+import os, subprocess, sys
+opjit.add_path({str(tmp_path / 'plus')!r})
+print(opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist(), flush=True)
+for _ in range(2):
+    if os.fork() == 0:
+        opjit.get("tensor_negate", "cpu")
+        scale(torch.ones(2), 3.0)
+        os._exit(0)
+    os.wait()
+subprocess.run([sys.executable, "-c", "import torch, opjit; torch.ops.opjit.allreduce(torch.ones(3))"], check=True)
+sys.exit(3)
+"""
+    done = record(tmp_path / "ops.json", *python(code))
+    assert (done.returncode, done.stdout, done.stderr) == (3, "[2.0, 2.0]\n[2.0]\n", "")
+    lines = oplist.read(tmp_path / "ops.json")
+    assert [line.op for line in lines] == ["inline::scale", "keytest::plus", "opjit::allreduce", "opjit::tensor_negate"]
+    assert {(line.backend, line.arch, line.runtime) for line in lines} == {("cpu", ARCH, "")}
+    assert lines[0].code == {"cpu": SCALE.format(name="scale")}
+    assert lines[0].flags == {"c": ["-DFACTOR=1.0f", "-DBRACED={1}"], "cuda": [], "link": [], "include": []}
+    assert (lines[1].folder, lines[1].schema) == (str(tmp_path / "plus"), helpers.SCHEMA)
+    assert [path.name for path in tmp_path.glob(".ops.json*")] == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_program_that_is_killed_leaves_the_list_of_what_it_used(tmp_path: Path, how: signal.Signals) -> None:
+    done = record(tmp_path / "ops.json", *python(INLINE + f"import os; os.kill(os.getpid(), {int(how)})"))
+    assert done.returncode == 128 + how
+    assert [line.op for line in oplist.read(tmp_path / "ops.json")] == ["inline::scale"]
+
+
+def test_a_signal_to_the_recorder_reaches_the_program_and_the_list_is_written(tmp_path: Path) -> None:
+    code = INLINE + "import time\nprint('ready', flush=True)\ntime.sleep(100)"
+    process = subprocess.Popen([sys.executable, "-m", "opjit", "record", "-o", str(tmp_path / "ops.json"), "--", *python(code)],
+                               env=helpers.environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    process.stdout.close()
+    assert len(oplist.read(tmp_path / "ops.json")) == 1
+
+
+def test_an_inline_op_that_gets_new_code_is_recorded_with_both(tmp_path: Path) -> None:
+    code = INLINE + f"""
+scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name='scale')!r}, like="x", extra_cflags=["-DFACTOR=3.0f"])
+print(scale(torch.ones(1), 1.0).tolist())
+"""
+    assert record(tmp_path / "ops.json", *python(code)).stdout == "[2.0, 2.0]\n[3.0]\n"
+    assert len(oplist.read(tmp_path / "ops.json")) == 2
+
+
+def test_a_list_that_cannot_be_written_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    done = record(tmp_path / "missing" / "ops.json", *python("print('ran')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: the list cannot be written to ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = record(tmp_path / "ops.json", "no-such-program")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: 'no-such-program' cannot be run: ")
+    assert list(tmp_path.glob("*ops.json*")) == []
+
+
+@pytest.mark.parametrize("place", ["missing/file", "", "link"])
+def test_trouble_with_the_recording_is_one_warning_and_the_op_works(tmp_path: Path, place: str) -> None:
+    (tmp_path / "target").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    code = ("import warnings, torch, opjit\n"
+            "with warnings.catch_warnings(record=True) as seen:\n"
+            "    warnings.simplefilter('always')\n"
+            "    for _ in range(3): total = opjit.get('allreduce', 'cpu')(torch.ones(3)).item()\n"
+            "print(total, [one.category.__name__ for one in seen])\n")
+    assert fresh(code, {"OPJIT_RECORD": str(tmp_path / place)}).stdout == "3.0 ['CacheWarning']\n"
+    assert (tmp_path / "target").read_text() == ""
+
+
+def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    from opjit import record
+
+    raw = tmp_path / "raw"
+    raw.write_text(json.dumps(one()) + "\n" + json.dumps(one(arch="x"))[:40])
+    with pytest.warns(CacheWarning, match="1 ops are not in the list"):
+        assert len(record._gather(raw)) == 1
+
+
+def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
+    code = ("import sys, torch, opjit\nopjit.get('allreduce', 'cpu')\nopjit.get('allreduce', 'cpu')\n"
+            "print([name for name in ('opjit.record', 'opjit.oplist', 'opjit.plan', 'opjit.ahead', 'opjit.pool', 'opjit.budget')\n"
+            "       if name in sys.modules])")
+    assert fresh(code).stdout == "[]\n"
+
+
+# --- replay --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_recorded_is_built_elsewhere_and_serves_the_program_without_a_compiler(tmp_path: Path) -> None:
+    write_op(tmp_path / "plus")
+    code = INLINE + f"""
+opjit.add_path({str(tmp_path / 'plus')!r})
+print(opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist(), torch.ops.opjit.allreduce(torch.ones(3)).item())
+"""
+    assert record(tmp_path / "ops.json", *python(code)).returncode == 0
+    other = {"OPJIT_CACHE": str(tmp_path / "other")}
+    done = subprocess.run([sys.executable, "-m", "opjit", "precompile", "--from", str(tmp_path / "ops.json")],
+                          env=helpers.environment(other), capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 built, 0 already there, 0 skipped, 0 failed" in done.stdout
+    assert fresh(code, {**other, **helpers.no_compiler(tmp_path)}).stdout == "[2.0, 2.0]\n[2.0] 3.0\n"
+
+
+def test_of_a_folder_that_only_the_list_names_nothing_is_run_and_its_kernel_gets_the_key_of_its_declaration(tmp_path: Path) -> None:
+    folder = write_op(tmp_path / "plus", op_py=f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).write_text('')\n")
+    listed = write_list(tmp_path / "ops.json", one(folder=str(folder)))
+    assert len(opjit.precompile(recorded=listed).built) == 1
+    assert not (tmp_path / "ran").exists()
+    assert Store(default_root()).find(helpers.describe(folder)) is not None
+
+
+def test_the_flags_of_the_list_are_checked_like_those_of_a_declaration(tmp_path: Path) -> None:
+    folder = write_op(tmp_path / "plus")
+    for flag in ("-fplugin=/tmp/evil.so", "-B/tmp", "-wrapper=evil"):
+        flags = {**{name: [] for name in oplist.FLAGS}, "c": [flag]}
+        with pytest.raises(PrecompileError, match="extra_cflags cannot hold"):
+            opjit.precompile(recorded=write_list(tmp_path / "ops.json", one(folder=str(folder), flags=flags)))
+
+
+def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> None:
+    folder = write_op(tmp_path / "plus")
+    (folder / "plus.cu").unlink()
+    listed = write_list(tmp_path / "ops.json", one(folder=str(folder)), one(folder=str(folder), arch="x86-64-v3"))
+    work = ahead.listed(listed, [ARCH, "sm_90"], None)
+    assert ([pair.target.arch for pair in work.wanted], work.skipped) == ([ARCH], 1)
+
+
+def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_declared(tmp_path: Path) -> None:
+    schema = "opjit::tensor_negate(Tensor x, int a) -> Tensor"
+    listed = write_list(tmp_path / "ops.json", one(op="opjit::tensor_negate", schema=schema))
+    work = ahead.listed(listed, [], None)
+    assert [pair.op.schema.text for pair in work.wanted] != [schema]
+    [remark] = work.remarks
+    assert remark.startswith(f"opjit::tensor_negate was recorded as '{schema}' and is declared here as 'opjit::tensor_negate(")
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"op": "elsewhere::op", "schema": "elsewhere::op(Tensor x) -> Tensor"}, "elsewhere::op is not here: .* name the folder .* OPJIT_PATH"),
+    ({"folder": "relative/place"}, "is not here"),
+    ({"op": "keytest::other"}, "by the name keytest::other, which is another"),
+    ({"schema": "keytest::plus(", }, "keytest::plus"),
+    ({"folder": None, "code": {"fpga": "int x;"}}, "no backend for device 'fpga'"),
+    ({"folder": None, "code": {"cpu": "int main() { return 0; }"}}, "has a main"),
+    ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "backend": "fpga"},
+     "no backend 'fpga'"),
+    ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "arch": "x86-64-v9"},
+     "unknown arch 'x86-64-v9'"),
+])
+def test_what_cannot_be_built_here_fails_in_one_sentence_and_the_rest_is_built(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    folder = write_op(tmp_path / "good")
+    text = helpers.SCHEMA.replace("plus", "good")
+    (folder / "good.c").write_text((folder / "plus.c").read_text().replace("plus_", "good_"))
+    listed = write_list(tmp_path / "ops.json", one(op="keytest::good", schema=text, folder=str(folder)), one(**changed))
+    with pytest.raises(PrecompileError, match=message) as caught:
+        opjit.precompile(recorded=listed)
+    assert len(caught.value.failed) == 1
+    assert len(entries(default_root())) == 1
+
+
+BAD = {
+    "empty": b"", "not JSON": b"{", "not text": b"\xff\xfe", "a list": b"[]", "another format": b'{"format": 2, "ops": []}',
+    "a true format": b'{"format": true, "ops": []}', "more": b'{"format": 1, "ops": [], "more": 1}', "no ops": b'{"format": 1, "ops": {}}',
+    "deep": b"[" * 100_000, "a string": b'{"format": 1, "ops": ["opjit::allreduce"]}',
+    **{f"{name} changed": json.dumps({"format": 1, "ops": [one(**{name: value})]}).encode() for name, value in [
+        ("op", 1), ("schema", None), ("arch", ["x"]), ("runtime", None), ("folder", 1), ("flags", {}), ("flags", {"c": "-O3"}),
+        ("flags", {**{name: [] for name in oplist.FLAGS}, "c": [1]}), ("more", "x"), ("code", {"cpu": "x"}), ("schema", "\ud800")]},
+    "code without text": json.dumps({"format": 1, "ops": [one(folder=None, code={"cpu": 1})]}).encode(),
+    "code of nothing": json.dumps({"format": 1, "ops": [one(folder=None, code={})]}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_such_list_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ops.json"
+    path.write_bytes(BAD[name])
+    with pytest.raises(RecordError, match=r"ops\.json is no list of ops that `opjit record` wrote: .*; record it again") as caught:
+        opjit.precompile(recorded=path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_file_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="No such file or directory"):
+        opjit.precompile(recorded=tmp_path / "ops.json")
+
+
+def test_a_list_says_the_same_whatever_the_order_of_the_processes() -> None:
+    lines = [oplist.line(one(op=name, arch=arch)) for name in ("a::b", "a::a") for arch in ("y", "x")]
+    assert oplist.dump(lines) == oplist.dump([*reversed(lines), lines[1]])
+    assert [(each["op"], each["arch"]) for each in json.loads(oplist.dump(lines))["ops"]] == [
+        ("a::a", "x"), ("a::a", "y"), ("a::b", "x"), ("a::b", "y")]
+
+
+def test_inline_code_that_does_not_compile_is_named_as_what_it_is_and_leaves_no_files(tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "ops.json", one(folder=None, code={"cpu": "nonsense"}))
+    done = subprocess.run([sys.executable, "-m", "opjit", "precompile", "--from", str(listed)], env=helpers.environment(),
+                          capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: keytest::plus (inline code):")
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
+
+
+def test_a_repeated_call_never_looks_for_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    opjit.get("allreduce", "cpu")
+    asked: list[str] = []
+    monkeypatch.setattr(api, "note", lambda *arguments: asked.append("note"))
+    for _ in range(1000):
+        opjit.get("allreduce", "cpu")
+    assert asked == []
