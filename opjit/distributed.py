@@ -119,7 +119,7 @@ def _share_with(place: Place, offers: list[Item], missing: list[Item], store: St
     """Settle all that can be settled with the other ranks' help."""
     try:
         if missing and place.rank != 0:
-            say(f"waiting for the job's store on rank 0, at {place.address}")
+            say("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, place.address))}" if place.address else ""))
         line = connect(place, _CONNECT if missing else _OFFER, lambda: bool(missing) and all(item.look() for item in missing))
         with Job(line, place, store, say, jobs) as job:
             job.run(offers, missing)

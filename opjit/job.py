@@ -13,7 +13,6 @@ which is set by a rank that does not see the cache of the first that lacked some
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import threading
@@ -24,9 +23,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from opjit import api, budget, bundle, errors, files, lock, manifest, progress
+from opjit import api, budget, bundle, files, manifest, progress, telling
 from opjit.environment import is_on
-from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
+from opjit.errors import CacheWarning, CompileError, EntryError, OpjitError
 from opjit.jobstore import JobStore, Lost
 from opjit.op import Op
 from opjit.plan import Survey, Wanted
@@ -51,6 +50,7 @@ class Item:
         taken: whether some rank has claimed it.
         failure: why this rank could not build it, where another might.
         seen: the claim's last value, and when it changed by this rank's clock.
+        looked: when the claim was last looked at.
     """
 
     def __init__(self, op: Op, target: Target, survey: Survey, store: Store, make: Make | None) -> None:
@@ -64,7 +64,8 @@ class Item:
         self.failure: OpjitError | None = None
         self.origin = "found"
         self.taken = False
-        self.seen: tuple[str, float] = ("", time.monotonic())
+        self.seen: tuple[str, float] = ("", 0.0)
+        self.looked = 0.0
 
     def __str__(self) -> str:
         return f"{self.op.qualified} for {self.target}"
@@ -132,6 +133,7 @@ class Job:
         self.hopeless = False  # waits for what it cannot build: no reason for others to wait for it
         self.pulse: tuple[int, float] = (-1, self.started)
         self.slot_asked = -DEAD
+        self.told = ""
         self.guard, self.over = threading.Lock(), threading.Event()
         self.token: Path | None = None
 
@@ -218,7 +220,7 @@ class Job:
         error = item.error
         assert error is not None
         if isinstance(error, CompileError) or _generation(claim) >= _TRIES:
-            self.line.write(f"result/{item.name}", json.dumps({"error": _described(error, self.who)}))
+            self.line.write(f"result/{item.name}", telling.failure(error, self.who))
         else:  # this rank's trouble, maybe
             item.error, item.failure, item.able = None, error, False
             self.line.exchange(f"claim/{item.name}", claim, f"{_generation(claim)} free 0")
@@ -237,7 +239,7 @@ class Job:
                     self.line.write(f"bytes/{entry.key}/{number}", piece)
                 parts = len(pieces)
         for name in {entry.key, item.any_compiler}:
-            self.line.write(f"result/{name}", json.dumps({"key": entry.key, "parts": parts}))
+            self.line.write(f"result/{name}", telling.entry(entry.key, parts))
         with self.guard:
             self.claims.pop(item.name, None)
 
@@ -250,11 +252,12 @@ class Job:
             self._settle(item, result)
             return
         now = time.monotonic()
-        if now - item.seen[1] >= self.tick or not item.seen[0]:
+        if now - item.looked >= self.tick:
+            item.looked = now
             claim = (self.line.read(f"claim/{item.name}") or b"").decode(errors="replace")
             item.taken = bool(claim)
             holder = claim.split(" ")[1] if claim.count(" ") == 2 else "a rank with time"
-            self.say(f"waiting for {item}, which {holder.rpartition('-')[0] or holder} builds; {left} left")
+            self._tell(f"waiting for {item}, which {holder.rpartition('-')[0] or holder} builds; {left} left")
             if claim != item.seen[0]:
                 item.seen = (claim, now)
             elif claim and (holder == "free" or now - item.seen[1] > self.dead) and item.able:
@@ -270,15 +273,22 @@ class Job:
                 return
         time.sleep(self.pause)
 
+    def _tell(self, text: str) -> None:
+        if text != self.told:
+            self.told = text
+            self.say(text)
+
     def _settle(self, item: Item, result: bytes) -> None:
-        key, parts, error = _read_result(result)
+        key, parts, error = telling.read(result)
         if error is not None:
-            item.error = _remade(error, self.who)
+            item.error = telling.remade(error, self.who)
             return
         deadline = time.monotonic() + DEAD
         while not item.look():
             if parts:
                 # One of a node's ranks takes them; the others find them in the cache, or do not wait any longer.
+                from opjit import lock  # importing it takes as long as a warm call
+
                 release = lock.attempt(key)
                 if release is not None or time.monotonic() > deadline:
                     try:
@@ -294,7 +304,7 @@ class Job:
                 item.build()  # whoever told it has gone, and the entry as well
                 return
             time.sleep(max(0.1, self.pause))
-            key, parts, error = _read_result(self.line.read(f"result/{item.name}") or result)
+            key, parts, error = telling.read(self.line.read(f"result/{item.name}") or result)
         item.origin = "taken"
 
     def _fetch(self, item: Item, key: str, parts: int) -> bool:
@@ -351,6 +361,8 @@ class Job:
 
 def _slot(stack: ExitStack, jobs: int) -> bool:
     """One of the builds that this user's ranks run on this machine at a time; the kernel frees it when its holder dies."""
+    from opjit import lock
+
     for number in range(jobs):
         release = lock.attempt(f"building-{number}")
         if release is not None:
@@ -371,36 +383,3 @@ def _generation(claim: str) -> int:
 def _any_compiler(document: dict[str, Any]) -> str:
     """The key of all but the compiler."""
     return document_key({**document, "toolchain": None})
-
-
-def _read_result(text: bytes) -> tuple[str, int, dict[str, Any] | None]:
-    """Key, number of parts, and the error, of what a rank has told."""
-    try:
-        told = json.loads(text)
-        if isinstance(told, dict) and isinstance(told.get("error"), dict):
-            return "", 0, told["error"]
-        key, parts = told["key"], told["parts"]
-        if isinstance(key, str) and len(key) == 64 and key.isalnum() and type(parts) is int and 0 <= parts <= bundle.MAX_BYTES // _PART:
-            return key, parts, None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    return "", 0, {"kind": "BuildError", "message": "another rank told something that is no result; do all ranks have the same opjit?"}
-
-
-def _described(error: OpjitError, who: str) -> dict[str, Any]:
-    facts = {name: str(value) for name, value in vars(error).items() if isinstance(value, (str, Path))}
-    return {"kind": type(error).__name__, "message": str(error), "facts": facts, "who": who}
-
-
-def _remade(told: dict[str, Any], who: str) -> OpjitError:
-    """The error of another rank. Only opjit's own classes are made, with text."""
-    kind = getattr(errors, str(told.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, OpjitError)):
-        kind = BuildError
-    facts: dict[str, Any] = {"op": "", "target": "", "command": None, "log": None} if issubclass(kind, BuildError) else {}
-    given = told.get("facts")
-    facts |= {str(name): str(value) for name, value in (given if isinstance(given, dict) else {}).items()}
-    if facts.get("log") is not None:
-        facts["log"] = Path(facts["log"])
-    place = f"\n(as {told['who']} found)" if told.get("who") not in (None, who) else ""
-    return errors._unpickled(kind, (f"{told.get('message')}{place}",), facts)

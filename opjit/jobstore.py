@@ -106,7 +106,10 @@ def connect(place: Place, patience: float, needless: Callable[[], bool]) -> JobS
     if dist.is_initialized():
         group = dist.group.WORLD
         assert group is not None
-        lent = group.get_group_store()
+        try:
+            lent = group.get_group_store()
+        except RuntimeError as error:
+            raise Lost(f"the process group has no store: {(str(error).splitlines() or [''])[0]}") from None
         # A connection of its own: one of torch's answers one question at a time.
         return JobStore(lambda: PrefixStore(prefix, lent.clone() if hasattr(lent, "clone") else lent))
     if place.address is None:

@@ -62,3 +62,14 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     own.rename(own.with_name("allreduce.c"))
     assert op.source(backend) == op.folder / "allreduce.c"
     assert op.source(backends.for_device("cpu")) == op.folder / "allreduce.c"
+
+
+def test_a_training_script_runs_under_torchrun_with_two_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               str(ROOT / "examples/cluster/train.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPJIT_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                   "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2: the sum of all is 3000" for rank in range(2)]
+    assert "Warning" not in done.stderr
