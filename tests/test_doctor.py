@@ -130,6 +130,23 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkey
     assert doctor.show() == 1
 
 
+def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path: Path) -> None:
+    """Removing that folder would hang as well."""
+    code = (
+        "import shutil, tempfile, threading\n"
+        "from opjit import doctor\n"
+        "def hangs():\n"
+        "    with tempfile.TemporaryDirectory():\n"
+        "        shutil.rmtree = lambda *arguments, **more: threading.Event().wait()\n"
+        "        threading.Event().wait()\n"
+        "doctor.SECONDS, doctor.CHECKS = 1.0, {'hangs': hangs}\n"
+        "doctor.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[0] == "problem  hangs: no answer within 1 s"
+
+
 # --- compilers -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -234,14 +251,11 @@ def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
         assert "its binary holds code for sm_90 and needs libcudart.so." in last.seen
 
 
-def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if toolchain.find_nvcc(None) is not None and shutil.which("/usr/local/cuda/bin/nvcc"):
-        pytest.skip("nvcc is where it is looked for last")
-    monkeypatch.setenv("PATH", str(own_folders))
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    [found] = trial.cuda_op()
-    assert found.state == (WARNING if torch.cuda.is_available() else NOTE)
+@pytest.mark.parametrize(("missing", "state"), [("no GPU", NOTE), (None, WARNING)])
+def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, missing: str | None, state: str) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self: missing)
+    assert those(trial._try_cuda(), state) == list(trial._try_cuda())
 
 
 FAKE_NVCC = """\
