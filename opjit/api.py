@@ -141,7 +141,11 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
         recipe = describe(op, target, store)  # as the sources are now, after the wait
         try:
-            return store.find(recipe, quiet=True) or progress.timed(f"{op.qualified} for {target}", lambda: build.build(recipe, store))
+            found = store.find(recipe, quiet=True)
+            if found is not None:
+                progress.say(f"{op.qualified} for {target} was built meanwhile: {found.folder}")
+                return found
+            return progress.timed(f"{op.qualified} for {target}", lambda: build.build(recipe, store))
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)
