@@ -80,7 +80,7 @@ def ready(op: Op, backend: Backend) -> None:
 
 
 def entry(op: Op, target: Target) -> Entry:
-    """The verified binary of an op for a target: from a layer, from the store, or built into that."""
+    """The verified binary of an op for a target: from a layer, from the store, fetched or built into that."""
     store = Store(default_root())
     recipe = describe(op, target, store)
     found = find_in_layers(recipe) or store.find(recipe)
@@ -125,7 +125,7 @@ def _toolchain(backend: Backend, store: Store) -> dict[str, str] | None:
 
 
 def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
-    """Build under the key's lock; whoever waited for the lock finds what its holder built."""
+    """Fetch or build under the key's lock; whoever waited for the lock finds what its holder got."""
     from opjit import build, lock, progress
     from opjit.environment import is_on
 
@@ -135,7 +135,7 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
 
         progress.say(why.miss(recipe, store).reason)
     if is_on("OPJIT_OFFLINE"):
-        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it")
+        raise DeviceUnavailable(f"{op.qualified} for {target} is in no cache, and OPJIT_OFFLINE forbids to build it or to ask a remote")
     name = recipe.key or op.qualified.replace("::", ".")
     with (build.without_collection(), progress.shown(f"building {op.qualified} for {target}") as say,
           lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}"))):
@@ -144,9 +144,20 @@ def _build_once(op: Op, recipe: Recipe, store: Store) -> Entry:
             found = store.find(recipe, quiet=True)
             if found is not None:
                 progress.say(f"{op.qualified} for {target} was built meanwhile: {found.folder}")
-                return found
-            return progress.timed(f"{op.qualified} for {target}", lambda: build.build(recipe, store))
+            return found or _fetch(recipe, store) or progress.timed(f"{op.qualified} for {target}", lambda: build.build(recipe, store))
         except CompileError as error:
             if op.code is not None:  # the compiler saw a file that nobody knows
                 error.args = (str(error).replace(str(recipe.source), op.code.shown or recipe.source.name),)
             raise
+
+
+def _fetch(recipe: Recipe, store: Store) -> Entry | None:
+    """The entry from the remote, where there is one."""
+    if not os.environ.get("OPJIT_REMOTE"):
+        return None
+    from opjit import progress, remote
+
+    found = remote.fetch(recipe, store)
+    if found is not None:
+        progress.say(f"{recipe.schema.qualified} for {recipe.target} came from the remote: {found.folder}")
+    return found

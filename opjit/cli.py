@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opjit.errors import OpjitError
+
+if TYPE_CHECKING:
+    from opjit.transfer import Report
 
 
 class _Commands(click.Group):
@@ -145,7 +148,7 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 
 @main.group()
 def cache() -> None:
-    """Look into the cache, or clear it."""
+    """Look into the cache, clear it, or exchange its entries with a remote or a file."""
 
 
 @cache.command()
@@ -179,6 +182,83 @@ def clear() -> None:
 
     count = Store(default_root()).clear()
     click.echo(f"removed {count} entr{'y' if count == 1 else 'ies'} from {default_root()}")
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign what is uploaded with the private key of this file.")
+@click.option("--unsigned", is_flag=True, help="Upload without a signature; only OPJIT_TRUST=unsigned takes that.")
+def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
+    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), where they are not there yet."""
+    from opjit import transfer
+
+    if (sign is None) != unsigned:
+        raise click.UsageError("expected --sign KEY (opjit keygen makes one) or --unsigned, so that nobody publishes unsigned by mistake")
+    url, names = _url(ops)
+    _tell("uploaded", transfer.push(url, sign=sign, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+def pull(ops: tuple[str, ...]) -> None:
+    """Fetch what URL (default: OPJIT_REMOTE) has of OPs (default: all) and the cache has not, for every arch.
+
+    A web server cannot list what it has: from there come the entries that the OPs ask for on this machine.
+    """
+    from opjit import transfer
+
+    url, names = _url(ops)
+    _tell("fetched", transfer.pull(url, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key of this file.")
+def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
+    """Write the cache's entries of OPs (default: all) into FILE, a tar that `opjit cache unpack` takes; untarred, it is a remote."""
+    from opjit import transfer
+
+    _tell("packed", transfer.pack(file, sign=sign, ops=ops))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def unpack(file: Path) -> None:
+    """Put the entries of FILE, which `opjit cache pack` wrote, into the cache.
+
+    Where OPJIT_TRUST names keys, one of them must have signed each entry; else FILE must be yours or root's, and nobody else's to write.
+    """
+    from opjit import transfer
+
+    _tell("unpacked", transfer.unpack(file, say=click.echo))
+
+
+def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """A URL in front, if there is one, and the rest."""
+    return (words[0], words[1:]) if words and "://" in words[0] else (None, words)
+
+
+def _tell(done: str, report: Report) -> None:
+    """What a transfer did; exit code 1 if an entry was not in order."""
+    for problem in report.problems:
+        click.echo(problem, err=True)
+    absent = f", {report.absent} not found" if report.absent else ""
+    click.echo(f"{done} {len(report.moved)}, {report.there} there already{absent}, {len(report.problems)} left out")
+    sys.exit(1 if report.problems else 0)
+
+
+@main.command()
+@click.argument("name")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+def keygen(name: str, directory: Path) -> None:
+    """Make a pair of keys in DIRECTORY: NAME.key to sign with, and NAME.pub for those who shall trust it."""
+    from opjit import trust
+
+    private, public = trust.keygen(name, directory)
+    click.echo(f"{private} signs: opjit cache push --sign {private}; keep it to yourself")
+    click.echo(f"{directory / name}.pub is for those who shall trust it, by its path or as it is here:")
+    click.echo(f"export OPJIT_TRUST={public}")
 
 
 @main.command()

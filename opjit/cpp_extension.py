@@ -61,6 +61,8 @@ def load(
     - Changed content gets the names NAME_v1, NAME_v2 in one process, as torch gives them. Content that the process had before has its
       first name, and failed builds use up none.
     - An extension that would end the process in a static initialiser is a LoadError, found out in a forked child.
+    - The cache is the local one: OPJIT_LAYERS and OPJIT_REMOTE are for ops. An extension's binary is tied to one version of torch and
+      Python, and to headers that only its build finds.
     - ROCm and SYCL builds, and arguments that opjit cannot read, are passed to torch as they are.
 
     Args:

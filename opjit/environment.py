@@ -11,6 +11,8 @@ VARIABLES = {
     "OPJIT_LAYERS": "more caches, which are only read",
     "OPJIT_OFFLINE": "never build",
     "OPJIT_PATH": "folders of your own ops",
+    "OPJIT_REMOTE": "where entries are fetched from that others have built",
+    "OPJIT_TRUST": "whose entries from there are believed",
     "OPJIT_VERBOSE": "say on stderr what is found, built and waited for",
 }
 SWITCHES = frozenset({"OPJIT_OFFLINE", "OPJIT_VERBOSE"})

@@ -99,6 +99,10 @@ class LoadError(OpjitError):
     """A verified binary could not be loaded or registered."""
 
 
+class RemoteError(OpjitError):
+    """A remote, a pack or a key cannot be used as it was asked for."""
+
+
 class EntryError(OpjitError):
     """A cache entry is not what its manifest says, or may not be trusted. Met inside opjit; a user sees CacheWarning."""
 

@@ -81,7 +81,7 @@ def load_library(path: str | os.PathLike[str]) -> torch._ops.OpOverload:
     place = Path(os.path.realpath(path))
     described, content = _read(place, path)
     try:
-        schema, target = _origin(described)
+        schema, target = origin(described)
         store.check_library(content, target, described.link)
     except OpjitError as error:
         raise LoadError(f"{place} is not loaded: {error}") from error
@@ -113,8 +113,13 @@ def _read(place: Path, asked: str | os.PathLike[str]) -> tuple[Manifest, bytes]:
     return described, content
 
 
-def _origin(described: Manifest) -> tuple[Schema, Target]:
-    """The op and the target that a manifest speaks of."""
+def origin(described: Manifest) -> tuple[Schema, Target]:
+    """The op and the target that a manifest speaks of.
+
+    Raises:
+        EntryError: it speaks of none that this process knows.
+        SchemaError: its schema is none.
+    """
     texts = [described.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime")]
     if not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest names no op and target")

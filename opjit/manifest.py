@@ -50,6 +50,14 @@ class Manifest(NamedTuple):
         return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names differ: of two values for one name, two readers might believe one each."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found
+
+
 def parse(text: bytes) -> Manifest:
     """Read a manifest of this format.
 
@@ -57,7 +65,7 @@ def parse(text: bytes) -> Manifest:
         EntryError: it is damaged, of another format, or does not agree with itself.
     """
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:

@@ -64,6 +64,11 @@ class Recipe(NamedTuple):
     def key(self) -> str | None:
         return None if self.toolchain is None else document_key(self.document())
 
+    @property
+    def base(self) -> str:
+        """Identity of what is built, whoever compiles it."""
+        return document_key({**self.document(), "toolchain": None})
+
     def inputs_now(self) -> dict[str, str]:
         """The inputs' digests as the files are at this moment."""
         return read_inputs(self.source, self.target, self.flags.include)

@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from opjit import backends, doctor, files, lock, targets, toolchain
+from opjit import backends, doctor, files, lock, remote, targets, toolchain, trust
 from opjit.doctor import machine, places, trial
 from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
+from opjit.errors import CacheWarning
 from opjit.toolchain import Nvcc
-from tests import helpers
+from tests import helpers, remotes
 from tests.helpers import environment, fake_compiler, program
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
@@ -616,6 +617,36 @@ def test_layers_are_counted_and_those_that_are_none_are_warnings(cache: Path, ow
     assert empty.state == NOTE
     (cache / "v1").chmod(0o777)
     assert "can be written by others" in those(machine.layers(), WARNING)[0].seen
+
+
+def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(machine.remote()) == []
+    monkeypatch.setattr(remote, "_IN_ALL", 5.0)
+    remotes.forget(monkeypatch)
+    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
+    assert "nothing from it is trusted" in only(machine.remote(), WARNING, PROBLEM).seen
+    _, public = trust.keygen("ci", own_folders / "keys")
+    monkeypatch.setenv("OPJIT_TRUST", public)
+    assert "answers in" in only(machine.remote(), OK).seen
+    with remotes.black_hole() as url:
+        monkeypatch.setenv("OPJIT_REMOTE", url.replace("//", "//me:secret@"))
+        monkeypatch.setattr(remote, "_IN_ALL", 0.5)
+        found = only(machine.remote(), WARNING, PROBLEM)
+    assert found.state == WARNING
+    assert f"{url} gives nothing, so ops are built here" in found.seen
+    assert "secret" not in str(found)
+
+
+def test_a_remote_whose_entries_need_no_signature_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remotes.forget(monkeypatch)
+    monkeypatch.setattr(remote, "_IN_ALL", 5.0)
+    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    with pytest.warns(CacheWarning, match="whoever can write"):
+        found = list(machine.remote())
+    assert "whoever can write there decides" in only(found, WARNING).seen
 
 
 def test_a_torch_below_the_floor_and_another_machine_or_c_library_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "temporary folder": places.temporary,
     "builds": places.leftovers,
     "layers": machine.layers,
+    "remote": machine.remote,
     "environment": machine.variables,
 }
 _THREADS = "opjit-doctor-"

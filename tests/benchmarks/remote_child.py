@@ -1,0 +1,33 @@
+"""One request for allreduce in a fresh process; prints what it took as JSON. Arguments: `fetch`, the remote alone, with the imports
+that it needs; or `entry`, all of it, from the caches to a binary that is verified."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+
+import torch  # noqa: F401
+
+from opjit import api, catalog, targets
+from opjit.backends import for_device
+from opjit.errors import CacheWarning
+from opjit.store import Store, default_root
+
+
+def main() -> None:
+    op, target, store = catalog.find("allreduce"), targets.here(for_device("cpu")), Store(default_root())
+    recipe = api.describe(op, target, store)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        started = time.perf_counter()
+        entry = api._fetch(recipe, store) if sys.argv[1] == "fetch" else api.entry(op, target)
+        seconds = time.perf_counter() - started
+    assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
+    built = entry is not None and (entry.folder / "build.ninja").is_file()
+    print(json.dumps({"seconds": seconds, "fetched": entry is not None and not built, "warnings": [str(one.message) for one in seen]}))
+
+
+if __name__ == "__main__":
+    main()
