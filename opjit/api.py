@@ -194,14 +194,17 @@ def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Sto
 
 def _elsewhere(recipe: Recipe, store: Store) -> Entry | None:
     """What somebody has built meanwhile, or the remote has."""
-    started, where = time.perf_counter(), "store"
+    from opjit import progress
+
+    started, where, how = time.perf_counter(), "store", "was built meanwhile"
     found = store.find(recipe, quiet=True)
     if found is None and os.environ.get("OPJIT_REMOTE"):
         from opjit import remote
 
-        found, where = remote.fetch(recipe, store), "remote"
+        found, where, how = remote.fetch(recipe, store), "remote", "came from the remote"
     if found is None:
         counters.miss(store.base)
     else:
         counters.hit(where, store.base, found.seconds, started)
+        progress.say(f"{recipe.schema.qualified} for {recipe.target} {how}: {found.folder}")
     return found

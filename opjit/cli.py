@@ -91,9 +91,9 @@ def why(op: str, device: str | None, arch: str | None, against: str | None) -> N
 @main.command()
 def doctor() -> None:
     """Find out what on this machine keeps ops from being built, cached or loaded; exit code 1 if something does."""
-    from opjit.doctor import show
+    from opjit import doctor as checks
 
-    sys.exit(show())
+    checks.main()
 
 
 @main.command()

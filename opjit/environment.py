@@ -14,8 +14,8 @@ VARIABLES = {
     "OPJIT_OFFLINE": "neither build nor ask a remote",
     "OPJIT_PATH": "folders of your own ops",
     "OPJIT_RECORD": "set by `opjit record` for the command that it runs: the file that it lists ops in",
-    "OPJIT_REMOTE": "URL of a cache that others fill",
-    "OPJIT_TRUST": "public keys whose signatures a remote's entries may have",
+    "OPJIT_REMOTE": "where entries are fetched from that others have built",
+    "OPJIT_TRUST": "whose entries from there are believed",
     "OPJIT_VERBOSE": "say on stderr what is found, built and waited for",
 }
 SWITCHES = frozenset({"OPJIT_OFFLINE", "OPJIT_VERBOSE"})

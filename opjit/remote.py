@@ -75,6 +75,15 @@ def trouble() -> str | None:
     return None
 
 
+def holds(recipe: Recipe) -> bool:
+    """Whether the remote that OPJIT_REMOTE names has a recipe's entry, and it may be believed. Nothing is kept.
+
+    Raises:
+        Exception: as `trouble` tells it in words, or that what is there is refused; see `reason`.
+    """
+    return _ask(Objects(os.environ["OPJIT_REMOTE"]), lambda read, trusted: look_up(recipe, read, trusted)) is not None
+
+
 def required_trust() -> Trust:
     """What OPJIT_TRUST says.
 

@@ -135,7 +135,8 @@ class _Place(NamedTuple):
 def explain(op: str | Op, device: object = None, arch: str | None = None, against: str | None = None) -> Explanation:
     """Tell whether `opjit.get` would find an op's binary, where, and if not, what changed since the nearest one was built.
 
-    Of ops only: `opjit.load` and `opjit.load_inline` are not looked at. What only a remote has counts as a miss.
+    Of ops only: `opjit.load` and `opjit.load_inline` are not looked at. What only the remote has counts as a miss, which would be
+    fetched; the remote is asked.
 
     Args:
         op: its name, or itself.
@@ -159,7 +160,7 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
     with warnings.catch_warnings():  # its reason is in the explanation
         warnings.simplefilter("ignore")
         entry = layers.find(recipe) or root.find(recipe)
-    return _compare(recipe, root, entry.folder if entry else None, against)
+    return _compare(recipe, root, entry.folder if entry else None, against, ask=True)
 
 
 def miss(recipe: Recipe, root: Store) -> Explanation:
@@ -167,7 +168,8 @@ def miss(recipe: Recipe, root: Store) -> Explanation:
     return _compare(recipe, root, None, None)
 
 
-def _compare(recipe: Recipe, root: Store, found: Path | None, against: str | None) -> Explanation:
+def _compare(recipe: Recipe, root: Store, found: Path | None, against: str | None, ask: bool = False) -> Explanation:
+    """Put an explanation together; `ask` the remote, too."""
     qualified, folder, places = recipe.schema.qualified, recipe.target.folder, _places(recipe, root)
     elsewhere: Counter[str] = Counter()
     for place in places:
@@ -182,7 +184,7 @@ def _compare(recipe: Recipe, root: Store, found: Path | None, against: str | Non
     return Explanation(qualified, str(recipe.target), recipe.key, found, next((p.name for p in places if found and p.store.base in
                                                                               found.parents), ""),
                        compared.folder if compared else None, compared.differences if compared else (), tuple(unusable),
-                       dict(sorted(elsewhere.items())), _outcome(recipe, found))
+                       dict(sorted(elsewhere.items())), _outcome(recipe, found, ask))
 
 
 class _Candidate(NamedTuple):
@@ -238,14 +240,29 @@ def _named(places: list[_Place], recipe: Recipe, prefix: str) -> _Candidate:
     return _Candidate(folder, differences(described, recipe, place.like is not None))
 
 
-def _outcome(recipe: Recipe, found: Path | None) -> str:
+def _outcome(recipe: Recipe, found: Path | None, ask: bool) -> str:
     if found is not None:
         return "a request would use it" + ("; no compiler works here, so whoever built it does not matter" if recipe.key is None else "")
     if is_on("OPJIT_OFFLINE"):
         return "a request would be an error, as OPJIT_OFFLINE forbids to build it"
-    if recipe.key is None:
-        return "a request would be an error, as no compiler works here; `opjit doctor` says more"
-    return "a request would build it"
+    there, told = _remote(recipe) if ask and os.environ.get("OPJIT_REMOTE") else (False, "")
+    if there:
+        return f"a request would fetch it: {told}"
+    build = "be an error, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
+    return f"a request would {build}{f'; {told}' if told else ''}"
+
+
+def _remote(recipe: Recipe) -> tuple[bool, str]:
+    """Whether the remote has it, and that in words."""
+    from opjit import remote
+    from opjit.objects import Objects
+
+    shown = Objects(os.environ["OPJIT_REMOTE"]).shown
+    try:
+        there = remote.holds(recipe)
+    except Exception as error:  # whatever a network can do
+        return False, f"the remote {shown} does not help: {remote.reason(error)}"
+    return there, f"the remote {shown} {'has' if there else 'does not have'} it"
 
 
 def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:

@@ -290,11 +290,13 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
             [sys.executable, "-c", code], env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert waiter.stderr is not None
+        assert waiter.stderr.readline().endswith(" was never built\n")
         assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
         assert f"opjit: waiting for keytest::plus: process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
         build.build(recipe, Store(here))
     out, err = waiter.communicate(timeout=60)
     assert (waiter.returncode, out) == (0, "[2.0]\n"), err
+    assert " was built meanwhile: " in err
     assert len(log.read_text().split()) == 1
 
 

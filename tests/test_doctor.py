@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from opjit import backends, doctor, files, lock, targets, toolchain
+from opjit import backends, doctor, files, lock, remote, targets, toolchain, trust
 from opjit.doctor import machine, places, trial
 from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
+from opjit.errors import CacheWarning
 from opjit.toolchain import Nvcc
-from tests import helpers
+from tests import helpers, remotes
 from tests.helpers import environment, fake_compiler, program
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
@@ -128,6 +129,23 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkey
     assert "no answer within 1 s" in found[0].seen
     assert "ZeroDivisionError: oh" in found[2].seen
     assert doctor.show() == 1
+
+
+def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path: Path) -> None:
+    """Removing that folder would hang as well."""
+    code = (
+        "import shutil, tempfile, threading\n"
+        "from opjit import doctor\n"
+        "def hangs():\n"
+        "    with tempfile.TemporaryDirectory():\n"
+        "        shutil.rmtree = lambda *arguments, **more: threading.Event().wait()\n"
+        "        threading.Event().wait()\n"
+        "doctor.SECONDS, doctor.CHECKS = 1.0, {'hangs': hangs}\n"
+        "doctor.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[0] == "problem  hangs: no answer within 1 s"
 
 
 # --- compilers -----------------------------------------------------------------------------------------------------------------------
@@ -234,14 +252,11 @@ def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
         assert "its binary holds code for sm_90 and needs libcudart.so." in last.seen
 
 
-def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if toolchain.find_nvcc(None) is not None and shutil.which("/usr/local/cuda/bin/nvcc"):
-        pytest.skip("nvcc is where it is looked for last")
-    monkeypatch.setenv("PATH", str(own_folders))
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    [found] = trial.cuda_op()
-    assert found.state == (WARNING if torch.cuda.is_available() else NOTE)
+@pytest.mark.parametrize(("missing", "state"), [("no GPU", NOTE), (None, WARNING)])
+def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, missing: str | None, state: str) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self: missing)
+    assert those(trial._try_cuda(), state) == list(trial._try_cuda())
 
 
 FAKE_NVCC = """\
@@ -602,6 +617,36 @@ def test_layers_are_counted_and_those_that_are_none_are_warnings(cache: Path, ow
     assert empty.state == NOTE
     (cache / "v1").chmod(0o777)
     assert "can be written by others" in those(machine.layers(), WARNING)[0].seen
+
+
+def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(machine.remote()) == []
+    monkeypatch.setattr(remote, "_IN_ALL", 5.0)
+    remotes.forget(monkeypatch)
+    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
+    assert "nothing from it is trusted" in only(machine.remote(), WARNING, PROBLEM).seen
+    _, public = trust.keygen("ci", own_folders / "keys")
+    monkeypatch.setenv("OPJIT_TRUST", public)
+    assert "answers in" in only(machine.remote(), OK).seen
+    with remotes.black_hole() as url:
+        monkeypatch.setenv("OPJIT_REMOTE", url.replace("//", "//me:secret@"))
+        monkeypatch.setattr(remote, "_IN_ALL", 0.5)
+        found = only(machine.remote(), WARNING, PROBLEM)
+    assert found.state == WARNING
+    assert f"{url} gives nothing, so ops are built here" in found.seen
+    assert "secret" not in str(found)
+
+
+def test_a_remote_whose_entries_need_no_signature_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remotes.forget(monkeypatch)
+    monkeypatch.setattr(remote, "_IN_ALL", 5.0)
+    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    with pytest.warns(CacheWarning, match="whoever can write"):
+        found = list(machine.remote())
+    assert "whoever can write there decides" in only(found, WARNING).seen
 
 
 def test_a_torch_below_the_floor_and_another_machine_or_c_library_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

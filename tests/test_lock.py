@@ -126,6 +126,7 @@ def test_a_line_of_the_waiter_s_follows_the_holder_s_step(op: Path) -> None:
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None), process(code) as waiter:
         assert waiter.stderr is not None
+        assert waiter.stderr.readline().endswith(" was never built\n")
         assert "building keytest::plus" in waiter.stderr.readline()
         assert waiter.stderr.readline().endswith("(compiling)\n")
         progress.step("publishing")

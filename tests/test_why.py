@@ -14,14 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import catalog, cli, manifest, recipe, targets, why
+from opjit import catalog, cli, manifest, recipe, remote, targets, why
 from opjit.errors import CacheWarning, UnknownEntry
 from opjit.layers import FOLDER as LAYER
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store
 from opjit.why import Difference, Explanation
-from tests import helpers
+from tests import helpers, remotes
 from tests.helpers import OP_PY, PLUS, built, describe, write_op
+from tests.remotes import Published
 
 NAMESPACE = "whytest"
 GCC_13 = {"cc.version": "gcc version 13.2.0", "cc.machine": "x86_64-linux-gnu"}
@@ -394,6 +395,47 @@ def test_an_explanation_fits_a_screen_whatever_changed(op: Path, once: tuple[Pat
     assert "\n" not in found.reason
     everything = Explanation("a::b", "cpu x", "k", None, "", tmp_path, found.differences, ((tmp_path, "why"),) * 60, {}, "would")
     assert len(str(everything).splitlines()) <= 24
+
+
+# --- the remote ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """An op and a remote that holds it."""
+    return remotes.publish(tmp_path_factory.mktemp("published"), "whyremote")
+
+
+def test_what_the_remote_has_would_be_fetched_and_is_not_fetched_for_an_explanation(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPJIT_REMOTE", published.url)
+    monkeypatch.setenv("OPJIT_TRUST", published.public)
+    monkeypatch.setattr(remote, "_IN_ALL", 60.0)
+    remotes.forget(monkeypatch)
+    found = opjit.explain(published.op, "cpu")
+    assert (found.found, found.outcome) == (None, f"a request would fetch it: the remote {published.url} has it")
+    assert helpers.entries(tmp_path / "cache") == []
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    assert opjit.explain(published.op, "cpu").outcome == f"a request would fetch it: the remote {published.url} has it"
+    monkeypatch.delenv("CC")
+    assert opjit.explain(published.op, arch="x86-64-v2").outcome == (
+        f"a request would build it; the remote {published.url} does not have it")
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    assert "OPJIT_OFFLINE" in opjit.explain(published.op, "cpu").outcome
+
+
+def test_a_remote_that_does_not_help_is_told_with_its_reason_and_a_log_line_does_not_ask_it(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPJIT_REMOTE", published.url)
+    remotes.forget(monkeypatch)
+    outcome = opjit.explain(published.op, "cpu").outcome
+    assert outcome.startswith(f"a request would build it; the remote {published.url} does not help: nothing from it is trusted")
+    monkeypatch.setattr(remote, "holds", None)
+    assert why.miss(published.recipe(tmp_path / "cache"), Store(tmp_path / "cache")).outcome == "a request would build it"
 
 
 @pytest.mark.nvcc

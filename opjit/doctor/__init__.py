@@ -6,6 +6,7 @@ made in it to try its filesystem, and removed.
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -13,11 +14,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from opjit.doctor import machine, places, trial
 from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
 
-__all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Finding", "examine", "show"]
+__all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Finding", "examine", "main", "show"]
 
 SECONDS = 60.0  # for all checks together; they run side by side and take about five
 CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -29,8 +31,10 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "temporary folder": places.temporary,
     "builds": places.leftovers,
     "layers": machine.layers,
+    "remote": machine.remote,
     "environment": machine.variables,
 }
+_THREADS = "opjit-doctor-"
 _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "bold red"}
 
 
@@ -43,7 +47,7 @@ def examine() -> list[Finding]:
     """
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {name: queue.SimpleQueue() for name in CHECKS}
     for name, check in CHECKS.items():  # daemons: a filesystem that never answers does not keep the process
-        threading.Thread(target=_answer, args=(name, check, answers[name]), daemon=True).start()
+        threading.Thread(target=_answer, args=(name, check, answers[name]), name=f"{_THREADS}{name}", daemon=True).start()
     end = time.monotonic() + SECONDS
     findings = []
     for name, answer in answers.items():
@@ -64,6 +68,15 @@ def _answer(name: str, check: Callable[[], Iterable[Finding]], answer: queue.Sim
         findings.append(Finding(name, WARNING, f"this could not be looked at: {type(error).__name__}: {error} ({where.name})",
                                 "look at it by hand; if it is not the machine's fault, report it"))
     answer.put(findings)
+
+
+def main() -> NoReturn:
+    """The command: `show`, and the end of the process."""
+    code = show()
+    if any(thread.name.startswith(_THREADS) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(code)  # an orderly end would remove the hanging check's folder, and hang as well
+    sys.exit(code)
 
 
 def show() -> int:

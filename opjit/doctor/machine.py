@@ -6,6 +6,7 @@ import difflib
 import os
 import platform
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,25 @@ def _own_ops(paths: str) -> Iterator[Finding]:
         if seen:
             yield Finding("environment", PROBLEM, f"OPJIT_PATH names {path}: {seen.partition(';')[0]}, so the ops in it are not found",
                           "name an op's folder, or a folder of such, that is yours or root's, by its absolute path")
+
+
+def remote() -> Iterator[Finding]:
+    """Whether the remote that OPJIT_REMOTE names answers."""
+    if not os.environ.get("OPJIT_REMOTE"):
+        return
+    from opjit import remote, trust
+    from opjit.objects import Objects
+
+    shown, started = Objects(os.environ["OPJIT_REMOTE"]).shown, time.monotonic()
+    trouble = remote.trouble()
+    if trouble is None:
+        yield Finding("remote", OK, f"{shown} answers in {time.monotonic() - started:.2f} s")
+    else:
+        yield Finding("remote", WARNING, f"{shown} gives nothing, so ops are built here: {trouble.splitlines()[0]}",
+                      "look at OPJIT_REMOTE, OPJIT_TRUST and the network, or unset OPJIT_REMOTE")
+    if os.environ.get("OPJIT_TRUST") == trust.UNSIGNED:
+        yield Finding("remote", WARNING, "OPJIT_TRUST=unsigned: whoever can write there decides what is run here",
+                      "sign what is pushed (opjit keygen), and name the public key")
 
 
 def layers() -> Iterator[Finding]:
