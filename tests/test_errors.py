@@ -53,8 +53,9 @@ EXAMPLES: list[OpjitError] = [
     BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
     CompileError("i", op="o", target="t"),
     errors.LoadError("j"),
-    errors.EntryError("k"),
-    OpjitError("l"),
+    errors.RemoteError("k"),
+    errors.EntryError("l"),
+    OpjitError("m"),
 ]
 
 
