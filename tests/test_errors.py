@@ -53,9 +53,14 @@ EXAMPLES: list[OpjitError] = [
     BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
     CompileError("i", op="o", target="t"),
     errors.LoadError("j"),
-    errors.EntryError("k"),
-    errors.UnknownEntry("m", "ab", ["abc", "abd"]),
-    OpjitError("l"),
+    errors.RemoteError("k"),
+    errors.EntryError("l"),
+    errors.UntrustedFolder("m"),
+    errors.BadSetting("n"),
+    errors.UnknownEntry("o", "ab", ["abc", "abd"]),
+    errors.RecordError("p"),
+    errors.PrecompileError("q", [("o for t", errors.LoadError("r"))]),
+    OpjitError("s"),
 ]
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from opjit import build, bundle, files, manifest, remote, targets, trust
 from opjit.bundle import Bundle
-from opjit.errors import CacheWarning, OpjitError, RemoteError
+from opjit.errors import CacheWarning, EntryError, OpjitError, RemoteError
 from opjit.objects import Objects
 from opjit.recipe import document_key
 from opjit.store import Store
@@ -355,6 +355,26 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         assert len(server.asked) == asked
 
 
+@pytest.mark.parametrize("behave", [_drip, FAULTS["hang"]], ids=["slow-drip", "hang"])
+def test_a_request_that_was_given_up_ends_by_itself(
+    published: Published, monkeypatch: pytest.MonkeyPatch, behave: Behaviour, tmp_path: Path
+) -> None:
+    before = threading.enumerate()
+    with serving(behave) as server:
+        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+        with pytest.warns(CacheWarning):
+            remote.fetch(published.recipe(tmp_path), Store(tmp_path))
+        ends = time.monotonic() + 10  # the server goes on for 30 s
+        while any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+
+
+def test_no_more_is_read_than_an_object_may_have() -> None:
+    with serving(_endless) as server, pytest.raises(EntryError, match="larger than 1000 bytes"):
+        Objects(server.url).read("v1/x", 1000, time.monotonic() + 10)
+
+
 @pytest.mark.parametrize("keep", [1, 13, 14, 15, 200, 2000, -1])
 def test_an_entry_that_was_cut_off_is_not_used_and_not_kept(published: Published, held: Path, keep: int) -> None:
     """An upload that was cut, or a download."""
@@ -646,6 +666,11 @@ def _of_another_arch(published: Published) -> Bundle:
     return _resigned(published, document={**document, "arch": "x86-64-v2" if document["arch"] != "x86-64-v2" else "x86-64-v3"})
 
 
+def _of_another_compiler(published: Published) -> Bundle:
+    document = json.loads(published.bundle.manifest)["document"]
+    return _resigned(published, document={**document, "toolchain": {**document["toolchain"], "version": "0.0.1"}})
+
+
 def _sized(published: Published, library: bytes) -> Bundle:
     return _resigned(published, library, size=len(library), sha256=hashlib.sha256(library).hexdigest())
 
@@ -664,6 +689,7 @@ ATTACKS: dict[str, Callable[[Published, Published], Bundle]] = {
     # Signed by the trusted key, and yet not what was asked for.
     "another-op-s-entry": lambda published, other: trust.Signer(published.private).sign(other.bundle),
     "another-arch-s-entry": lambda published, other: _of_another_arch(published),
+    "another-compiler-s-entry": lambda published, other: _of_another_compiler(published),
     "another-key": lambda published, other: _resigned(published, key="0" * 64),
     "library-of-no-machine": lambda published, other: _sized(published, b"#!/bin/sh\necho evil\n"),
     "extra-field": lambda published, other: _resigned(published, extra=1),
@@ -685,6 +711,15 @@ def test_an_entry_that_is_not_what_a_trusted_key_signed_is_refused_with_one_warn
     assert not (tmp_path / "fresh").exists()
     remotes.forget(monkeypatch)
     assert was_built_with_one_warning(ask(published.op), published, str(held))
+
+
+def test_a_manifest_that_says_something_twice_is_refused(published: Published) -> None:
+    """Even where both times it is the same: of two values, another reader might believe the other one."""
+    text = published.bundle.manifest
+    assert manifest.parse(text).dump() == text
+    size = next(line for line in text.splitlines(keepends=True) if line.startswith(b' "size"'))
+    with pytest.raises(EntryError, match="twice"):
+        manifest.parse(text.replace(size, size.rstrip().rstrip(b",") + b",\n" + size))
 
 
 def test_the_files_of_attacks_are_the_ones_that_the_generator_writes() -> None:

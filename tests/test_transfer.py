@@ -411,6 +411,15 @@ def test_a_pack_of_another_user_or_behind_a_link_is_refused(published: Published
     assert not empty.exists()
 
 
+# What is said of them.
+PACKS = {
+    **dict.fromkeys(("dotdot.tar", "absolute.tar", "extra.tar"), "it has no name that an entry of a pack has"),
+    **dict.fromkeys(("links.tar", "devices.tar", "long-name.tar", "sparse.tar"), "it is not a plain file"),
+    **dict.fromkeys(("bomb.tar", "bomb-octal.tar", "negative.tar"), "its size is more than there is"),
+    **dict.fromkeys(("not-a-tar.tar", "damaged-header.tar", "no-end.tar"), "damaged or cut off"),
+}
+
+
 @pytest.mark.parametrize("name", [name for name in make.FILES if name.endswith(".tar")])
 def test_a_hostile_pack_leaves_nothing_anywhere_and_every_member_is_named(
     published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -421,7 +430,7 @@ def test_a_hostile_pack_leaves_nothing_anywhere_and_every_member_is_named(
     result = opjit("cache", "unpack", tmp_path / name)
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("unpacked 0, 0 there already, ")
-    assert len(result.output.splitlines()) > 1
+    assert PACKS[name] in result.output
     assert helpers.snapshot(tmp_path) == before
 
 
@@ -445,11 +454,12 @@ def test_what_is_hostile_or_damaged_in_a_pack_is_named_and_the_rest_is_unpacked(
     swapped = published.bundle._replace(library=other.library).dump()
     key = other.entry.key
     made = _with(tmp_path / "a.tar", ("../../evil", b"x"), (published.name.replace("v1/", "v1/x"), published.content),
-                 (other.name.replace(key, "1" * 64), swapped), (published.name.replace("transfertest", "opjit"), published.content))
+                 (other.name.replace(key, "1" * 64), swapped), (published.name, swapped),
+                 (published.name.replace("transfertest", "opjit"), published.content))
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     result = opjit("cache", "unpack", made)
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "unpacked 2, 0 there already, 4 left out"
+    assert result.output.splitlines()[-1] == "unpacked 2, 0 there already, 5 left out"
     assert good(empty, published, other)
 
 

@@ -43,7 +43,13 @@ HEAVY = [
     "opjit.watcher",
     "opjit.notebook",
     "IPython",
+    "opjit.remote",
+    "opjit.objects",
+    "opjit.trust",
+    "opjit.transfer",
+    "opjit.bundle",
     "fsspec",
+    "cryptography",
 ]
 # Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.
 TRACE = f"""
