@@ -34,6 +34,8 @@ HEAVY = [
     "opjit.inlined",
     "opjit.reload",
     "opjit.watcher",
+    "opjit.why",
+    "opjit.doctor",
     "opjit.notebook",
     "IPython",
     "fsspec",
