@@ -54,6 +54,7 @@ EXAMPLES: list[OpjitError] = [
     CompileError("i", op="o", target="t"),
     errors.LoadError("j"),
     errors.EntryError("k"),
+    errors.RemoteError("n"),
     errors.UnknownEntry("m", "ab", ["abc", "abd"]),
     OpjitError("l"),
 ]
