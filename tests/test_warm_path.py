@@ -41,6 +41,8 @@ HEAVY = [
     "opjit.inlined",
     "opjit.reload",
     "opjit.watcher",
+    "opjit.why",
+    "opjit.doctor",
     "opjit.notebook",
     "IPython",
     "opjit.remote",

@@ -14,7 +14,7 @@ import torch
 
 import opjit
 from opjit import backends, files, targets
-from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding, from_error
+from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError
 from opjit.store import Store
@@ -97,7 +97,8 @@ def _arch(arch: str) -> Iterator[Finding]:
     try:
         backend = targets.named(arch).backend
     except OpjitError as error:
-        yield from_error("environment", PROBLEM, error, "set OPJIT_ARCH to one of those, or unset it")
+        unknown, _, known = str(error).partition("; ")
+        yield Finding("environment", PROBLEM, f"OPJIT_ARCH={arch}: {unknown}", f"unset it, or set it to one that is {known}")
         return
     if backend.available() is None and not backend.runs(arch):
         yield Finding("environment", PROBLEM, f"OPJIT_ARCH={arch}, and this machine ({backend.host_arch()}) cannot run what is built so",
