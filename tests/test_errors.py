@@ -54,6 +54,8 @@ EXAMPLES: list[OpjitError] = [
     CompileError("i", op="o", target="t"),
     errors.LoadError("j"),
     errors.EntryError("k"),
+    errors.PrecompileError("m", []),
+    errors.RecordError("n"),
     OpjitError("l"),
 ]
 
