@@ -20,6 +20,7 @@ class Scan:
     def __init__(self) -> None:
         self._read: dict[str, tuple[str, list[tuple[bytes, bytes]]]] = {}
         self._there: dict[str, bool] = {}
+        self.closures: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}  # an op's archs have theirs in common
 
     def read(self, path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
         """A file's SHA-256, and its #include lines: the kind of quote, and the name.
@@ -62,9 +63,12 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     Raises:
         FileNotFoundError: a root is not there.
     """
-    scan = scan or Scan()
+    scan, waiting = scan or Scan(), list(roots)
+    asked = tuple(waiting), include_path
+    known = scan.closures.get(asked)
+    if known is not None:
+        return known
     digests: dict[str, str] = {}
-    waiting = list(roots)
     while waiting:
         path = waiting.pop()
         if path in digests:
@@ -78,6 +82,7 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
             continue
         beside = os.path.dirname(path)
         waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
+    scan.closures[asked] = digests
     return digests
 
 
