@@ -229,9 +229,9 @@ def test_a_killed_builder_s_waiter_builds_at_once(
     killed: list[float] = []
 
     def kill() -> None:
+        killed.append(time.monotonic())
         (os.killpg if whole_group else os.kill)(victim.pid, signal.SIGKILL)
         victim.wait()
-        killed.append(time.monotonic())
 
     threading.Timer(0.4, kill).start()
     with lock.held(recipe.key, waits.append):
