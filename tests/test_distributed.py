@@ -646,7 +646,8 @@ def test_a_job_of_slurm_or_mpi_builds_once(tmp_path: Path, nodes: list[Node], op
                  "openmpi": {"OMPI_COMM_WORLD_RANK": "{n}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
                              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
                  "pmi": {"PMI_RANK": "{n}", "PMI_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}}[launcher]
-    job = [each.rank(NAMES="jobtest::add1", **{name: value.format(n=n) for name, value in variables.items()}) for n, each in enumerate(nodes)]
+    job = [each.rank(NAMES="jobtest::add1", **{name: value.format(n=n) for name, value in variables.items()})
+           for n, each in enumerate(nodes)]
     results = run(tmp_path, ops, job, number=False)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 2
     assert compiled(log) == 1
