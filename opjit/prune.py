@@ -130,13 +130,16 @@ def after_build(store: Store) -> None:
     """Prune when something was published; see `publication.due`. No trouble is an error: what was asked for is there."""
     marker = store.base / MARKER
     try:
-        if marker.is_symlink() or not marker.is_file():
+        fresh = not os.path.lexists(marker)  # the store is new: nothing in it is old
+        if not fresh and (marker.is_symlink() or not marker.is_file()):
             with removal.open_trash(store) as trash:
                 trash.take(marker)
         files.write_note(marker, "")  # first, so that of many processes few prune
+        if fresh:
+            return
         done = prune(store, size_wanted(), budget=_BUDGET)
         if not done.finished:
-            marker.unlink(missing_ok=True)  # the next build goes on
+            os.utime(marker, (0, 0))  # the next build goes on
         if done.failed:
             warnings.warn(CacheWarning(f"{done.failed} entries of the cache {store.root} should go and could not be removed; see "
                                        "`opjit cache prune`"), stacklevel=2)

@@ -329,7 +329,7 @@ def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
     monkeypatch.setenv("OPJIT_CACHE_SIZE", "45k")
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     date(entry.folder, 1000)
-    (entry.folder.parents[2] / publication.MARKER).unlink(missing_ok=True)
+    make_yesterday(entry.folder.parents[2] / publication.MARKER)
     return entry
 
 
@@ -363,6 +363,7 @@ def make_yesterday(marker: Path) -> None:
 def test_a_marker_that_makes_no_sense_means_that_it_is_due_and_is_put_right(old: Entry, op: Path, make: Callable[[Path], None]) -> None:
     root = Path(os.environ["OPJIT_CACHE"])
     marker = root / "v1" / publication.MARKER
+    marker.unlink()
     make(marker)
     built(grown(op, 2), root)
     assert not old.folder.exists()

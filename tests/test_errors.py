@@ -59,7 +59,7 @@ EXAMPLES: list[OpjitError] = [
     errors.BadSetting("n"),
     errors.UnknownEntry("o", "ab", ["abc", "abd"]),
     errors.RecordError("p"),
-    errors.PrecompileError("q", [("o for t", errors.LoadError("r"))]),
+    errors.PrecompileError("q", []),
     OpjitError("s"),
 ]
 

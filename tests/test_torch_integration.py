@@ -435,20 +435,20 @@ def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: Run
         from opjit import build
         opjit.catalog.declare_folder(Path({DOUBLE!r}))
         started, go = threading.Event(), threading.Event()
-        original = build._stage
+        original = build._make_entry
 
         def slow(*args, **kwargs):
             started.set()
             go.wait(60)
             return original(*args, **kwargs)
 
-        build._stage = slow
+        build._make_entry = slow
         thread = threading.Thread(target=lambda: opjit.get("optest::double", "cpu"))
         thread.start()
         assert started.wait(60)
         pid = os.fork()
         if pid == 0:
-            build._stage = original
+            build._make_entry = original
             os._exit(0 if opjit.get("allreduce", "cpu")(torch.ones(3)).item() == 3 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         go.set()
