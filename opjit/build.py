@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,7 +189,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
               **added}
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
     cpp_extension = import_builder()
-    with torch_builder, _settings(cpp_extension, compiler, nvcc, ninja):
+    with torch_builder, _settings(cpp_extension, compiler, nvcc, ninja, work):
         try:
             cpp_extension.load(
                 name=name,
@@ -252,7 +252,7 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> Iterator[None]:
+def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: str, work: Path) -> Iterator[None]:
     """Set torch's builder up for an opjit build; everything is put back afterwards."""
     environment = {
         **toolchain.NEUTRAL,
@@ -265,8 +265,15 @@ def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: 
         "NINJA_STATUS": None,
     }
     # The run path that torch adds becomes a constant: the process has torch's libraries already.
-    with changed(cpp_extension, environment, {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}):
+    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None, **unlocked(cpp_extension, work)}
+    with changed(cpp_extension, environment, variables):
         yield
+
+
+def unlocked(cpp_extension: Any, work: Path) -> dict[str, Any]:
+    """torch's lock on a build's folder, from 2.15 on, but none on this build's own: nobody shares that, and flock may block."""
+    lock = getattr(cpp_extension, "FileLock", None)
+    return {} if lock is None else {"FileLock": lambda path: nullcontext() if os.path.dirname(path) == str(work) else lock(path)}
 
 
 @contextmanager

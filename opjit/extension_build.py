@@ -107,7 +107,8 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
     environment: dict[str, str | None] = {"LC_ALL": "C", "PATH": f"{tools.ninja}{os.pathsep}{os.environ.get('PATH', '')}"}
     if wanted.archs:
         environment["TORCH_CUDA_ARCH_LIST"] = wanted.archs
-    variables = {"_import_module_from_library": _not_from(work, cpp_extension._import_module_from_library)}
+    variables = {"_import_module_from_library": _not_from(work, cpp_extension._import_module_from_library),
+                 **build.unlocked(cpp_extension, work)}
     if tools.nvcc is not None:
         variables["CUDA_HOME"] = tools.nvcc.root  # torch's own guess is wrong where nvcc is a wrapper script
     with build.torch_builder, build.changed(cpp_extension, environment, variables):
