@@ -132,7 +132,8 @@ class Job:
         self.hopeless = False  # waits for what it cannot build: no reason for others to wait for it
         self.pulse: tuple[int, float] = (-1, self.started)
         self.slot_asked = -DEAD
-        self.told = ""
+        self.last_said = ""
+        self.publishes = False
         self.guard, self.over = threading.Lock(), threading.Event()
         self.token: Path | None = None
 
@@ -144,20 +145,24 @@ class Job:
         self.over.set()
         if self.token is not None:
             files.remove_tree(self.token)
-        with suppress(Lost):
-            self.line.add("left")
+        self.line.count("left")
+        if self.publishes:
+            with suppress(Lost):
+                self.line.read("left")  # all that was written has arrived, whenever this process ends
         if self.line.hosted:
             atexit.register(self._stay, os.getpid())
         else:
             self.line.close()
 
     def run(self, offers: list[Item], missing: list[Item]) -> None:
-        self._find_place(bool(missing))
-        self.line.add("arrived")
-        self.beats.start()
+        if missing:
+            self._find_place()
+        self.line.count("arrived")
+        if missing or offers:
+            self.beats.start()
         for item in offers:
             if item.entry is not None and item.name in (item.entry.key, item.any_compiler) \
-                    and self.line.read(f"result/{item.name}") is None and self._claim(item):
+                    and self._claim(item):
                 self._publish(item)
         # Each rank starts elsewhere in the list, so that those who build meet seldom.
         turn = self.place.rank * len(missing) // self.place.size
@@ -167,10 +172,10 @@ class Job:
                 if not self._build_some(order):
                     self._wait(item, len(missing) - sum(each.settled for each in missing))
 
-    def _find_place(self, lacking: bool) -> None:
+    def _find_place(self) -> None:
         """Find out whether this rank sees the same cache as the first rank that lacked something."""
         token = self.line.read("token")
-        if token is None and lacking:
+        if token is None:
             try:
                 self.token = self.store.stage()
                 name = self.token.name
@@ -219,6 +224,7 @@ class Job:
         error = item.error
         assert error is not None
         if isinstance(error, CompileError) or _generation(claim) >= _TRIES:
+            self.publishes = True
             self.line.write(f"result/{item.name}", telling.failure(error, self.who))
         else:  # this rank's trouble, maybe
             item.error, item.failure, item.able = None, error, False
@@ -237,6 +243,7 @@ class Job:
                 for number, piece in enumerate(pieces):
                     self.line.write(f"bytes/{entry.key}/{number}", piece)
                 parts = len(pieces)
+        self.publishes = True
         for name in {entry.key, item.any_compiler}:
             self.line.write(f"result/{name}", telling.entry(entry.key, parts))
         with self.guard:
@@ -273,8 +280,8 @@ class Job:
         time.sleep(self.pause)
 
     def _tell(self, text: str) -> None:
-        if text != self.told:
-            self.told = text
+        if text != self.last_said:
+            self.last_said = text
             self.say(text)
 
     def _settle(self, item: Item, result: bytes) -> None:
