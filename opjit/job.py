@@ -13,6 +13,7 @@ which is set by a rank that does not see the cache of the first that lacked some
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import threading
@@ -165,12 +166,20 @@ class Job:
                     and self._claim(item):
                 self._publish(item)
         # Each rank starts elsewhere in the list, so that those who build meet seldom.
+        self._queue(missing)
         turn = self.place.rank * len(missing) // self.place.size
         order = missing[turn:] + missing[:turn]
         for item in order:
             while not item.settled:
                 if not self._build_some(order):
                     self._wait(item, len(missing) - sum(each.settled for each in missing))
+
+    def _queue(self, missing: list[Item]) -> None:
+        """Leave C ops to a few ranks at first: each that builds compiles opjit's runtime too, which takes as long as an op or two."""
+        if missing:
+            worth = math.ceil(sum(1.0 if item.target.backend.uses_nvcc else 0.25 for item in missing))
+            if self.line.add(f"builders/{missing[0].name}") > worth:
+                self.slot_asked = time.monotonic() + self.tick
 
     def _find_place(self) -> None:
         """Find out whether this rank sees the same cache as the first rank that lacked something."""
@@ -300,7 +309,8 @@ class Job:
                     try:
                         good = item.look() or self._fetch(item, key, parts)
                     finally:
-                        (release or _nothing)()
+                        if release is not None:
+                            release()
                     if not good:
                         item.build()
                     return
@@ -375,10 +385,6 @@ def _slot(stack: ExitStack, jobs: int) -> bool:
             stack.callback(release)
             return True
     return False
-
-
-def _nothing() -> None:
-    """Where no lock is held, none is freed."""
 
 
 def _generation(claim: str) -> int:
