@@ -13,6 +13,7 @@ which is set by a rank that does not see the cache of the first that lacked some
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import threading
@@ -133,7 +134,8 @@ class Job:
         self.hopeless = False  # waits for what it cannot build: no reason for others to wait for it
         self.pulse: tuple[int, float] = (-1, self.started)
         self.slot_asked = -DEAD
-        self.told = ""
+        self.last_said = ""
+        self.publishes = False
         self.guard, self.over = threading.Lock(), threading.Event()
         self.token: Path | None = None
 
@@ -145,22 +147,27 @@ class Job:
         self.over.set()
         if self.token is not None:
             files.remove_tree(self.token)
-        with suppress(Lost):
-            self.line.add("left")
+        self.line.count("left")
+        if self.publishes:
+            with suppress(Lost):
+                self.line.read("left")  # all that was written has arrived, whenever this process ends
         if self.line.hosted:
             atexit.register(self._stay, os.getpid())
         else:
             self.line.close()
 
     def run(self, offers: list[Item], missing: list[Item]) -> None:
-        self._find_place(bool(missing))
-        self.line.add("arrived")
-        self.beats.start()
+        if missing:
+            self._find_place()
+        self.line.count("arrived")
+        if missing or offers:
+            self.beats.start()
         for item in offers:
             if item.entry is not None and item.name in (item.entry.key, item.any_compiler) \
-                    and self.line.read(f"result/{item.name}") is None and self._claim(item):
+                    and self._claim(item):
                 self._publish(item)
         # Each rank starts elsewhere in the list, so that those who build meet seldom.
+        self._queue(missing)
         turn = self.place.rank * len(missing) // self.place.size
         order = missing[turn:] + missing[:turn]
         for item in order:
@@ -168,10 +175,17 @@ class Job:
                 if not self._build_some(order):
                     self._wait(item, len(missing) - sum(each.settled for each in missing))
 
-    def _find_place(self, lacking: bool) -> None:
+    def _queue(self, missing: list[Item]) -> None:
+        """Leave C ops to a few ranks at first: each that builds compiles opjit's runtime too, which takes as long as an op or two."""
+        if missing:
+            worth = math.ceil(sum(1.0 if item.target.backend.uses_nvcc else 0.25 for item in missing))
+            if self.line.add(f"builders/{missing[0].name}") > worth:
+                self.slot_asked = time.monotonic() + self.tick
+
+    def _find_place(self) -> None:
         """Find out whether this rank sees the same cache as the first rank that lacked something."""
         token = self.line.read("token")
-        if token is None and lacking:
+        if token is None:
             try:
                 self.token = self.store.stage()
                 name = self.token.name
@@ -220,6 +234,7 @@ class Job:
         error = item.error
         assert error is not None
         if isinstance(error, CompileError) or _generation(claim) >= _TRIES:
+            self.publishes = True
             self.line.write(f"result/{item.name}", telling.failure(error, self.who))
         else:  # this rank's trouble, maybe
             item.error, item.failure, item.able = None, error, False
@@ -238,6 +253,7 @@ class Job:
                 for number, piece in enumerate(pieces):
                     self.line.write(f"bytes/{entry.key}/{number}", piece)
                 parts = len(pieces)
+        self.publishes = True
         for name in {entry.key, item.any_compiler}:
             self.line.write(f"result/{name}", telling.entry(entry.key, parts))
         with self.guard:
@@ -274,8 +290,8 @@ class Job:
         time.sleep(self.pause)
 
     def _tell(self, text: str) -> None:
-        if text != self.told:
-            self.told = text
+        if text != self.last_said:
+            self.last_said = text
             self.say(text)
 
     def _settle(self, item: Item, result: bytes) -> None:
@@ -294,7 +310,8 @@ class Job:
                     try:
                         good = item.look() or self._fetch(item, key, parts)
                     finally:
-                        (release or _nothing)()
+                        if release is not None:
+                            release()
                     if not good:
                         item.build()
                     return
@@ -369,10 +386,6 @@ def _slot(stack: ExitStack, jobs: int) -> bool:
             stack.callback(release)
             return True
     return False
-
-
-def _nothing() -> None:
-    """Where no lock is held, none is freed."""
 
 
 def _generation(claim: str) -> int:

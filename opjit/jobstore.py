@@ -69,7 +69,12 @@ class JobStore:
         return content
 
     def write(self, key: str, content: bytes | str) -> None:
-        self._ask("set", key, content)
+        """Write a key, without waiting for it; a later question is asked when that is done."""
+        self._questions.put(("set", (key, content), SimpleQueue()))
+
+    def count(self, key: str) -> None:
+        """Add 1 to a counter, without waiting for it."""
+        self._questions.put(("add", (key, 1), SimpleQueue()))
 
     def add(self, key: str, amount: int = 1) -> int:
         """Add to a counter; 0 reads it."""

@@ -224,6 +224,8 @@ def late(self, items):
         time.sleep(0.01)
     if os.environ["RANK"] != "0":
         time.sleep(0.2)
+    elif self.slot_asked > self.started:
+        self.slot_asked = 0.0
     return real(self, items)
 job.Job._build_some = late
 """
