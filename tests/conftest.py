@@ -18,6 +18,7 @@ import torch
 
 import opjit
 from opjit import catalog, toolchain
+from opjit.backends.cuda import Cuda
 from tests.helpers import SOMEBODY
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
@@ -54,6 +55,13 @@ def somebodys() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, SOMEBODY, SOMEBODY)
         yield Path(folder)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs that the machine may have are none of the test's, nor of the processes that it starts."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(Cuda, "available", lambda self: "this test has no GPU")
 
 
 @pytest.fixture

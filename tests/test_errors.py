@@ -202,6 +202,7 @@ def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(
     assert caught.value.tool == "cc"
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's builder does not quote the compiler's path")
 def test_a_cc_that_is_a_relative_path_works(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_compiler(tmp_path / "my cc")
     monkeypatch.chdir(tmp_path)

@@ -690,9 +690,10 @@ def test_a_compiler_found_by_another_path_gives_one_key(op: Path, tmp_path: Path
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "gcc").symlink_to(helpers.real_compiler())
     keys = set()
-    for order in (lambda parts: parts, lambda parts: [str(tmp_path / "bin"), *parts], lambda parts: list(reversed(parts))):
+    real, parts = os.path.dirname(helpers.real_compiler()), os.environ["PATH"].split(os.pathsep)
+    for path in ([real, *parts], [str(tmp_path / "bin"), *parts], [real, *reversed(parts)]):
         with monkeypatch.context() as patched:
-            patched.setenv("PATH", os.pathsep.join(order(os.environ["PATH"].split(os.pathsep))))
+            patched.setenv("PATH", os.pathsep.join(path))
             found = toolchain.require_compiler(tmp_path / "notes")
             keys.add(describe(op, compiler=toolchain.identity(found, None)).key)
     assert len(keys) == 1

@@ -41,7 +41,7 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> Path:
     """A cache and a place for locks and temporary files of the test's own."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
@@ -273,7 +273,8 @@ def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_th
     assert error.log.is_file()
 
 
-def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path) -> None:
+def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
     make_ops(tmp_path / "ops", ["one", "two", "three"])
     changes = {name: value for name, value in helpers.no_compiler(tmp_path).items() if value is not None}
     done = command(tmp_path / "ops", **changes)

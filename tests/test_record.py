@@ -75,7 +75,8 @@ def write_list(path: Path, *ops: object) -> Path:
 def test_every_op_of_every_process_is_in_the_list_once_and_the_command_s_output_and_exit_code_are_passed_on(tmp_path: Path) -> None:
     write_op(tmp_path / "plus")
     code = INLINE + f"""
-import os, subprocess, sys
+import os, subprocess, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: torch has threads, and the process forks
 opjit.add_path({str(tmp_path / 'plus')!r})
 print(opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist(), flush=True)
 for _ in range(2):

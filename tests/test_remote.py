@@ -13,7 +13,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,6 +174,15 @@ def _fetched_anew(published: Published, cache: Path) -> bool:
 
 
 def _in_child(check: Callable[[], bool]) -> bool:
+    return _succeeded(_started(check))
+
+
+def _succeeded(child: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _started(check: Callable[[], bool]) -> int:
+    """The process id of a forked child that exits with 0 if the check holds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says that forks and threads go badly together
         child = os.fork()
@@ -186,7 +194,7 @@ def _in_child(check: Callable[[], bool]) -> bool:
 
             traceback.print_exc()
             os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return child
 
 
 def test_a_forked_child_asks_the_remote_too(published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -222,9 +230,8 @@ def test_of_many_processes_of_a_machine_one_fetches(
 ) -> None:
     with serving(from_folder(published.folder, 0.3)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
-        with ThreadPoolExecutor(6) as pool:
-            fetched = [pool.submit(_in_child, lambda: was_fetched(ask(published.op), published)) for _ in range(6)]
-            assert [one.result() for one in fetched] == [True] * 6
+        children = [_started(lambda: was_fetched(ask(published.op), published)) for _ in range(6)]
+        assert [_succeeded(child) for child in children] == [True] * 6
         assert server.asked == [f"/{published.name}"]
 
 

@@ -234,7 +234,7 @@ def test_a_pull_that_trusts_nobody_says_what_to_do(published: Published, empty: 
 
 
 def test_from_a_web_server_comes_what_the_ops_ask_for_on_this_machine(
-    published: Published, other: Published, empty: Path, monkeypatch: pytest.MonkeyPatch
+    published: Published, other: Published, empty: Path, monkeypatch: pytest.MonkeyPatch, no_gpu: None
 ) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     monkeypatch.setenv("OPJIT_TRUST", published.public)
