@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import re
-import stat
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, lock
-from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
+from opjit.doctor.finding import NOTE, OK, WARNING, Finding
 from opjit.store import STAGING_AGE, Store, default_root
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,7 +50,7 @@ def cache() -> Iterator[Finding]:
     yield from _filesystem("cache", place)
     yield from _owners(root)
     yield from _room("cache", place)
-    yield from _abilities("cache", place, PROBLEM, _CHANGE)
+    yield from _abilities("cache", place, "so a copy of each library in the temporary folder is loaded", _CHANGE)
 
 
 def temporary() -> Iterator[Finding]:
@@ -69,7 +68,7 @@ def temporary() -> Iterator[Finding]:
             yield Finding("temporary folder", WARNING, f"{distrusted.partition(';')[0]}, so builds do without locks",
                           f"remove {locks}, or set TMPDIR to a folder of your own")
     yield from _room("temporary folder", place)
-    yield from _abilities("temporary folder", place, WARNING, change)
+    yield from _abilities("temporary folder", place, "so no library can be loaded from there", change)
 
 
 def existing(path: Path) -> Path:
@@ -129,20 +128,11 @@ def _owners(root: Path) -> Iterator[Finding]:
     """Nobody else may be able to write, or to swap, what is loaded."""
     store = Store(root)
     own = [folder for folder in (root, store.base, store.base / "staging", store.notes) if folder.exists() or folder.is_symlink()]
-    problems = [problem for folder in own if (problem := files.distrusted(folder))]
-    for problem in problems[:3]:
+    problems = dict.fromkeys(filter(None, (store.problem(), *(files.distrusted(folder) for folder in own if not folder.is_symlink()))))
+    for problem in list(problems)[:3]:
         seen, _, todo = problem.partition("; ")
         yield Finding("cache", WARNING, f"{seen}, so it is not trusted and every process builds its ops anew",
                       todo or "set OPJIT_CACHE to a folder of your own")
-    for parent in Path(os.path.realpath(root)).parents:
-        with suppress(FileNotFoundError):
-            status = parent.stat()
-            if status.st_uid not in (0, os.geteuid()):
-                yield Finding("cache", WARNING, f"{parent} belongs to user {status.st_uid}, who can swap the cache for another folder",
-                              "set OPJIT_CACHE to a folder below your own home")
-            elif status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-                yield Finding("cache", WARNING, f"{parent} can be written by others (mode {stat.S_IMODE(status.st_mode):o}), who can swap "
-                                                "the cache for another folder", f"chmod go-w {parent}")
     if own and not problems:
         yield Finding("cache", OK, "it is yours alone to write")
 
@@ -177,11 +167,11 @@ def _unwritable(about: str, place: Path, error: OSError, change: str) -> Finding
 
 
 def _try_each(about: str, folder: Path, no_exec: str, change: str) -> Iterator[Finding]:
-    for attempt, lost, state in ((_write, "so nothing can be kept there", WARNING),
-                                 (_rename, "so entries cannot appear whole", WARNING),
-                                 (_own, "so entries there are not trusted", WARNING),
-                                 (_lock, "so an op may be built twice at once", WARNING),
-                                 (_execute, "so no library can be loaded from there", no_exec)):
+    for attempt, lost in ((_write, "so nothing can be kept there"),
+                          (_rename, "so entries cannot appear whole"),
+                          (_own, "so entries there are not trusted"),
+                          (_lock, "so an op may be built twice at once"),
+                          (_execute, no_exec)):
         try:
             trouble = attempt(folder)
         except OSError as error:
@@ -190,7 +180,7 @@ def _try_each(about: str, folder: Path, no_exec: str, change: str) -> Iterator[F
                 return
             trouble = f"{attempt.__doc__} failed: {error.strerror}"
         if trouble:
-            yield Finding(about, state, f"{trouble}, {lost}", change)
+            yield Finding(about, WARNING, f"{trouble}, {lost}", change)
 
 
 def _write(folder: Path) -> str | None:
