@@ -231,7 +231,7 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)  # forks of a process with threads: torch's, which sleep
     print(f"seed {chosen.seed}", flush=True)
-    generator, span, outcomes, spent = random.Random(chosen.seed), 2.0, [], []
+    generator, span, outcomes, spent = random.Random(chosen.seed), 0.15 * chosen.ops, [], []  # an op takes longer than that
     with tempfile.TemporaryDirectory(prefix="storm-") as name:
         scratch = Path(name)
         log = prepare(scratch, chosen.ops)
