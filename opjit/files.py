@@ -111,7 +111,7 @@ def swappable(folder: Path) -> str | None:
         while True:
             problem = _writer(here, status, not rest)
             if problem is not None or not rest:
-                return problem and f"{problem}, so others could put something else in the place of {folder}"
+                return problem and f"{problem[0]}, so others could put something else in the place of {folder}{problem[1]}"
             name = rest.pop()
             path = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
             found = os.lstat(path)
@@ -128,16 +128,16 @@ def swappable(folder: Path) -> str | None:
         return None
 
 
-def _writer(path: str, status: os.stat_result, last: bool) -> str | None:
-    """Why others could change what is in a folder on the way to another; `last` is that one itself."""
+def _writer(path: str, status: os.stat_result, last: bool) -> tuple[str, str] | None:
+    """Why others could change what is in a folder on the way to another, and what to do; `last` is that one itself."""
     if status.st_uid not in (os.geteuid(), 0) and (last or not _unmapped(status.st_uid)):
-        return f"{path} belongs to user {status.st_uid}, not to you or root"
+        return f"{path} belongs to user {status.st_uid}, not to you or root", ""
     open_to = status.st_mode & 0o022
     if not stat.S_ISDIR(status.st_mode) or not open_to or (not last and status.st_mode & stat.S_ISVTX):
         return None
     if not last and open_to == 0o020 and _own_group(status.st_gid):
         return None
-    return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w it)"
+    return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})", f"; chmod go-w {path}"
 
 
 def _own_group(group: int) -> bool:

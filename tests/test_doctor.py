@@ -391,7 +391,7 @@ def test_a_cache_that_others_can_write_is_a_warning_with_the_command_that_helps(
     cache.chmod(mode)
     found = only(places.cache(), WARNING)
     assert f"(mode {mode:o})" in found.seen
-    assert found.todo == "chmod go-w it"
+    assert found.todo == f"chmod go-w {cache}"
 
 
 def test_a_parent_in_which_others_can_swap_the_cache_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,13 +127,13 @@ def _filesystem(about: str, place: Path) -> Iterator[Finding]:
 def _owners(root: Path) -> Iterator[Finding]:
     """Nobody else may be able to write, or to swap, what is loaded."""
     store = Store(root)
-    own = [folder for folder in (root, store.base, store.base / "staging", store.notes) if folder.exists() or folder.is_symlink()]
-    problems = dict.fromkeys(filter(None, (store.problem(), *(files.distrusted(folder) for folder in own if not folder.is_symlink()))))
-    for problem in list(problems)[:3]:
+    own = [folder for folder in (store.base, store.base / "staging", store.notes) if folder.exists()]
+    problems = [problem for problem in (files.swappable(root), *map(files.distrusted, own)) if problem]
+    for problem in problems:
         seen, _, todo = problem.partition("; ")
         yield Finding("cache", WARNING, f"{seen}, so it is not trusted and every process builds its ops anew",
                       todo or "set OPJIT_CACHE to a folder of your own")
-    if own and not problems:
+    if not problems:
         yield Finding("cache", OK, "it is yours alone to write")
 
 
