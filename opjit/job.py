@@ -135,7 +135,6 @@ class Job:
         self.pulse: tuple[int, float] = (-1, self.started)
         self.slot_asked = -DEAD
         self.last_said = ""
-        self.publishes = False
         self.guard, self.over = threading.Lock(), threading.Event()
         self.token: Path | None = None
 
@@ -148,9 +147,6 @@ class Job:
         if self.token is not None:
             files.remove_tree(self.token)
         self.line.count("left")
-        if self.publishes:
-            with suppress(Lost):
-                self.line.read("left")  # all that was written has arrived, whenever this process ends
         if self.line.hosted:
             atexit.register(self._stay, os.getpid())
         else:
@@ -234,7 +230,6 @@ class Job:
         error = item.error
         assert error is not None
         if isinstance(error, CompileError) or _generation(claim) >= _TRIES:
-            self.publishes = True
             self.line.write(f"result/{item.name}", telling.failure(error, self.who))
         else:  # this rank's trouble, maybe
             item.error, item.failure, item.able = None, error, False
@@ -253,7 +248,6 @@ class Job:
                 for number, piece in enumerate(pieces):
                     self.line.write(f"bytes/{entry.key}/{number}", piece)
                 parts = len(pieces)
-        self.publishes = True
         for name in {entry.key, item.any_compiler}:
             self.line.write(f"result/{name}", telling.entry(entry.key, parts))
         with self.guard:

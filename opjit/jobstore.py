@@ -36,7 +36,8 @@ class JobStore:
         self.hosted = hosted
         self._questions: SimpleQueue[tuple[str, tuple[Any, ...], SimpleQueue[Any]] | None] = SimpleQueue()
         self._lost: str | None = None
-        threading.Thread(target=self._answer, args=(opened, self._questions), name="opjit-jobstore", daemon=True).start()
+        self._thread = threading.Thread(target=self._answer, args=(opened, self._questions), name="opjit-jobstore", daemon=True)
+        self._thread.start()
 
     @staticmethod
     def _answer(opened: Callable[[], Any], questions: SimpleQueue[tuple[str, tuple[Any, ...], SimpleQueue[Any]] | None]) -> None:
@@ -85,7 +86,10 @@ class JobStore:
         return bool(self._ask("compare_set", key, expected, wanted) == wanted.encode())
 
     def close(self) -> None:
+        """Hang up. Waits until all that was written has arrived: a process that ends while a thread is in torch's code is aborted."""
         self._questions.put(None)
+        if self._lost is None:
+            self._thread.join(ANSWER)
 
 
 def connect(place: Place, patience: float, needless: Callable[[], bool]) -> JobStore:

@@ -341,7 +341,7 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
 
     with Log():  # type: ignore[no-untyped-call]
         double(torch.ones(2))
-    assert double.overload in seen
+    assert [func.name() for func in seen].count("optest::double") == 1
 
 
 # Threads and processes ----------------------------------------------------------------------------------------------------------
