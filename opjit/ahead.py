@@ -203,8 +203,14 @@ def _share(work: Work, jobs: int | None) -> Report:
     def make(recipe: Recipe, store: Store) -> Entry:
         return build.build(recipe, store, kept=True)
 
-    report = Report([], [], work.skipped, list(work.failed), 0.0)
-    for outcome in distributed.share(work.wanted, work.store, layers=not work.own, offer=False, make=make, jobs=jobs):
+    report, wanted = Report([], [], work.skipped, list(work.failed), 0.0), []
+    for pair in work.wanted:
+        try:
+            pair.op.source(pair.target.backend)
+            wanted.append(pair)
+        except NoKernel as error:
+            report.failed.append((str(pair), error))
+    for outcome in distributed.share(wanted, work.store, layers=not work.own, offer=False, make=make, jobs=jobs):
         pair = Wanted(outcome.op, outcome.target)
         if outcome.entry is None:
             assert outcome.error is not None

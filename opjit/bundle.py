@@ -64,5 +64,5 @@ def of(folder: Path) -> Bundle:
         FileNotFoundError: there is no such entry.
         EntryError, OSError: there is one, and it must not be used.
     """
-    described, library = store.read(folder)
+    described, library = store.read(folder, unnoticed=True)
     return Bundle(described.dump(), library)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from opjit import checkup, counters, inventory, removal, tally
 from opjit import prune as _pruning
 from opjit.checkup import Finding
+from opjit.errors import BadSetting
 from opjit.inventory import Item
 from opjit.prune import AGE, Pruned
 from opjit.removal import Cleared
@@ -93,10 +94,11 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
         BadSetting: a size or an age is none.
         OpjitError: nothing can be removed.
     """
-    size = _pruning.size_wanted() if size is None else size
-    age = AGE if age is None else age
-    return _pruning.prune(Store(default_root()), _pruning.parse_size(size) if isinstance(size, str) else size,
-                          _pruning.parse_age(age) if isinstance(age, str) else age)
+    bound = _pruning.size_wanted() if size is None else _pruning.parse_size(size) if isinstance(size, str) else size
+    oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
+    if not (bound >= 0 and oldest >= 0):
+        raise BadSetting(f"expected a size and an age of 0 or more, got {size!r} and {age!r}")
+    return _pruning.prune(Store(default_root()), bound, oldest)
 
 
 def clear(*ops: str) -> Cleared:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import api, catalog, files, inventory, library, manifest, store
+from opjit import api, catalog, inventory, library, manifest, store
 from opjit.errors import EntryError, NoKernel, OpjitError
 from opjit.inventory import Item
 from opjit.manifest import Manifest
@@ -51,8 +52,9 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
             described, op, target = _verify(root, item)
-        except (EntryError, OSError) as error:
-            yield Finding(item, BAD, str(error))
+        except (OpjitError, OSError) as error:
+            if os.path.lexists(item.folder):  # else somebody removed it meanwhile
+                yield Finding(item, BAD, str(error))
             continue
         yield _rebuild(root, item, described, op, target) if rebuild else Finding(item, GOOD)
 
@@ -61,18 +63,16 @@ def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
     """An entry's manifest, and the op and target that it is of; None is a C++ extension.
 
     Raises:
-        EntryError, OSError: it would not be loaded.
+        OpjitError, OSError: it would not be loaded.
     """
     described = manifest.parse(store.bounded(item.folder / manifest.NAME))
     if described.document.get("made_by") is not None:
-        with files.unread(item.folder / described.library):
-            store.verify(item.folder, None)
+        store.verify(item.folder, None, unnoticed=True)
         return described, item.op, None
     schema, target = library.origin(described)
     if root.folder(schema.qualified, target) != item.folder.parent:
         raise EntryError(f"it is an entry of {schema.qualified} for {target}, and lies where none of those is looked for")
-    with files.unread(item.folder / described.library):
-        store.verify(item.folder, target)
+    store.verify(item.folder, target, unnoticed=True)
     return described, schema.qualified, target
 
 
@@ -88,7 +88,7 @@ def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Ta
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             again = _built(op, target, Store(Path(folder)))
             content = again.library.read_bytes()
-    except OpjitError as error:
+    except (OpjitError, OSError) as error:
         return Finding(item, DIFFERENT, f"it cannot be built again: {error}")
     if hashlib.sha256(content).hexdigest() == described.sha256:
         return Finding(item, REBUILT)
@@ -98,7 +98,7 @@ def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Ta
 def _current(op: Op, target: Target, root: Store, described: Manifest) -> bool:
     try:
         return api.describe(op, target, root).key == described.key
-    except (NoKernel, FileNotFoundError):
+    except (NoKernel, OSError):
         return False
 
 

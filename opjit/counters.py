@@ -8,13 +8,14 @@ only for people to read: `opjit cache stats` adds it up; see tally.py.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from opjit import files
 
 NAME = "stats.jsonl"
 MAX_BYTES = 8 << 20  # a longer one gets no more lines
@@ -61,7 +62,7 @@ def _of(base: Path) -> dict[str, float]:
     if base not in _counts:
         if not _registered:
             _registered = True
-            atexit.register(write)
+            files.at_end(write)
         _counts[base] = dict.fromkeys(FIELDS, 0)
     return _counts[base]
 
@@ -89,7 +90,9 @@ def append(base: Path, counts: Mapping[str, float]) -> None:
 
 def _forget() -> None:
     """What a parent counted is the parent's."""
+    global _registered
     _counts.clear()
+    _registered = False
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -6,8 +6,9 @@ import atexit
 import os
 import shutil
 import stat
+import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -40,10 +41,18 @@ def until_exit(prefix: str = "opjit-") -> Path:
     import tempfile  # not on the way of a hit
 
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    if not _own:
-        atexit.register(remove_own)
+    if not any(owner == os.getpid() for _, owner in _own):
+        at_end(remove_own)
     _own.append((folder, os.getpid()))
     return folder
+
+
+def at_end(call: Callable[[], None]) -> None:
+    """Call a function when this process ends, also where it is a forked worker of multiprocessing's: those do not get to atexit."""
+    atexit.register(call)
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, call, exitpriority=0)
 
 
 def remove_own() -> None:

@@ -38,6 +38,7 @@ from opjit.targets import Target
 DEAD = 5.0  # seconds without a sign of life
 LATE = 10.0  # seconds after its own start in which a rank still expects others to come
 _PART = 1 << 20  # bytes; a store takes 8 MiB at once, and answers nobody else meanwhile
+_looked: set[tuple[object, object]] = set()  # jobs in which this process has told whether it sees the same cache as others
 Make = Callable[[Recipe, Store], Entry]  # builds and publishes; see api.build_once
 _TRIES = 3  # ranks that try a build that fails for reasons which may be a rank's own
 
@@ -134,6 +135,7 @@ class Job:
         self.hopeless = False  # waits for what it cannot build: no reason for others to wait for it
         self.pulse: tuple[int, float] = (-1, self.started)
         self.slot_asked = -DEAD
+        self.slots: dict[int, tuple[object, float]] = {}  # the notes of who has a slot, and when they changed by this rank's clock
         self.last_said = ""
         self.guard, self.over = threading.Lock(), threading.Event()
         self.token: Path | None = None
@@ -190,6 +192,9 @@ class Job:
             token = name.encode() if self.line.exchange("token", "", name) else self.line.read("token")
         if token is not None and not (self.store.base / "staging" / token.decode(errors="replace")).is_dir():
             self.line.write("elsewhere", "1")
+        if (self.place.address, self.place.attempt) not in _looked:
+            _looked.add((self.place.address, self.place.attempt))
+            self.line.count("looked")
 
     # --- building -------------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ class Job:
         self.slot_asked = time.monotonic()
         with ExitStack() as stack:
             heavy = any(item.target.backend.uses_nvcc for item in free)
-            if not _slot(stack, budget.jobs(budget.NVCC_JOB if heavy else budget.C_JOB, self.jobs)):
+            if not _slot(stack, budget.jobs(budget.NVCC_JOB if heavy else budget.C_JOB, self.jobs), self.slots):
                 return False
             built = 0
             for item in free:
@@ -239,7 +244,7 @@ class Job:
         """Tell the others where it is, and give them the bytes unless all of them see this cache."""
         entry, parts = item.entry, 0
         assert entry is not None
-        seen_by_all = entry.folder.is_relative_to(self.store.base) and self.line.add("arrived", 0) >= self.place.size \
+        seen_by_all = entry.folder.is_relative_to(self.store.base) and self.line.add("looked", 0) >= self.place.size \
             and self.line.read("elsewhere") is None
         if not seen_by_all:
             with suppress(OSError, EntryError):  # it went away: whoever wants it builds it
@@ -370,14 +375,21 @@ class Job:
                 time.sleep(max(0.05, self.pause))
 
 
-def _slot(stack: ExitStack, jobs: int) -> bool:
-    """One of the builds that this user's ranks run on this machine at a time; the kernel frees it when its holder dies."""
+def _slot(stack: ExitStack, jobs: int, seen: dict[int, tuple[object, float]]) -> bool:
+    """One of the builds that this user's ranks run on this machine at a time. The kernel frees it when its holder dies; one whose holder
+    gives no sign of life does not count."""
     from opjit import lock
 
     for number in range(jobs):
-        release = lock.attempt(f"building-{number}")
+        name = f"building-{number}"
+        release = lock.attempt(name)
         if release is not None:
             stack.callback(release)
+            return True
+        sign, now = files.stamp(lock.folder() / f"{name}.json"), time.monotonic()
+        if number not in seen or seen[number][0] != sign:
+            seen[number] = sign, now
+        elif now - seen[number][1] > lock.SILENCE:
             return True
     return False
 

@@ -9,6 +9,7 @@ from typing import Any
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store, first
 
+_ADVICE = "close it to others, or take it out of OPJIT_LAYERS"
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
@@ -25,7 +26,9 @@ def find(recipe: Recipe) -> Entry | None:
         if entry is not None:
             return entry
     for root in named():
-        entry = Store(root).look(recipe)
+        layer = Store(root)
+        folder = layer.folder(recipe.schema.qualified, recipe.target)
+        entry = layer.look(recipe) if layer.trusted(folder.parent, folder, advice=_ADVICE) else None
         if entry is not None:
             return entry
     return None

@@ -24,6 +24,7 @@ SIZE = 10 << 30  # bytes, where OPJIT_CACHE_SIZE does not say
 AGE = 90 * DAY
 _FRESH = 3600.0  # seconds; also how far a date may lie ahead of the filesystem's clock
 _BUDGET = 2.0  # seconds, of a build's time
+_LONGEST = 20  # characters of a size or an age
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
@@ -58,7 +59,7 @@ def parse_size(text: str) -> int:
         BadSetting: it is no size.
     """
     found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    if found is None or len(text) > _LONGEST:
         raise BadSetting(f"expected a size such as 5GiB, 500MB or 0 for no bound, got {text!r}")
     unit = 1000 if found[4] and found[2] and not found[3] else 1024
     return int(float(found[1]) * unit ** " kmgt".index(found[2].lower() or " "))
@@ -71,7 +72,7 @@ def parse_age(text: str) -> float:
         BadSetting: it is no age.
     """
     found = _AGE.fullmatch(text.strip())
-    if found is None:
+    if found is None or len(text) > _LONGEST:
         raise BadSetting(f"expected an age such as 30d, 12h, 2w or 0 for no bound, got {text!r}")
     return float(found[1]) * _SECONDS[found[2].lower()]
 
@@ -101,7 +102,7 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
     Raises:
         Unremovable: the store cannot be written, or others can write there.
     """
-    if not store.base.is_dir():
+    if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0, 0, True)
     until = time.monotonic() + budget
     with removal.open_trash(store) as trash:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from opjit import counters, files, progress
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.manifest import Manifest
-from opjit.store import Entry, Store, verify
+from opjit.store import Entry, Store, default_root, verify
 from opjit.targets import Target
 
 MARKER = "pruned"  # in the store; its date is when a build pruned it last
@@ -68,7 +67,7 @@ def publish(work: Work, store: Store) -> Entry:
         return _privately(work, store, error)  # the compilers' files were removed under them, with the whole cache
     finally:
         files.remove_tree(staged)
-    if due(store, entry):
+    if store.root == default_root() and due(store, entry):  # a store made for others is kept whole
         from opjit import prune
 
         prune.after_build(store)
@@ -89,6 +88,8 @@ def due(store: Store, published: Entry) -> bool:
 
 def _privately(work: Work, store: Store, reason: Exception) -> Entry:
     """It works even where nothing can be kept: from a folder that goes with the process."""
+    if work.kept and work.unread:
+        raise work.fault(f"{reason}; make it readable") from reason
     if work.kept:
         raise work.fault(f"the store {store.root} cannot keep it: {reason}; make room there or name another store") from reason
     if isinstance(reason, UntrustedFolder):
@@ -105,4 +106,5 @@ def _privately(work: Work, store: Store, reason: Exception) -> Entry:
         os.rename(folder / "entry", place)
         return verify(place, work.target)[0]
     except (OSError, EntryError) as error:
-        raise work.fault(f"nor can it be built in {tempfile.gettempdir()}: {error}") from error
+        raise work.fault(f"nor can it be built in a temporary folder: {error}; set OPJIT_CACHE or TMPDIR to a folder that you can "
+                         "write") from error

@@ -110,7 +110,7 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         for op in sorted(wanted - known):
             raise BadSetting(f"the cache has no entry of {op}; `opjit cache ls` shows what it has")
         items = [item for item in items if item.op in wanted]
-    if not store.base.is_dir():
+    if not os.path.isdir(store.base):
         return Cleared(0, 0, 0)
     with open_trash(store) as trash:
         gone = [item for item in items if trash.take_entry(item)]

@@ -17,7 +17,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SPECIAL = frozenset({"staging", "toolchain", "stubs", "logs"})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
+_ADVICE = "ops are built for this process only until you close it to others, or set OPJIT_CACHE to a folder of your own"
 _PATIENCE = 5  # how often a folder that others remove is made again
 _known: set[Path] = set()  # roots that nobody else can swap
 _told: set[str] = set()  # what was said about those that somebody can
@@ -132,19 +133,18 @@ class Store(NamedTuple):
                 problem = problem or files.distrusted(folder)
         return problem
 
-    def trusted(self, *folders: Path) -> bool:
+    def trusted(self, *folders: Path, advice: str = _ADVICE) -> bool:
         """Whether there is no such problem; if there is one, it is said."""
         problem = self.problem(*folders)
         if problem is not None:
-            self.tell(problem)
+            self.tell(problem, advice)
         return problem is None
 
-    def tell(self, problem: str) -> None:
+    def tell(self, problem: str, advice: str = _ADVICE) -> None:
         """Warn that the store is not used, once in a process."""
         if problem not in _told:
             _told.add(problem)
-            warnings.warn(CacheWarning(f"the cache {self.root} is not used, and what is asked for is built for this process only: "
-                                       f"{problem}. Close it to others, or set OPJIT_CACHE to a folder of your own"), stacklevel=3)
+            warnings.warn(CacheWarning(f"the cache {self.root} is not used: {problem}; {advice}"), stacklevel=3)
 
     def _require_trusted(self, *folders: Path) -> None:
         problem = self.problem(*folders)
@@ -212,7 +212,11 @@ class Store(NamedTuple):
 
     def entries(self) -> Iterator[Path]:
         """Folders of all entries, unverified, in order."""
-        yield from sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in SPECIAL)
+        try:
+            found = sorted(path.parent for path in self.base.glob(f"*/*/*/{manifest.NAME}") if path.parts[-4] not in SPECIAL)
+        except OSError:  # nothing that this user could read
+            return
+        yield from found
 
     def _sweep(self, staging: Path) -> None:
         """Remove what killed builders left behind, once it is old enough to be nobody's."""
@@ -294,19 +298,21 @@ def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: 
     return verify(place, target, key)[0]
 
 
-def verify(folder: Path, target: Target | None, key: str | None = None, like: Path | None = None) -> tuple[Entry, Manifest]:
+def verify(folder: Path, target: Target | None, key: str | None = None, like: Path | None = None,
+           unnoticed: bool = False) -> tuple[Entry, Manifest]:
     """Check all that must hold before a library is loaded: owners, modes, size, hash, machine, arch, what it asks for.
 
     Args:
         target: of an op; None for a C++ extension, which may ask for any library.
         key: of the entry; None is the folder's name.
         like: a file that whoever may write the entry's may write as well (see files.distrusted).
+        unnoticed: as `read` takes it.
 
     Raises:
         FileNotFoundError: there is no such entry.
         EntryError, OSError: there is one, and it must not be used.
     """
-    described, content = read(folder, like)
+    described, content = read(folder, like, unnoticed)
     if described.key != (key or folder.name):
         raise EntryError("its manifest is of another key")
     if target is not None:
@@ -316,8 +322,11 @@ def verify(folder: Path, target: Target | None, key: str | None = None, like: Pa
     return Entry(folder, described.key, folder / described.library, described.seconds), described
 
 
-def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
+def read(folder: Path, like: Path | None = None, unnoticed: bool = False) -> tuple[Manifest, bytes]:
     """A folder's manifest and the library that it names: nobody else can have written them, and they are of one build.
+
+    Args:
+        unnoticed: this is no use of the entry, and shall not count as one.
 
     Raises:
         FileNotFoundError: one of them is not there.
@@ -330,7 +339,8 @@ def read(folder: Path, like: Path | None = None) -> tuple[Manifest, bytes]:
     _refuse_distrusted(library, like)
     if library.stat().st_size != described.size:
         raise EntryError("its library is not as long as its manifest says")
-    content = library.read_bytes()
+    with files.unread(library) if unnoticed else nullcontext():
+        content = library.read_bytes()
     if hashlib.sha256(content).hexdigest() != described.sha256:
         raise EntryError("its library is not the one that its manifest names")
     return described, content

@@ -350,7 +350,7 @@ def _pointer(entry: _Outgoing) -> bytes:
 
 def _is_here(root: Store, name: str) -> bool:
     """Whether the cache has an entry of that name. Whether it is good is looked at when it is used, and then it is replaced."""
-    return (root.root / name.removesuffix(".opjit") / manifest.NAME).is_file()
+    return os.path.isfile(root.root / name.removesuffix(".opjit") / manifest.NAME)
 
 
 def _arrived(name: str, content: bytes, trusted: Trust, root: Store, problems: list[str]) -> bool:

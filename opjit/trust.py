@@ -85,6 +85,8 @@ def configured() -> Trust | None:
     while parts:
         first = parts.pop(0)
         keys.append(_inline(parts.pop(0) if parts else "") if first == _INLINE else _read_public(first))
+    if not keys:
+        raise RemoteError(f"OPJIT_TRUST holds {text!r}, which names nobody: expected public keys, or the one word {UNSIGNED}")
     return Trust(tuple(keys))
 
 
@@ -110,7 +112,7 @@ def _read_public(name: str) -> bytes:
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
-        problem = files.distrusted(path)
+        problem = files.distrusted(path) or files.swappable(path.parent)
         key = None if problem else load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error

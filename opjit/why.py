@@ -212,7 +212,7 @@ def _candidates(places: list[_Place], recipe: Recipe) -> tuple[list[_Candidate],
         folders = sorted((shelf / key for key in _keys(shelf)), key=lambda folder: (folder.name != recipe.key, -_changed(folder)))
         for folder in folders[:_LOOKED_AT]:
             try:
-                _, described = store.verify(folder, recipe.target, like=place.like)
+                _, described = store.verify(folder, recipe.target, like=place.like, unnoticed=True)
                 good.append((_changed(folder), _Candidate(folder, differences(described, recipe, place.like is not None))))
             except (FileNotFoundError, NotADirectoryError):
                 pass  # no entry, or one that goes away

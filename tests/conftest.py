@@ -52,7 +52,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def somebodys() -> Iterator[Path]:
     """A folder of another user's, who can get to it: pytest keeps its own to itself. Only for root."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # TMPDIR may be closed to others
         os.chown(folder, SOMEBODY, SOMEBODY)
         yield Path(folder)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -19,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import opjit
-from opjit import cache, counters, files, manifest, prune, publication, removal
+from opjit import bundle, cache, checkup, counters, files, manifest, prune, publication, removal
 from opjit.cli import main
 from opjit.errors import BadSetting, CacheWarning
 from opjit.store import Entry, Store, first
@@ -303,7 +305,7 @@ def test_an_age_is_read_as_people_write_it(text: str, age: float) -> None:
     assert prune.parse_age(text) == age
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "5 GiBs", "1e9", "nan", "10 %", "5PiB"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 GiBs", "1e9", "nan", "10 %", "5PiB", "9" * 400])
 def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for read in (prune.parse_size, prune.parse_age):
         with pytest.raises(BadSetting, match=r"expected an? (size|age) such as"):
@@ -586,9 +588,45 @@ def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry
     assert good.exists()
 
 
-def test_to_verify_an_entry_is_no_use_of_it(entry: Entry) -> None:
+def test_an_entry_that_nobody_can_make_sense_of_is_one_bad_entry_and_the_rest_is_looked_at(entry: Entry) -> None:
+    [odd] = planted(entry, 1, schema="garbage(")
+    result = command("verify")
+    assert result.exit_code == 1
+    assert any(line.startswith("bad: ") and odd.name in line and "garbage(" in line for line in result.output.splitlines())
+    assert result.output.splitlines()[-1] == "2 entries: 1 good, 1 bad"
+
+
+def test_an_entry_that_is_removed_while_the_others_are_verified_is_not_bad(entry: Entry) -> None:
+    first, second = sorted([entry.folder, *planted(entry, 1)])
+    findings = checkup.verify(Store(Path(os.environ["OPJIT_CACHE"])))
+    assert next(findings).item.folder == first
+    shutil.rmtree(second)
+    assert list(findings) == []
+
+
+def test_a_bound_below_zero_is_refused_and_nothing_goes(entry: Entry) -> None:
+    for bounds in ({"size": -1}, {"age": -1.0}, {"size": math.nan}):
+        with pytest.raises(BadSetting, match="0 or more"):
+            cache.prune(**bounds)
+    assert entry.folder.exists()
+
+
+def test_a_cache_behind_a_closed_folder_is_an_empty_one(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setenv("OPJIT_CACHE", "/proc/1/cwd/nowhere" if os.geteuid() else str(entry.folder / "none"))
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as for a user who may not enter a folder above
+    monkeypatch.setattr(Path, "glob", refuse)
+    for words in (("clear",), ("prune",), ("ls",), ("verify",)):
+        assert command(*words).exit_code == 0
+    assert list(Store(Path(os.environ["OPJIT_CACHE"])).entries()) == []
+
+
+def test_to_verify_an_entry_is_no_use_of_it_nor_is_to_ask_why_or_to_pack_it(entry: Entry, tmp_path: Path) -> None:
     date(entry.folder, time.time() - 50 * DAY)
     assert [finding.verdict for finding in cache.verify()] == ["good"]
+    bundle.of(entry.folder)
     assert time.time() - cache.entries()[0].used > 49 * DAY
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -229,6 +230,40 @@ def late(self, items):
     return real(self, items)
 job.Job._build_some = late
 """
+
+
+# --- later calls, and slots that are held ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_call_hands_over_what_it_built_as_the_first_would(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+    layer = node(tmp_path / "layer")
+    run(tmp_path, ops, [layer.rank()])
+    second = """
+if os.environ["RANK"] == "1":
+    time.sleep(1)
+    os.environ["OPJIT_OFFLINE"] = "1"
+result["second"] = opjit.distributed.ready(["jobtest::add2"], "cpu")[0](torch.zeros(1)).item()
+if os.environ["RANK"] == "0":
+    time.sleep(3)  # as a rank that trains: the store is with it
+"""
+    results = run(tmp_path, ops, [each.rank(OPJIT_LAYERS=str(layer.cache)) for each in nodes], after=second)
+    assert [(each["values"], each.get("second", each), each["warnings"]) for each in results] == [([1], 2, [])] * 2
+    assert compiled(log) == 2
+
+
+def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_while_only(
+    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(nodes[0].folder / "tmp"))
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+    held = "import time\nfrom opjit import lock\nrelease = lock.attempt('building-0')\nprint('holds', flush=True)\ntime.sleep(600)\n"
+    with helpers.process(held) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        results = run(tmp_path, ops, [nodes[0].rank() for _ in range(2)], before="from opjit import lock\nlock.SILENCE = 1.0")
+    assert [each["values"] for each in results] == [[1]] * 2
+    assert compiled(log) == 1
 
 
 # --- once in the whole job ------------------------------------------------------------------------------------------------------------

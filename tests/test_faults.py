@@ -544,7 +544,7 @@ for turn in range({rounds}):
         (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
         return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
 
-    print(len(set(together(16, work))))
+    print(len(set(together(16, work))), flush=True)
 """
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
     assert len(log.read_text()) == rounds
@@ -586,9 +586,9 @@ for turn in range({rounds}):
         (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
         return agrees(Path(mapped).parent)
 
-    print(len(set(together(2, work))))
+    print(len(set(together(2, work))), flush=True)
 (cache / "done").touch()
-print(os.waitpid(watcher, 0)[1])
+print(os.waitpid(watcher, 0)[1], flush=True)
 """
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds + "0\n"
     made = log.read_text().split()

@@ -225,12 +225,15 @@ def test_a_container_without_the_host_s_root_uses_its_cache(op: Path, somebodys:
     assert len(helpers.entries(home / "cache")) == 1
 
 
-def test_a_layer_is_where_its_user_says(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its entries are verified as ever; who can write over them is the choice of who names it."""
-    root.parent.chmod(0o777)
+def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_LAYERS", str(root))
+    root.parent.chmod(0o777)
+    with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*take it out of OPJIT_LAYERS"):
+        assert layers.find(describe(op)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        assert layers.find(describe(op)) is None
+        root.parent.chmod(0o755)
         assert layers.find(describe(op)) is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import pty
@@ -12,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import ahead, catalog, cli, plan, pool, store, targets
+from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, store, targets
 from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
@@ -215,6 +217,45 @@ def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_la
     environment = {"OPJIT_LAYERS": str(tmp_path / "image" / "layer"), "OPJIT_CACHE": str(tmp_path / "empty"), "OPJIT_OFFLINE": "1"}
     assert fresh(code, environment).stdout == "[2.0, 2.0]\n"
     assert len(opjit.precompile([tmp_path / "ops"], store=tmp_path / "image" / "layer").there) == 1
+
+
+def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ops(tmp_path / "ops", ["one", "two"])
+    opjit.precompile([tmp_path / "ops" / "one"], [ARCHS[0]], store=tmp_path / "layer")
+    [old] = entries(tmp_path / "layer")
+    for path in (*old.iterdir(), tmp_path / "layer" / "v1" / publication.MARKER):
+        path.touch()
+        os.utime(path, (1, 1))
+    monkeypatch.setenv("OPJIT_CACHE_SIZE", "1k")
+    monkeypatch.setattr(prune, "_FRESH", 0.0)
+    assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]], store=tmp_path / "layer").there) == 1
+    assert old.exists()
+    assert len(entries(tmp_path / "layer")) == 2
+
+
+def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, here: Path) -> None:
+    make_ops(tmp_path / "ops", ["one", "two"])
+    work = ahead.ordered([tmp_path / "ops"], [ARCHS[0]], None)
+    (tmp_path / "ops" / "two" / "two.c").unlink()
+    report = ahead._share(work, None)  # what each rank does
+    assert [pair.op.schema.name for pair in report.built] == ["one"]
+    [(name, error)] = report.failed
+    assert "two" in name
+    assert isinstance(error, NoKernel)
+
+
+def test_a_source_that_cannot_be_read_is_told_of_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ops(tmp_path / "ops", ["one"])
+    real = headers.Scan.read
+
+    def read(self: headers.Scan, path: str) -> Any:
+        if path.endswith("one.c"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(self, path)
+
+    monkeypatch.setattr(headers.Scan, "read", read)
+    with pytest.raises(PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"):
+        opjit.precompile([tmp_path / "ops"], [ARCHS[0]])
 
 
 def test_what_a_layer_has_need_not_be_in_the_cache(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,7 +525,7 @@ def test_without_a_trusted_key_nothing_is_asked_for_and_a_warning_says_what_to_d
 @pytest.mark.parametrize(
     "text",
     ["yes", "ed25519:", "ed25519:AAAA", "ed25519:!!!!", "ed25519", "/nowhere.pub", "relative.pub", "unsigned:/nowhere.pub", "/etc",
-     "/etc/passwd"],
+     "/etc/passwd", ":", "::"],
 )
 def test_trust_that_cannot_be_understood_trusts_nobody(
     published: Published, held: Path, monkeypatch: pytest.MonkeyPatch, text: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from opjit import api, binary, build, catalog, files, manifest, targets
-from opjit.errors import CacheWarning, EntryError
+from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
 from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, write_op
@@ -532,6 +533,36 @@ def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Pat
     assert len(after.warnings) == 1
     assert str(cache) in after.warnings[0]
     assert not after.entry.folder.is_relative_to(cache)
+
+
+def test_the_folder_of_a_private_build_goes_with_a_worker_of_multiprocessing_too(op: Path, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "file").touch()
+    code = helpers.declare(op) + (
+        "import multiprocessing\n"
+        "def work():\n"
+        "    warnings.simplefilter('ignore')\n"
+        "    assert opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0]\n"
+        "worker = multiprocessing.get_context('fork').Process(target=work)\n"
+        "worker.start()\n"
+        "worker.join()\n"
+        "print(worker.exitcode)\n")
+    done = fresh(code, {"OPJIT_CACHE": str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path / "tmp")},
+                 flags=("-W", "ignore::DeprecationWarning"))
+    assert done.stdout == "0\n", done.stderr
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
+
+
+def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    (tmp_path / "file").touch()
+    recipe = describe(op)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    expected = "No usable temporary directory found; set OPJIT_CACHE or TMPDIR"
+    with pytest.warns(CacheWarning), pytest.raises(BuildError, match=expected):
+        build.build(recipe, Store(tmp_path / "file" / "cache"))
 
 
 def test_the_folder_of_a_private_build_goes_with_its_process(op: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A training script's first lines on a cluster: every rank has its ops before the first step, and each was built once at most.
 
     torchrun --nproc-per-node 2 examples/cluster/train.py
-    srun --ntasks-per-node 8 python examples/cluster/train.py
+    sbatch examples/cluster/train.sbatch    # srun alone sets no RANK, which init_process_group wants
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def layers() -> Iterator[Finding]:
         if not os.access(base, os.R_OK | os.X_OK):
             yield Finding("layer", WARNING, f"{layer} cannot be read", "ask its owner for read access")
             continue
-        problem = files.distrusted(base)
+        problem = files.swappable(base.parent) or files.distrusted(base)
         if problem:
             yield Finding("layer", WARNING, problem.partition(";")[0], "take it out of OPJIT_LAYERS, or let only root or you write it")
         else:
