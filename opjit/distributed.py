@@ -121,7 +121,11 @@ def _share_with(place: Place, offers: list[Item], missing: list[Item], store: St
         if missing and place.rank != 0:
             say("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, place.address))}" if place.address else ""))
         line = connect(place, _CONNECT if missing else _OFFER, lambda: bool(missing) and all(item.look() for item in missing))
-        with Job(line, place, store, say, jobs) as job:
+        job = Job(line, place, store, say, jobs)
+        if not missing:
+            job.offer(offers)
+            return
+        with job:
             job.run(offers, missing)
     except Lost as lost:
         if any(not item.settled for item in missing):

@@ -21,13 +21,14 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from opjit import api, budget, bundle, files, manifest, progress, telling
 from opjit.environment import is_on
 from opjit.errors import CacheWarning, CompileError, EntryError, OpjitError
-from opjit.jobstore import JobStore, Lost
+from opjit.jobstore import ANSWER, JobStore, Lost
 from opjit.op import Op
 from opjit.plan import Survey, Wanted
 from opjit.ranks import Place
@@ -58,9 +59,9 @@ class Item:
     def __init__(self, op: Op, target: Target, survey: Survey, store: Store, make: Make | None) -> None:
         self.op, self.target, self.store, self.make = op, target, store, make
         self.recipe = survey.recipe(Wanted(op, target))
-        self.any_compiler = _any_compiler(self.recipe.document())
-        self.name = self.recipe.key or self.any_compiler
-        self.able = self.recipe.key is not None and not is_on("OPJIT_OFFLINE")
+        key = self.recipe.key
+        self.name = key or self.any_compiler
+        self.able = key is not None and not is_on("OPJIT_OFFLINE")
         self.entry = survey.look(self.recipe)
         self.error: OpjitError | None = None
         self.failure: OpjitError | None = None
@@ -71,6 +72,11 @@ class Item:
 
     def __str__(self) -> str:
         return f"{self.op.qualified} for {self.target}"
+
+    @cached_property
+    def any_compiler(self) -> str:
+        """The key of all but the compiler."""
+        return _any_compiler(self.recipe.document())
 
     @property
     def folder(self) -> Path:
@@ -154,16 +160,40 @@ class Job:
         else:
             self.line.close()
 
-    def run(self, offers: list[Item], missing: list[Item]) -> None:
-        if missing:
-            self._find_place()
+    def offer(self, items: list[Item]) -> None:
+        """The part of a rank that lacks nothing: give what others may lack, in a thread beside whatever comes next. The process
+        ends when that is done."""
         self.line.count("arrived")
-        if missing or offers:
-            self.beats.start()
-        for item in offers:
-            if item.entry is not None and item.name in (item.entry.key, item.any_compiler) \
-                    and self._claim(item):
-                self._publish(item)
+        thread = threading.Thread(target=self._offer_and_leave, args=(items,), name="opjit-offer", daemon=True)
+        thread.start()
+        atexit.register(self._end, thread, os.getpid())
+
+    def _offer_and_leave(self, items: list[Item]) -> None:
+        with suppress(Lost):
+            self._offer(items)
+        self.line.count("left")
+        if not self.line.hosted:
+            self.line.close()
+
+    def _offer(self, items: list[Item]) -> None:
+        seen_by_all: bool | None = None  # asked once for all that is offered
+        for item in items:
+            if item.entry is not None and (item.name == item.entry.key or item.name == item.any_compiler) and self._claim(item):
+                seen_by_all = self._seen_by_all() if seen_by_all is None else seen_by_all
+                self._publish(item, seen_by_all)
+
+    def _end(self, thread: threading.Thread, owner: int) -> None:
+        if os.getpid() == owner:  # not a forked child
+            thread.join(ANSWER)
+            if self.line.hosted:
+                self._stay(owner)
+
+    def run(self, offers: list[Item], missing: list[Item]) -> None:
+        """The part of a rank that lacks something: settle each item that is missing."""
+        self._find_place()
+        self.line.count("arrived")
+        self.beats.start()
+        self._offer(offers)
         # Each rank starts elsewhere in the list, so that those who build meet seldom.
         self._queue(missing)
         turn = self.place.rank * len(missing) // self.place.size
@@ -228,7 +258,7 @@ class Job:
     def _build(self, item: Item) -> None:
         item.build()
         if item.entry is not None:
-            self._publish(item)
+            self._publish(item, self._seen_by_all())
             return
         with self.guard:
             claim = self.claims.pop(item.name, "")
@@ -240,13 +270,15 @@ class Job:
             item.error, item.failure, item.able = None, error, False
             self.line.exchange(f"claim/{item.name}", claim, f"{_generation(claim)} free 0")
 
-    def _publish(self, item: Item) -> None:
+    def _seen_by_all(self) -> bool:
+        """Whether every rank has said that it sees this cache."""
+        return self.line.add("looked", 0) >= self.place.size and self.line.read("elsewhere") is None
+
+    def _publish(self, item: Item, seen_by_all: bool) -> None:
         """Tell the others where it is, and give them the bytes unless all of them see this cache."""
         entry, parts = item.entry, 0
         assert entry is not None
-        seen_by_all = entry.folder.is_relative_to(self.store.base) and self.line.add("looked", 0) >= self.place.size \
-            and self.line.read("elsewhere") is None
-        if not seen_by_all:
+        if not (seen_by_all and entry.folder.is_relative_to(self.store.base)):
             with suppress(OSError, EntryError):  # it went away: whoever wants it builds it
                 content = bundle.of(entry.folder).dump()
                 pieces = [content[start:start + _PART] for start in range(0, len(content), _PART)]

@@ -5,7 +5,8 @@ Validates first (each rank's results; one compile of each op in the whole job), 
     python tests/benchmarks/ranks.py [ROUNDS]
 
 Cold is a job whose nodes have nothing. Warm is one whose nodes have all, beyond the start of a process group, which every job pays.
-The ranks are forked from a process that has imported torch and its extension builder.
+Cold ranks are forked from a process that has imported torch and its extension builder. Warm ones are fresh processes, as a job's are,
+which meet at a barrier first; those that are no ranks meet at one made of files.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,7 +56,7 @@ def job(work: Path, ranks: int, group: bool, told: bool = True) -> tuple[float, 
     """Seconds from the fork until the last rank is ready, and what the slowest rank's `ready` took.
 
     Args:
-        group: make a process group first.
+        group: fresh processes, which make a process group first and meet at its barrier.
         told: tell the processes that they are ranks.
     """
     with socket.socket() as probe:
@@ -63,22 +65,35 @@ def job(work: Path, ranks: int, group: bool, told: bool = True) -> tuple[float, 
     shutil.rmtree(work / "results", ignore_errors=True)
     (work / "results").mkdir()
     started = time.perf_counter()
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                _rank(work, rank, ranks, port, group, told, started)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    ended = [os.waitpid(child, 0)[1] for child in children]
+    if group:
+        command = [sys.executable, __file__, "--rank", str(work)]
+        running = [subprocess.Popen([*command, str(rank), str(ranks), str(port), str(int(told))]) for rank in range(ranks)]
+        ended = [process.wait() for process in running]
+    else:
+        ended = [os.waitpid(child, 0)[1] for child in [_forked(work, rank, ranks, port, started) for rank in range(ranks)]]
     if any(ended):
         sys.exit("a rank failed; its message is above")
     results = [json.loads(path.read_text()) for path in (work / "results").iterdir()]
     return max(result[0] for result in results), max(result[1] for result in results)
+
+
+def _forked(work: Path, rank: int, ranks: int, port: int, started: float) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _rank(work, rank, ranks, port, False, True, started)
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def _fresh(work: Path, rank: int, ranks: int, port: int, told: bool) -> None:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    catalog.declare_folder(work / "ops")
+    _rank(work, rank, ranks, port, True, told, time.perf_counter())
 
 
 def _rank(work: Path, rank: int, ranks: int, port: int, group: bool, told: bool, started: float) -> None:
@@ -89,9 +104,13 @@ def _rank(work: Path, rank: int, ranks: int, port: int, group: bool, told: bool,
     if told and ranks > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % (ranks // 2)), "MASTER_ADDR": "127.0.0.1",
                        "LOCAL_WORLD_SIZE": str(ranks // 2), "MASTER_PORT": str(port)}
-    if group:
+    if group and told:
         dist.init_process_group("gloo")
         dist.barrier()
+    elif group:
+        (work / f"come{port}-{rank}").touch()
+        while len(list(work.glob(f"come{port}-*"))) < ranks:
+            time.sleep(0.001)
     begun = time.perf_counter()
     ops = opjit.distributed.ready(NAMES, "cpu")
     ended = time.perf_counter()
@@ -100,6 +119,8 @@ def _rank(work: Path, rank: int, ranks: int, port: int, group: bool, told: bool,
     (work / "results" / str(rank)).write_text(json.dumps([ended - started, ended - begun]))
     while len(list((work / "results").iterdir())) < ranks:  # as a training goes on
         time.sleep(0.01)
+    if group and told:
+        dist.destroy_process_group()
 
 
 def main() -> None:
@@ -130,7 +151,7 @@ def main() -> None:
             if compiled != OPS or held != [OPS, OPS]:
                 sys.exit(f"expected {OPS} compiles in the job and as many entries on each node; found {compiled} and {held}")
             warm.append(job(work, RANKS, True)[1])
-            again.append(job(work, RANKS, False, told=False)[1])
+            again.append(job(work, RANKS, True, told=False)[1])
         common.show(f"{RANKS} ranks on two separate caches, {OPS} C ops", [
             common.ratio("ready, cold, against one process that builds all", together, alone, at_most=1.5),
             common.alone("ready, warm, beyond the process group's start", warm, at_most=0.05),
@@ -145,4 +166,8 @@ def _forget(work: Path, counter: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--rank"]:
+        of_rank, of_ranks, at_port, is_told = map(int, sys.argv[3:7])
+        _fresh(Path(sys.argv[2]), of_rank, of_ranks, at_port, bool(is_told))
+    else:
+        main()
