@@ -1,5 +1,5 @@
-"""The thirty faults that a compile cache meets, and the tests that hold each of them: real kills, disks, damage and servers,
-but for an rmdir that fails (7) and a flock that misbehaves (11), which are patched where they are called.
+"""The thirty faults that a compile cache meets, and the tests that hold each of them: real kills, disks, damage and servers; patched where
+they are called are an rmdir that fails (7), a flock that misbehaves (11), equal process ids (14), another torch (16), other clocks (26).
 
  1  the builder is killed while it holds the lock
         test_concurrency.py::test_a_killed_builder_s_waiter_builds_at_once
