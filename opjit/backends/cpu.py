@@ -94,8 +94,8 @@ def identity() -> str:
 
 def _cpu_flags() -> set[str]:
     """The first CPU's flags. Only the first lines are read: the whole file takes milliseconds on a large host."""
-    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
+    with open("/proc/cpuinfo", "rb") as cpuinfo:  # as bytes: Python would import a codec for it
         for line in cpuinfo:
-            if line.startswith("flags"):
-                return set(line.partition(":")[2].split())
+            if line.startswith(b"flags"):
+                return set(line.decode().partition(":")[2].split())
     return set()
