@@ -5,7 +5,8 @@
     >>> torch.ops.opjit.allreduce(torch.ones(3))
     tensor(3.)
 
-Importing declares the bundled ops to torch (schemas, fake kernels, backwards); it builds, probes and writes nothing.
+Importing builds, probes and writes nothing. An op is declared to torch (schema, fake kernel, backward) when it is first named, as
+``torch.ops.opjit.<name>`` or to a function of this module.
 """
 
 from typing import TYPE_CHECKING
@@ -46,4 +47,4 @@ else:
 
 register_backend(Cpu())
 register_backend(Cuda())
-catalog.declare_bundled()
+catalog.offer_bundled()

@@ -34,19 +34,21 @@ def bind(op: Op, backward: Function, setup_context: Function | None, library: to
 
 def _kernel(op: Op, backward: Function, setup_context: Function | None) -> Function:
     """What torch calls for the op's autograd keys, whether or not a gradient is wanted."""
-    redispatch = op.overload.redispatch
+    redispatch: Function | None = None  # looked up by the first call: before, nobody shall get the op from torch
     any_requires_grad, is_grad_enabled = torch._C._any_requires_grad, torch._C.is_grad_enabled
     below, keys_below = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
     call = _Call()
     differentiated: Function | None = None  # made when a gradient is first wanted, so that importing opjit need not
 
     def autograd(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        nonlocal differentiated
+        nonlocal differentiated, redispatch
         if is_grad_enabled() and any_requires_grad(*args):
             if differentiated is None:
                 differentiated = _function(op, backward, setup_context, call).apply
             call.keys, call.kwargs = keys, kwargs
             return differentiated(*args)
+        if redispatch is None:
+            redispatch = op.overload.redispatch
         with below():
             return redispatch(keys & keys_below, *args, **kwargs)
 

@@ -1,7 +1,8 @@
 """Every op that is declared in this process, by qualified name, and the folders that ops are found in.
 
-An op that is not declared when it is asked for is looked for in the folders that OPJIT_PATH names, then in the installed packages
-that have an entry point ``opjit.ops``. Neither is looked at before: a process that knows its ops pays nothing for them.
+An op that comes with opjit is declared when somebody first names it, to opjit or as ``torch.ops.opjit.<name>``. Another that is not
+declared when it is asked for is looked for in the folders that OPJIT_PATH names, then in the installed packages that have an entry
+point ``opjit.ops``. None is looked at before: a process pays for the ops that it uses.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import torch
+
 from opjit import files, resources
 from opjit.errors import DeclarationError, UnknownOp
-from opjit.op import Op, define, forget
+from opjit.op import Op
+from opjit.registration import define, forget
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -27,16 +31,63 @@ if TYPE_CHECKING:
 GROUP = "opjit.ops"
 
 _ops: dict[str, Op] = {}
+_bundled: dict[str, Path] = {}  # folders whose op.py has not run to its end, by name
+_running: set[str] = set()  # those whose op.py runs now
+_declaring = threading.RLock()
 _searched: set[str] = set()  # folders of OPJIT_PATH, and entry points, that were looked at
 _searching = threading.RLock()
 _again = threading.local()  # .found: the declarations of an op.py that runs again
 
 
-def _renew_lock() -> None:
-    globals()["_searching"] = threading.RLock()
+def _renew_locks() -> None:
+    """A forked child has no thread that could free a lock that was held at the fork."""
+    global _declaring, _searching
+    _declaring, _searching = threading.RLock(), threading.RLock()
+    _running.clear()
+    for op in _ops.values():
+        op.lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+class _Namespace(torch._ops._OpNamespace):
+    """``torch.ops.opjit``, which Python asks for names that nobody has asked it for before."""
+
+    __module__ = torch._ops._OpNamespace.__module__  # from which torch makes the names of ops in exported programs
+
+    def __getattr__(self, name: str) -> torch._ops.OpOverloadPacket:
+        _declare_bundled(name)
+        return super().__getattr__(name)
+
+
+def offer_bundled() -> None:
+    """Let the ops that come with opjit, each folder of kernels_c with an op.py, be declared when they are first named."""
+    root = resources.folder("kernels_c")
+    _bundled.update((name, root / name) for name in sorted(os.listdir(root)) if os.path.isfile(root / name / "op.py"))
+    torch.ops.opjit.__class__ = _Namespace
+
+
+def _declare_bundled(name: str | None = None) -> None:
+    """Run the op.py that has the op: that of the folder with its name, or with the beginning of it up to a ``_``; None is all of them.
+
+    Nobody else gets an op of a folder before its op.py is done.
+    """
+    if not _wanted(name):
+        return
+    with _declaring:
+        for folder in _wanted(name):
+            if folder not in _running:  # else it asks for its own op
+                _running.add(folder)
+                try:
+                    declare_folder(_bundled[folder])
+                    del _bundled[folder]
+                finally:
+                    _running.discard(folder)
+
+
+def _wanted(name: str | None) -> list[str]:
+    return [folder for folder in list(_bundled) if name is None or f"{name}_".startswith(f"{folder}_")]
 
 
 def add(declared: Op) -> Op:
@@ -57,11 +108,15 @@ def remove(declared: Op) -> None:
 
 
 def declared(qualified: str) -> Op | None:
+    """The op of a qualified name, if this process declared it, or opjit comes with it."""
+    if qualified.startswith("opjit::"):
+        _declare_bundled(qualified.removeprefix("opjit::"))
     return _ops.get(qualified)
 
 
 def all_ops() -> list[Op]:
     """In the order of their names."""
+    _declare_bundled()
     return [_ops[name] for name in sorted(_ops)]
 
 
@@ -73,13 +128,13 @@ def find(name: str) -> Op:
         DeclarationError: OPJIT_PATH names something that is no folder of ops, or that others can write.
     """
     qualified = name if "::" in name else f"opjit::{name}"
-    found = _ops.get(qualified)
+    found = declared(qualified)
     if found is None:
         search(qualified)
         found = _ops.get(qualified)
     if found is None:
-        short = {known.removeprefix("opjit::"): known for known in _ops}
-        closest = difflib.get_close_matches(qualified.removeprefix("opjit::"), list(short), n=3, cutoff=0.5)
+        short = [op.qualified.removeprefix("opjit::") for op in all_ops()]
+        closest = difflib.get_close_matches(qualified.removeprefix("opjit::"), short, n=3, cutoff=0.5)
         raise UnknownOp(qualified, closest)
     return found
 
@@ -220,15 +275,6 @@ def read_again(op: Op) -> tuple[list[Op], ModuleType]:
     return found, module
 
 
-def declare_bundled() -> None:
-    """Declare the ops that come with opjit: every folder of kernels_c with an op.py."""
-    with os.scandir(resources.folder("kernels_c")) as found:
-        folders = sorted(entry.path for entry in found if entry.is_dir())
-    for folder in folders:
-        if os.path.isfile(os.path.join(folder, "op.py")):
-            declare_folder(Path(folder))
-
-
 def named(text: str) -> list[Op]:
     """What a user means at the command line: an op's name, or the path of a folder, whose ops need not be on any path.
 
@@ -237,6 +283,6 @@ def named(text: str) -> list[Op]:
     """
     path = Path(text)
     is_path = os.sep in text or text in (".", "..")
-    if is_path or ("::" not in text and f"opjit::{text}" not in _ops and (path / "op.py").is_file()):
+    if is_path or ("::" not in text and declared(f"opjit::{text}") is None and (path / "op.py").is_file()):
         return add_path(path)
     return [find(text)]

@@ -21,7 +21,8 @@ import torch
 from opjit import api, backends, catalog, loader, targets
 from opjit.backends import Backend
 from opjit.errors import DeclarationError, NoKernel
-from opjit.op import Op, redeclare, refuse_second
+from opjit.op import Op
+from opjit.registration import redeclare, refuse_second
 from opjit.store import Entry, Store, default_root
 
 _reloading = threading.RLock()  # one reload at a time, so that no two of them wait for each other's ops

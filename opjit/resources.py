@@ -17,4 +17,4 @@ def folder(name: str) -> Path:
 
 @cache
 def template(name: str) -> str:
-    return (folder("templates") / name).read_text(encoding="utf-8")
+    return (folder("templates") / name).read_bytes().decode()

@@ -116,18 +116,19 @@ def _argument(text: str, argument: Any) -> Argument:
     listed = torch_type.kind() == "ListType"
     if listed:
         torch_type = torch_type.getElementType()
-    kind = _KINDS.get(torch_type.kind())
-    where = f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}"
+    kind, alias = _KINDS.get(torch_type.kind()), argument.alias_info
+    problem = None
     if kind is None:
         hint = _ALTERNATIVES.get(torch_type.kind(), f"use Tensor, {', '.join(SCALARS)} or a list of them")
         if torch_type.kind() == "OptionalType":
             hint = f"leave the missing ones out: {_spelled(torch_type.getElementType())}[]"
-        raise SchemaError(f"{where}, which has no form in C; {hint}")
-    if listed and kind not in LISTED:
-        raise SchemaError(f"{where}, which has no form in C; lists are of {', '.join(LISTED)}")
-    alias = argument.alias_info
-    if alias is not None and not alias.is_write:
-        raise SchemaError(f"{where} with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it")
+        problem = f", which has no form in C; {hint}"
+    elif listed and kind not in LISTED:
+        problem = f", which has no form in C; lists are of {', '.join(LISTED)}"
+    elif alias is not None and not alias.is_write:
+        problem = " with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it"
+    if kind is None or problem is not None:
+        raise SchemaError(f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}{problem}")
     return Argument(argument.name, kind, optional, listed, alias is not None, argument.kwarg_only)
 
 

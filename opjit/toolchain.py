@@ -145,7 +145,7 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
     note = memory / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if memory else None
     if note is not None:
         try:
-            known = json.loads(note.read_text()) if files.distrusted(note) is None else {}
+            known = json.loads(note.read_bytes()) if files.distrusted(note) is None else {}
             if known["stamp"] == stamp:
                 return {name: str(known["found"][name]) for name in names}
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,0 +1,149 @@
+"""The ops that come with opjit: declared when they are first named, by whichever way and thread."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import helpers
+from tests.helpers import BUNDLED
+
+# What has run of kernels_c.
+RAN = """
+import sys
+import torch
+
+def ran():
+    return sorted(name.removeprefix("opjit_ops.") for name in sys.modules if name.startswith("opjit_ops."))
+"""
+
+
+def fresh(code: str, tmp_path: Path) -> str:
+    return helpers.fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
+
+
+def test_importing_opjit_declares_no_op_and_naming_one_declares_those_of_its_folder(tmp_path: Path) -> None:
+    fresh(RAN + """
+import opjit
+assert ran() == []
+assert not torch._C._jit_get_operation("opjit::lltm_forward")[0]
+forward = torch.ops.opjit.lltm_forward
+assert ran() == ["lltm"]
+assert forward is torch.ops.opjit.lltm_forward and forward.default._schema.name == "opjit::lltm_forward"
+assert torch.ops.opjit.lltm_backward.default._schema.name == "opjit::lltm_backward"
+assert ran() == ["lltm"]
+""", tmp_path)
+
+
+@pytest.mark.parametrize("qualified", BUNDLED)
+def test_every_bundled_op_is_found_by_its_own_name(qualified: str, tmp_path: Path) -> None:
+    name = qualified.removeprefix("opjit::")
+    fresh(RAN + f"""
+import opjit
+assert opjit.catalog.find({name!r}).qualified == {qualified!r}
+assert len(ran()) == 1, ran()
+assert getattr(torch.ops.opjit, {name!r}).default is opjit.catalog.find({qualified!r}).overload
+""", tmp_path)
+
+
+def test_who_had_torch_s_namespace_before_opjit_was_imported_finds_the_ops_in_it(tmp_path: Path) -> None:
+    fresh("""
+import torch
+space = torch.ops.opjit
+assert not hasattr(space, "allreduce")
+import opjit
+assert space is torch.ops.opjit
+assert space.allreduce(torch.ones(3)).item() == 3
+""", tmp_path)
+
+
+def test_a_name_that_no_op_has_is_torch_s_own_error(tmp_path: Path) -> None:
+    said = fresh("""
+import torch, opjit
+for name in ("lltm", "allreduce_twice", "__wrapped__"):
+    try:
+        getattr(torch.ops.opjit, name)
+    except AttributeError as error:
+        print(error)
+""", tmp_path)
+    assert len(said.splitlines()) == 3
+    assert "'opjit' object has no attribute 'allreduce_twice'" in said
+
+
+def test_threads_that_name_one_op_at_once_all_get_it_with_its_gradient(tmp_path: Path) -> None:
+    fresh("""
+import sys, threading
+import torch, opjit
+from opjit import op
+sys.setswitchinterval(1e-6)
+gate, wrong = threading.Barrier(8), []
+
+def use(get):
+    x = torch.ones(4, requires_grad=True)
+    gate.wait()
+    try:
+        get()(x).backward()
+        assert x.grad.tolist() == [1.0] * 4
+    except BaseException as error:
+        wrong.append(error)
+
+ways = [lambda: torch.ops.opjit.allreduce, lambda: opjit.get("allreduce", "cpu"), lambda: opjit.catalog.find("opjit::allreduce")]
+threads = [threading.Thread(target=use, args=(ways[i % 3],)) for i in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong, wrong
+""", tmp_path)
+
+
+def test_an_op_py_that_was_interrupted_runs_again(tmp_path: Path) -> None:
+    fresh("""
+import torch, opjit
+from opjit import catalog
+run, calls = catalog.declare_folder, []
+
+def interrupted(folder):
+    calls.append(folder.name)
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+    run(folder)
+
+catalog.declare_folder = interrupted
+try:
+    torch.ops.opjit.allreduce
+except KeyboardInterrupt:
+    pass
+assert torch.ops.opjit.allreduce(torch.ones(3)).item() == 3
+assert calls == ["allreduce"] * 2
+""", tmp_path)
+
+
+def test_a_declaration_of_a_bundled_op_s_name_is_refused_before_anybody_named_that(tmp_path: Path) -> None:
+    said = fresh("""
+import torch, opjit
+try:
+    opjit.inline("opjit::round_ste(Tensor x) -> Tensor", like="x", c="opjit_status round_ste_cpu(void);")
+except opjit.errors.DeclarationError as error:
+    print(error)
+""", tmp_path)
+    assert re.search(r"two ops are named opjit::round_ste: .*kernels_c/round_ste, the other in inline code", said), said
+
+
+def test_an_exported_program_runs_where_only_opjit_was_imported(tmp_path: Path) -> None:
+    program = tmp_path / "program.pt2"
+    fresh(f"""
+import torch, opjit
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.opjit.round_ste(x) + torch.ops.opjit.allreduce(x)
+
+torch.export.save(torch.export.export(Model(), (torch.rand(3, 4),)), {os.fspath(program)!r})
+""", tmp_path)
+    fresh(f"""
+import torch, opjit
+x = torch.rand(3, 4)
+torch.testing.assert_close(torch.export.load({os.fspath(program)!r}).module()(x), (x > 0.5).float() + x.sum())
+""", tmp_path)
