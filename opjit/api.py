@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from opjit import backends, catalog, counters, files, layers, loader, targets, toolchain
+from opjit import backends, catalog, counters, layers, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.headers import Scan
@@ -19,7 +19,6 @@ from opjit.recipe import Recipe, read_inputs
 from opjit.store import Entry, Store, default_root
 from opjit.targets import Target
 
-_LOOKS = 2
 T = TypeVar("T")
 _got: dict[tuple[str, object], torch._ops.OpOverload] = {}
 _logger = logging.getLogger("opjit")
@@ -97,18 +96,13 @@ def note(op: Op, target: Target) -> None:
 
 
 def using(op: Op, target: Target, use: Callable[[Entry, str], T], found: Entry | None = None) -> tuple[Entry, T]:
-    """The binary of an op for a target, and what a function of `loader` makes of it.
+    """The binary of an op for a target, `found` or looked for, and what a function of `loader` makes of it."""
+    def look(store: Store | None) -> Entry:
+        nonlocal found
+        known, found = found, None
+        return known or entry(op, target, store)
 
-    Somebody may clear the cache between the look and the use: then it is looked for again, and at last built where nobody clears.
-    """
-    for _ in range(_LOOKS):
-        found = found or entry(op, target)
-        try:
-            return found, use(found, op.qualified)
-        except loader.Gone:
-            found = None
-    found = entry(op, target, Store(files.until_exit()))
-    return found, use(found, op.qualified)
+    return loader.found(look, lambda entry: use(entry, op.qualified))
 
 
 def entry(op: Op, target: Target, store: Store | None = None) -> Entry:

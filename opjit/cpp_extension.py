@@ -28,7 +28,6 @@ from opjit.errors import BuildError, LoadError
 from opjit.extension import Extension, Unusual
 from opjit.store import Entry, Store, default_root
 
-_LOOKS = 2
 _numbers: dict[str, dict[str, int]] = {}  # by name: the number of each extension that this process has under it
 
 
@@ -138,21 +137,28 @@ def _load(function: str, given: dict[str, Any]) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     number = _number(asked.name, asked.base)
     wanted = asked._replace(name=f"{asked.name}_v{number}") if number else asked
-    for attempt in range(_LOOKS + 1):
-        entry = _find_or_build(wanted, arguments, root if attempt < _LOOKS else Store(files.until_exit()))
-        try:
-            loaded = _use(entry, wanted, arguments, number)
-            break
-        except (OSError, ImportError, LoadError):
-            if attempt == _LOOKS or entry.library.exists():
-                raise  # else somebody cleared the cache in between: it is looked for again, and at last built where nobody clears
+    _, loaded = loader.found(lambda store: _find_or_build(wanted, arguments, store or root),
+                             lambda entry: _use(entry, wanted, arguments, number))
     if not wanted.program:
         _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
     return loaded
 
 
 def _use(entry: Entry, wanted: Extension, arguments: dict[str, Any], number: int) -> Any:
-    """Deliver and open an entry."""
+    """Deliver and open an entry.
+
+    Raises:
+        loader.Gone: it is not there any more.
+    """
+    try:
+        return _deliver_and_open(entry, wanted, arguments, number)
+    except (OSError, ImportError, LoadError) as error:
+        if entry.library.exists():
+            raise
+        raise loader.Gone(str(error)) from error
+
+
+def _deliver_and_open(entry: Entry, wanted: Extension, arguments: dict[str, Any], number: int) -> Any:
     directory = arguments["build_directory"]
     delivered = _deliver(entry, wanted, Path(directory)) if directory else entry.library
     if wanted.program:
@@ -185,7 +191,6 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
 
             progress.say(f"{wanted.name} for {wanted.for_whom} is built already: {found.folder}")
         return found
-    counters.miss(root.base)
     if is_on("OPJIT_OFFLINE"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)
@@ -194,8 +199,12 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     with (progress.shown(f"building {wanted.name} for {wanted.for_whom}") as say,
           lock.held(wanted.key, lambda holder: say(f"waiting for {wanted.name}: {holder}"))):
         wanted = wanted._replace(inputs=wanted.inputs_now())  # as the sources are after the wait
-        return wanted.find(root, quiet=True) or progress.timed(
-            f"{wanted.name} for {wanted.for_whom}", lambda: extension_build.build_extension(wanted, arguments, root))
+        found = wanted.find(root, quiet=True)
+        if found is not None:
+            counters.hit("store", root.base, found.seconds, started)
+            return found
+        counters.miss(root.base)
+        return progress.timed(f"{wanted.name} for {wanted.for_whom}", lambda: extension_build.build_extension(wanted, arguments, root))
 
 
 def _deliver(entry: Entry, wanted: Extension, directory: Path) -> Path:

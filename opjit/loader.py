@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from opjit import files
 from opjit.errors import CacheWarning, EntryError, LoadError
 from opjit.store import Entry, Store, verify
 
 # What every op's library defines.
 FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
 _NOEXEC = "failed to map segment"  # in the dynamic loader's message where a filesystem is mounted noexec
+_LOOKS = 2
+T = TypeVar("T")
 _ADVICE = "set OPJIT_CACHE to a folder of yours on a filesystem without noexec"
 
 
@@ -35,6 +41,23 @@ class Loaded:
     def __init__(self, key: str, registered: ctypes.CDLL) -> None:
         self.key = key
         self.registered = registered
+
+
+def found(look: Callable[[Store | None], Entry], use: Callable[[Entry], T]) -> tuple[Entry, T]:
+    """An entry, and what is made of it.
+
+    Somebody may clear the cache between the look and the use: then it is looked for again, and at last built where nobody clears.
+
+    Args:
+        look: finds or builds the entry; in a store, or in the user's for None.
+        use: raises `Gone` where the entry went away.
+    """
+    for _ in range(_LOOKS):
+        entry = look(None)
+        with suppress(Gone):
+            return entry, use(entry)
+    entry = look(Store(files.until_exit()))
+    return entry, use(entry)
 
 
 def load(entry: Entry, qualified: str) -> Loaded:
@@ -103,7 +126,7 @@ def elsewhere(entry: Entry, error: Exception) -> Path:
     import tempfile
     import warnings
 
-    from opjit import bundle, files
+    from opjit import bundle
 
     place = Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
     copies = Store(place / "cache")

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import Timeout, UnixFileLock
 
@@ -34,6 +35,14 @@ BEAT = 1.0  # seconds between a holder's signs of life
 SILENCE = 15.0  # seconds without one, after which a waiter goes on alone
 LONGEST = 3600.0  # seconds in one step, after which a holder gives no more signs
 _LEAVING = 5.0  # seconds that a holder waits for its lock to be freed
+
+
+class Holder(NamedTuple):
+    """What the note of a lock's holder says: its process, since when it holds the lock (seconds since 1970), and its step."""
+
+    pid: int
+    since: float
+    step: str
 
 
 def folder() -> Path:
@@ -113,12 +122,12 @@ class _Keeper(threading.Thread):
             now = time.monotonic()
             # a second at most: while this process was stopped itself, it did not listen
             silent, seen, last = (silent + min(now - last, 1.0) if sign == seen else 0.0), sign, now
-            holder = _holder(self._note)
-            if holder != told and not self._taken:  # else the note may be this process's own by now
-                told = holder
-                waiting(holder)
+            words = _words(holder(self._note) if self._note is not None else None)
+            if words != told and not self._taken:  # else the note may be this process's own by now
+                told = words
+                waiting(words)
             if silent > SILENCE:
-                return f"waited for {holder}, and it has given no sign of life for {silent:.0f} s"
+                return f"waited for {words}, and it has given no sign of life for {silent:.0f} s"
         return self._trouble
 
     def step(self, name: str) -> None:
@@ -203,11 +212,19 @@ def _probe(place: Path) -> None:
         os.close(descriptor)
 
 
-def _holder(note: Path | None) -> str:
-    """Who holds the lock, in words."""
+def holder(note: Path) -> Holder | None:
+    """What a holder's note says; None where there is none that can be read."""
     try:
-        holder = json.loads(note.read_text()) if note is not None else {}
-        since = time.strftime("%H:%M:%S", time.localtime(float(holder["since"])))
-        return f"process {int(holder['pid'])}, which has been building it since {since} ({str(holder['step'])[:40]})"
+        said = json.loads(note.read_text())
+        time.localtime(float(said["since"]))  # or it is no date
+        return Holder(int(said["pid"]), float(said["since"]), str(said["step"])[:40])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _words(known: Holder | None) -> str:
+    """Who holds the lock, in words."""
+    if known is None:
         return "another process, which is building it"
+    since = time.strftime("%H:%M:%S", time.localtime(known.since))
+    return f"process {known.pid}, which has been building it since {since} ({known.step})"

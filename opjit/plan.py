@@ -1,8 +1,9 @@
 """What a store shall hold: pairs of an op and a target, and which of them are not in it yet. Nothing is built or loaded here.
 
     >>> pairs = plan.pairs(catalog.all_ops(), plan.targets_of(["x86-64-v3", "sm_90"], store))
-    >>> plan.lacking(pairs, store)
-    [Wanted(op=<opjit op opjit::allreduce(…) -> Tensor>, target=Target(…, arch='sm_90', runtime='cuda13'))]
+    >>> survey = plan.Survey(store)
+    >>> [str(pair) for pair in pairs if survey.find(pair) is None]
+    ['opjit::allreduce for cuda sm_90.cuda13']
 """
 
 from __future__ import annotations
@@ -79,21 +80,14 @@ def _has_kernel(op: Op, backend: Backend) -> bool:
     return True
 
 
-def lacking(wanted: Iterable[Wanted], store: Store, layers: bool = True) -> list[Wanted]:
-    """The pairs that have no good binary, in the order given. An entry that is damaged counts as none, with one CacheWarning.
-
-    Args:
-        layers: a binary beside the op's source, or in a store that OPJIT_LAYERS names, will do; for a store that is to be complete
-            by itself, only what is in that.
-    """
-    survey = Survey(store, layers)
-    return [pair for pair in wanted if survey.find(pair) is None]
-
-
 class Survey:
     """Looks for the binaries of many pairs at one moment: what they share, the headers and the compilers, is looked at once.
 
     A file that changes later is seen by whoever builds: that describes the op anew.
+
+    Args:
+        layers: a binary beside the op's source, or in a store that OPJIT_LAYERS names, will do; for a store that is to be complete
+            by itself, only what is in that.
     """
 
     def __init__(self, store: Store, layers: bool = True) -> None:
@@ -115,7 +109,7 @@ class Survey:
         return api.recipe_of(wanted.op, wanted.target, self._compilers[backend.name], self._scan)
 
     def find(self, wanted: Wanted) -> Entry | None:
-        """The verified binary of a pair; None where there is none, and where nobody can say."""
+        """The verified binary of a pair; None where there is none, and where nobody can say. A damaged one gets a CacheWarning."""
         try:
             return self.look(self.recipe(wanted))
         except (OSError, NoKernel):

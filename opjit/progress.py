@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,24 +28,23 @@ _stepping: ContextVar[Callable[[str], None] | None] = ContextVar("stepping", def
 logger = logging.getLogger("opjit")
 
 
-@contextmanager
-def told(listener: Callable[[str], None]) -> Iterator[None]:
+def told(listener: Callable[[str], None]) -> AbstractContextManager[None]:
     """While the block runs, tell `listener` each line instead."""
-    before = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(before)
+    return _set(_listener, listener)
+
+
+def stepping(listener: Callable[[str], None]) -> AbstractContextManager[None]:
+    """While the block runs, tell `listener` each step of the build in it."""
+    return _set(_stepping, listener)
 
 
 @contextmanager
-def stepping(listener: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, tell `listener` each step of the build in it."""
-    before = _stepping.set(listener)
+def _set(variable: ContextVar[Callable[[str], None] | None], listener: Callable[[str], None]) -> Iterator[None]:
+    before = variable.set(listener)
     try:
         yield
     finally:
-        _stepping.reset(before)
+        variable.reset(before)
 
 
 def step(name: str) -> None:

@@ -470,7 +470,7 @@ def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: p
 def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) -> None:
     hold()
     (lock.folder() / "key.json").write_text(note, errors="surrogateescape")
-    assert "another process" in lock._holder(lock.folder() / "key.json")
+    assert "another process" in lock._words(lock.holder(lock.folder() / "key.json"))
 
 
 def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: Path) -> None:

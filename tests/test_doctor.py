@@ -514,7 +514,7 @@ import fcntl, json, os, sys, time
 with open(sys.argv[1], "w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     with open(sys.argv[1][:-4] + "json", "w") as note:
-        json.dump({"pid": os.getpid(), "host": "here", "since": time.time() - 7}, note)
+        json.dump({"pid": os.getpid(), "host": "here", "since": time.time() - 7, "step": "compiling"}, note)
     print("held", flush=True)
     time.sleep(300)
 """

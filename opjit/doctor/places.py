@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import mmap
 import os
 import re
@@ -284,15 +283,14 @@ def _holder(path: Path) -> Finding | None:
         return None
     finally:
         os.close(descriptor)
-    try:
-        note = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        pid, seconds = int(note["pid"]), time.time() - float(note["since"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    known = lock.holder(path.with_suffix(".json"))
+    if known is None:
         return Finding("builds", NOTE, f"the lock {path} is held, and nothing says by whom")
-    if process(pid)[0] in ("T", "t"):
-        return Finding("builds", WARNING, f"process {pid}, which has held the lock {path} for {seconds:.0f} s, is stopped; others may wait",
-                       f"kill -CONT {pid}, or kill -KILL {pid}")
-    return Finding("builds", OK, f"process {pid} has held the lock {path} for {seconds:.0f} s")
+    whose = f"has held the lock {path} for {time.time() - known.since:.0f} s"
+    if process(known.pid)[0] in ("T", "t"):
+        return Finding("builds", WARNING, f"process {known.pid}, which {whose}, is stopped; others may wait",
+                       f"kill -CONT {known.pid}, or kill -KILL {known.pid}")
+    return Finding("builds", OK, f"process {known.pid} {whose}")
 
 
 def process(pid: int) -> tuple[str, int]:
