@@ -12,7 +12,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,6 +259,11 @@ def mounted(where: Path, *options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def tmpfs(where: Path, options: str) -> AbstractContextManager[None]:
+    """A filesystem in memory, this user's alone, mounted at a folder. Options are mount's: ``"size=60k"``, ``"size=200m,noexec"``."""
+    return mounted(where, "-t", "tmpfs", "-o", f"mode=700,{options}", "none")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from opjit.cli import main
 from opjit.errors import BadSetting, CacheWarning
 from opjit.store import Entry, Store, first
 from tests import helpers
-from tests.helpers import as_root, built, caught, describe, fresh, mounted, planted, write_op
+from tests.helpers import as_root, built, caught, describe, fresh, mounted, planted, tmpfs, write_op
 
 DAY = 86400.0
 YEAR_2100 = 4102444800.0
@@ -192,7 +192,7 @@ def test_a_read_only_cache_is_not_pruned_and_that_is_one_sentence(entry: Entry) 
 def test_a_disk_without_room_for_a_folder_can_be_pruned(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     root = tmp_path / "small"
     root.mkdir(mode=0o700)
-    with mounted(root, "-t", "tmpfs", "-o", "nr_inodes=64,mode=700", "none"):
+    with tmpfs(root, "nr_inodes=64"):
         monkeypatch.setenv("OPJIT_CACHE", str(root))
         first = built(op, root)
         monkeypatch.setattr(prune, "_FRESH", 0.0)

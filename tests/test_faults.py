@@ -165,7 +165,7 @@ from opjit.extension import Extension
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store, verify
 from tests import helpers
-from tests.helpers import as_root, built, caught, describe, fake_compiler, fresh, mounted, process, program, write_op
+from tests.helpers import as_root, built, caught, describe, fake_compiler, fresh, mounted, process, program, tmpfs, write_op
 
 
 def table() -> dict[int, list[str]]:
@@ -386,7 +386,7 @@ def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
 
     monkeypatch.setattr(files, "write_synced", write)
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "size=4m,mode=700", "none"):
+    with tmpfs(cache, "size=4m"):
         after = caught(op, cache)
         assert len(after.warnings) == 1
         assert "No space left on device" in after.warnings[0]
@@ -400,7 +400,7 @@ def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
 def test_where_everything_is_full_the_error_says_so(op: Path, tmp_path: Path, size: int) -> None:
     full = tmp_path / "full"
     full.mkdir(mode=0o700)
-    with mounted(full, "-t", "tmpfs", "-o", f"size={size}k,mode=700", "none"):
+    with tmpfs(full, f"size={size}k"):
         (full / "tmp").mkdir()
         code = helpers.declare(op) + (
             "warnings.simplefilter('ignore')\n"
@@ -864,7 +864,7 @@ def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, c
 def test_an_op_in_a_noexec_cache_is_loaded_from_a_copy_of_the_user_s_own(op: Path, cache: Path, tmp_path: Path) -> None:
     cache.mkdir(mode=0o700)
     code = helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
-    with mounted(cache, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+    with tmpfs(cache, "noexec"):
         for _ in range(2):
             done = fresh(code)
             assert done.stdout == "[2.0]\n"
@@ -884,7 +884,7 @@ def test_an_op_in_a_noexec_cache_is_loaded_from_a_copy_of_the_user_s_own(op: Pat
 @as_root
 def test_an_extension_in_a_noexec_cache_is_loaded_from_a_copy(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+    with tmpfs(cache, "noexec"):
         with pytest.warns(CacheWarning, match="OPJIT_CACHE"):
             library = load(cxx_source(tmp_path / "source"))
         assert len(helpers.entries(cache)) == 1
@@ -897,7 +897,7 @@ def test_where_everything_is_noexec_the_error_names_the_way_out(op: Path, tmp_pa
     place.mkdir(mode=0o700)
     code = helpers.declare(op) + ("warnings.simplefilter('ignore')\ntry: opjit.get('keytest::plus', 'cpu')\n"
                                   "except opjit.errors.LoadError as error: print(error)\n")
-    with mounted(place, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+    with tmpfs(place, "noexec"):
         (place / "tmp").mkdir()
         for cache in (place / "cache", place / "tmp" / f"opjit-{os.geteuid()}" / "cache"):
             told = fresh(code, {"OPJIT_CACHE": str(cache), "TMPDIR": str(place / "tmp")}).stdout

@@ -23,7 +23,7 @@ from opjit import build, lock, progress, targets
 from opjit.errors import CacheWarning
 from opjit.store import Store, verify
 from tests import helpers
-from tests.helpers import as_root, fake_compiler, fresh, mounted, process, until, write_op
+from tests.helpers import as_root, fake_compiler, fresh, process, tmpfs, until, write_op
 
 # A process that holds the lock of "key" until its standard input ends.
 HOLDER = """
@@ -332,7 +332,7 @@ def test_a_process_that_may_start_no_thread_builds_without_a_lock(monkeypatch: p
 @as_root
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path, tmp_path: Path) -> None:
     lock.folder().mkdir(mode=0o700)
-    with mounted(lock.folder(), "-t", "tmpfs", "-o", "nr_inodes=1,mode=700", "none"):
+    with tmpfs(lock.folder(), "nr_inodes=1"):
         done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n"
                      "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
     assert done.stdout == "[2.0]\n"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, 
 from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import entries, fake_compiler, fresh
+from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and give files away")
 _numbers = itertools.count()
 ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).arch != "aarch64" else ["aarch64"]
 
@@ -95,17 +94,6 @@ def good(cache: Path) -> list[str]:
         store.verify(folder, target)
         found.append(folder.parts[-3].replace(".", "::", 1))
     return found
-
-
-@contextlib.contextmanager
-def mounted(where: Path, *options: str) -> Iterator[None]:
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
 # --- what is built -------------------------------------------------------------------------------------------------------------------
@@ -270,7 +258,7 @@ def test_what_a_layer_has_need_not_be_in_the_cache(tmp_path: Path, here: Path, m
 def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Path, here: Path) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
-    with mounted(here, "-t", "tmpfs", "-o", "size=60k,mode=700", "none"), pytest.raises(PrecompileError) as caught:
+    with tmpfs(here, "size=60k"), pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"])
     assert len(caught.value.failed) == 2
     assert all("cannot keep it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
@@ -281,7 +269,7 @@ def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Pat
 def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp_path: Path, here: Path) -> None:
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
-    with mounted(here, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+    with tmpfs(here, "size=16m"):
         opjit.precompile([tmp_path / "ops" / "one"])
         subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
         assert len(opjit.precompile([name]).there) == 1

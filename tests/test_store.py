@@ -29,7 +29,7 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, write_op
+from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, tmpfs, write_op
 
 
 @pytest.fixture
@@ -479,7 +479,7 @@ def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cach
 def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(op: Path, tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n")
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+    with tmpfs(cache, "size=16m"):
         warm = built(op, cache)
         api_code = (
             "with warnings.catch_warnings(record=True) as seen:\n"
@@ -501,7 +501,7 @@ def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_proc
 def test_an_op_works_with_one_warning_when_the_disk_fills_up(op: Path, tmp_path: Path, size: int) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", f"size={size}k,mode=700", "none"):
+    with tmpfs(cache, f"size={size}k"):
         after = caught(op, cache)
         assert (not after.warnings) == after.entry.folder.is_relative_to(cache)
         if after.warnings:

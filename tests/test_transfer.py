@@ -22,7 +22,7 @@ from opjit.errors import RemoteError
 from opjit.store import Store, verify
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root, mounted
+from tests.helpers import SOMEBODY, as_root, tmpfs
 from tests.remotes import Published, ask, from_folder, serving
 
 
@@ -277,7 +277,7 @@ def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, 
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     monkeypatch.setenv("OPJIT_TRUST", published.public)
     empty.mkdir(mode=0o700)
-    with mounted(empty, "-t", "tmpfs", "-o", "size=20k,mode=700", "none"):
+    with tmpfs(empty, "size=20k"):
         refused = opjit("cache", "pull", url)
         assert refused.exit_code == 1
         assert "No space left on device" in refused.output
