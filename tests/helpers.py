@@ -179,6 +179,7 @@ def fresh(
     user: int | None = None,
     cwd: Path | None = None,
     before: tuple[str, ...] = (),
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, which must exit with 0."""
     done = subprocess.run(
@@ -186,7 +187,7 @@ def fresh(
         env=environment(changes),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         check=False,
         user=user,
         cwd=cwd,
@@ -228,6 +229,14 @@ def copy_package(to: Path) -> Path:
     for name in ("opjit", "kernels_c", "templates"):
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     return to
+
+
+def copy_cache(entry: Entry, to: Path) -> Entry:
+    """Copy the cache that an entry is in; the entry there."""
+    source = entry.folder.parents[3]
+    shutil.copytree(source, to)
+    folder = to / entry.folder.relative_to(source)
+    return entry._replace(folder=folder, library=folder / entry.library.name)
 
 
 def planted(entry: Entry, count: int, **changed: object) -> list[Path]:

@@ -24,7 +24,7 @@ from opjit import api, build, lock, targets
 from opjit.errors import CacheWarning
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import fake_compiler, fresh, write_op
+from tests.helpers import fake_compiler, fresh
 
 MakeOp = Callable[..., opjit.Op]
 ADD = """
@@ -36,29 +36,6 @@ opjit_status add_cpu(const opjit_tensor *x, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {helpers.COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a place for locks of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
 
 
 # --- one build -----------------------------------------------------------------------------------------------------------------------

@@ -167,15 +167,6 @@ def write_ops(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    path.touch()
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
-
-
 def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -23,8 +23,9 @@ from opjit import build, lock, progress, targets
 from opjit.errors import CacheWarning
 from opjit.store import Store, verify
 from tests import helpers
-from tests.helpers import as_root, fake_compiler, fresh, process, tmpfs, until, write_op
+from tests.helpers import as_root, fake_compiler, fresh, process, tmpfs, until
 
+pytestmark = pytest.mark.usefixtures("here")
 # A process that holds the lock of "key" until its standard input ends.
 HOLDER = """
 import sys
@@ -35,21 +36,6 @@ with lock.held("key", lambda holder: print("waits", flush=True)):
     for line in sys.stdin:
         progress.step(line.strip())
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a place for locks of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
 
 
 @contextmanager

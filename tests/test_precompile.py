@@ -25,6 +25,7 @@ from opjit.store import Store
 from tests import helpers
 from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs
 
+pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
 ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).arch != "aarch64" else ["aarch64"]
 
@@ -39,24 +40,6 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
             (root / name / f"{name}{suffix}").write_text(plus.read_text().replace("plus_", f"{name}_"))
             plus.unlink()
     return [f"{namespace}::{name}" for name in names]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> Path:
-    """A cache and a place for locks and temporary files of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {helpers.COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
 
 
 def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:

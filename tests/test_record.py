@@ -20,6 +20,7 @@ from opjit.store import Store, default_root
 from tests import helpers
 from tests.helpers import entries, fresh, write_op
 
+pytestmark = pytest.mark.usefixtures("here")
 ARCH = targets.here(helpers.cpu()).arch
 SCALE = """
 opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
@@ -36,15 +37,6 @@ scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name=
                      extra_cflags=["-DFACTOR=1.0f", "-DBRACED={{1}}"])
 print(scale(torch.ones(2), 2.0).tolist(), flush=True)
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache and a place for locks and temporary files of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
 
 
 def record(output: Path, *program: str, **changes: str | None) -> subprocess.CompletedProcess[str]:

@@ -29,12 +29,7 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, tmpfs, write_op
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
+from tests.helpers import SOMEBODY, as_root, built, caught, copy_cache, describe, fresh, mounted, tmpfs, write_op
 
 
 @pytest.fixture
@@ -42,20 +37,10 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="module")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests that use it leave as it is."""
-    folder = write_op(tmp_path_factory.mktemp("once") / "plus")
-    return folder, built(folder, folder.parent / "cache")
-
-
 @pytest.fixture
 def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
     """A cache of its own that holds the entry already."""
-    source = built_once[1].folder.parents[3]
-    shutil.copytree(source, cache)
-    folder = cache / built_once[1].folder.relative_to(source)
-    return cache, built_once[1]._replace(folder=folder, library=folder / built_once[1].library.name)
+    return cache, copy_cache(built_once[1], cache)
 
 
 # --- an entry that is no good ------------------------------------------------------------------------------------------------
