@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,10 +20,10 @@ import torch
 
 import opjit
 from opjit import build, lock, progress, targets
-from opjit.errors import CacheWarning
 from opjit.store import Store, verify
 from tests import helpers
-from tests.helpers import as_root, fake_compiler, fresh, process, tmpfs, until
+from tests.helpers import as_root, fake_compiler, fresh, hold, process, tmpfs, until
+from tests.locks import is_held
 
 pytestmark = pytest.mark.usefixtures("here")
 # A process that holds the lock of "key" until its standard input ends.
@@ -56,25 +56,8 @@ def tell(running: subprocess.Popen[str], text: str) -> None:
     running.stdin.flush()
 
 
-def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:
-    """Take and free a lock; the warnings it gave."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with lock.held(key, waiting):
-            pass
-    assert all(one.category is CacheWarning for one in seen)
-    return [str(one.message) for one in seen]
-
-
-def is_free(key: str = "key") -> bool:
-    descriptor = os.open(lock.folder() / f"{key}.lock", os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+def is_free() -> bool:
+    return not is_held(lock.folder() / "key.lock")
 
 
 # --- what a waiter knows -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, 
 from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs
+from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs, until
 
 pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
@@ -43,23 +43,12 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
 
 
 def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
-                          capture_output=True, text=True, timeout=240, check=False)
+    return helpers.command("precompile", *arguments, **changes)
 
 
 def started(*arguments: str | Path, **changes: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def until(what: str, holds: object, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait for something, at most a minute."""
-    assert callable(holds)
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, f"not within a minute: {what}"
-        assert process is None or process.poll() is None, f"the command ended before: {what}\n{process.communicate()}"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -319,7 +308,7 @@ def test_a_worker_that_is_killed_fails_its_own_op_its_compiler_ends_and_the_rest
     assert name.startswith(names[1])
     assert "the process that built it ended by itself (SIGKILL)" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
-    until("the dead worker's compiler ends", lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    until(lambda: not is_alive(int((tmp_path / "pid").read_text())))  # the compiler of the dead worker
     monkeypatch.delenv("CC")
     assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
     assert set(good(here)) == set(names)
@@ -353,14 +342,14 @@ def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_no_half_ent
 ) -> None:
     names = make_ops(tmp_path / "ops", ["one", "three", "two"])
     process = started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
-    until("the compiler is at work on the last op", slow.exists, process)
+    until(slow.exists, process=process)  # the compiler is at work on the last op
     os.kill(process.pid, how)
     err = process.communicate(timeout=60)[1]
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     assert ("interrupted; what was built stays" in err) == (how == signal.SIGINT)
     assert "Traceback" not in err
     [pid] = map(int, slow.read_text().split())
-    until("the compiler ends", lambda: not is_alive(pid))
+    until(lambda: not is_alive(pid))  # the compiler ends
     assert set(good(here)) == {names[0], names[1]}
     (tmp_path / "hang").unlink()
     done = command(tmp_path / "ops", "--arch", ARCHS[0])
