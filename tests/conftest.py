@@ -179,5 +179,13 @@ def _resident() -> int:
 
 
 @pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """torch's number of threads, to be set for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def growth() -> Callable[[Callable[[], object], int], int]:
     return memory_growth
