@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import textwrap
 import warnings
@@ -19,9 +17,9 @@ import torch
 import opjit
 from opjit import catalog, toolchain
 from opjit.backends.cuda import Cuda
-from tests.helpers import SOMEBODY
+from opjit.store import Entry
+from tests.helpers import COMPILES, SOMEBODY, built, fake_compiler, fresh, write_op
 
-ROOT = Path(opjit.__file__).resolve().parents[1]
 OPS = Path(__file__).parent / "ops"
 _namespaces = itertools.count()
 
@@ -50,6 +48,38 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, and a place for locks and temporary files, of the test's own: the cache's path, where nothing is yet."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Path:
+    """The folder of keytest::plus, which this process does not declare, for the test to change."""
+    return write_op(tmp_path / "plus")
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
+    """Another folder of that op, and its entry in the cache beside it, which the tests of a file share and leave as they are."""
+    folder = write_op(tmp_path_factory.mktemp("built-once") / "plus")
+    return folder, built(folder, folder.parent / "cache")
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each run of the compiler on an op's source."""
+    path = tmp_path / "compiled"
+    path.touch()
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {COMPILES}; then echo $$ >> '{path}'; fi")))
+    return path
+
+
+@pytest.fixture
 def somebodys() -> Iterator[Path]:
     """A folder of another user's, who can get to it: pytest keeps its own to itself. Only for root."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # TMPDIR may be closed to others
@@ -66,20 +96,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_python() -> Callable[..., str]:
-    """``run_python(code, cache=..., env=..., command=...)``: run a snippet in a fresh process; it must exit with 0.
+    """``run_python(code, cache=..., env=..., timeout=...)``: what a snippet prints in a fresh process, which must exit with 0.
 
-    Returns what it printed. ``env`` is added to the environment, None takes a variable away; ``command`` comes in front.
+    ``env`` is added to the environment, None takes a variable away.
     """
 
     def run(code: str, *, cache: Path | None = None, env: Mapping[str, str | None] | None = None, timeout: float = 240) -> str:
-        changes: dict[str, str | None] = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **(env or {})}
-        if cache is not None:
-            changes["OPJIT_CACHE"] = str(cache)
-        environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True,
-                              timeout=timeout, check=False)
-        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        chosen = {} if cache is None else {"OPJIT_CACHE": str(cache)}
+        return fresh(code, {**(env or {}), **chosen}, timeout=timeout).stdout
 
     return run
 
@@ -152,6 +176,14 @@ def memory_growth(call: Callable[[], object], times: int) -> int:
 def _resident() -> int:
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """torch's number of threads, to be set for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

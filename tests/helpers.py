@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,14 +13,15 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import opjit
-from opjit import backends, build, catalog, counters, manifest, resources, schema, targets, toolchain
+from opjit import backends, build, catalog, counters, lock, manifest, resources, schema, targets, toolchain
 from opjit.backends import Backend
 from opjit.errors import CacheWarning
 from opjit.recipe import Recipe, document_key, read_inputs
@@ -120,9 +122,20 @@ def built(folder: Path, cache: Path, target: Target | None = None) -> Entry:
     return store.find(recipe) or build.build(recipe, store)
 
 
+@contextmanager
+def cache_warnings() -> Iterator[list[str]]:
+    """A list that holds, when the block has ended, the text of every CacheWarning in it; no other warning may come."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(one.message) for one in seen]
+    assert all(one.category is CacheWarning for one in seen), texts
+
+
 @dataclass
 class Caught:
-    """What `quietly` or `warned` saw."""
+    """What `caught` saw."""
 
     entry: Entry
     warnings: list[str]
@@ -130,11 +143,9 @@ class Caught:
 
 def caught(folder: Path, cache: Path, target: Target | None = None) -> Caught:
     """Like `built`, with the text of every CacheWarning."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with cache_warnings() as texts:
         entry = built(folder, cache, target)
-    assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
-    return Caught(entry, [str(one.message) for one in seen])
+    return Caught(entry, texts)
 
 
 def program(path: Path, text: str) -> Path:
@@ -179,6 +190,7 @@ def fresh(
     user: int | None = None,
     cwd: Path | None = None,
     before: tuple[str, ...] = (),
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, which must exit with 0."""
     done = subprocess.run(
@@ -186,13 +198,19 @@ def fresh(
         env=environment(changes),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         check=False,
         user=user,
         cwd=cwd,
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def command(*words: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """The command `opjit` in a process of its own, however it ends; `changes` are of the environment."""
+    return subprocess.run([sys.executable, "-m", "opjit", *map(str, words)], env=environment(changes), capture_output=True, text=True,
+                          timeout=240, check=False)
 
 
 def declare(folder: Path) -> str:
@@ -230,6 +248,14 @@ def copy_package(to: Path) -> Path:
     return to
 
 
+def copy_cache(entry: Entry, to: Path) -> Entry:
+    """Copy the cache that an entry is in; the entry there."""
+    source = entry.folder.parents[3]
+    shutil.copytree(source, to)
+    folder = to / entry.folder.relative_to(source)
+    return entry._replace(folder=folder, library=folder / entry.library.name)
+
+
 def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
     """Folders of more entries beside one: the same library under other keys. Fields of the manifest's document can be changed."""
     described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
@@ -261,6 +287,11 @@ def mounted(where: Path, *options: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
+def tmpfs(where: Path, options: str) -> AbstractContextManager[None]:
+    """A filesystem in memory, this user's alone, mounted at a folder. Options are mount's: ``"size=60k"``, ``"size=200m,noexec"``."""
+    return mounted(where, "-t", "tmpfs", "-o", f"mode=700,{options}", "none")
+
+
 @contextmanager
 def process(code: str) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, which is ended with all its children."""
@@ -278,8 +309,24 @@ def process(code: str) -> Iterator[subprocess.Popen[str]]:
                 stream.close()
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
+def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Popen[Any] | None = None) -> None:
+    """Wait for something that must happen within some seconds, and before the process ends that is to do it."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen"
+        assert process is None or process.poll() is None, f"the process ended before it happened: {process.communicate()}"
         time.sleep(0.01)
+
+
+def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:
+    """Take and free the lock of a key; the warnings it gave."""
+    with cache_warnings() as texts, lock.held(key, waiting):
+        pass
+    return texts
+
+
+def free_port() -> str:
+    """A port of 127.0.0.1 that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

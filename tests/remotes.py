@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,6 @@ import pytest
 
 from opjit import api, catalog, remote, targets, transfer, trust
 from opjit.bundle import Bundle, parse
-from opjit.errors import CacheWarning
 from opjit.op import Op
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store
@@ -85,11 +83,9 @@ class Published(NamedTuple):
 def ask(op: Op) -> Answer:
     """What the first request for an op gives with the settings at hand; only opjit's own warnings may come."""
     started = time.monotonic()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with helpers.cache_warnings() as texts:
         entry = api.entry(op, targets.here(helpers.cpu()))
-    assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
-    return Answer(entry, [str(one.message) for one in seen], time.monotonic() - started)
+    return Answer(entry, texts, time.monotonic() - started)
 
 
 def publish(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Published:
@@ -194,6 +190,32 @@ def from_folder(folder: Path, latency: float = 0.0) -> Behaviour:
             handler.answer(b"not here", 404)
 
     return behave
+
+
+def drip(handler: Handler) -> None:
+    """A byte now and then, for 30 s."""
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(600):
+        handler.wfile.write(b"o")
+        time.sleep(0.05)
+
+
+def endless(handler: Handler) -> None:
+    """More than anybody takes."""
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(10_000):
+        handler.wfile.write(bytes(1 << 20))
+
+
+def half_then_reset(handler: Handler) -> None:
+    """The first bytes of an entry, and then no more."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    handler.wfile.write(b"opjit entry 1\n")
+    handler.reset()
 
 
 def forget(patch: pytest.MonkeyPatch) -> None:

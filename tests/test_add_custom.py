@@ -10,17 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit import Op, catalog
+from tests.tensors import COMPILES, COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED, Seen
 
 INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
-FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64, torch.complex128]
-# What torch.compile itself does on some versions of Python.
-COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module")
@@ -251,18 +245,6 @@ def test_more_elements_than_an_int_counts(add_custom: Op) -> None:
 
 
 # Autograd -----------------------------------------------------------------------------------------------------------------------
-
-
-class Seen(TorchDispatchMode):
-    """Every operator that runs."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from opjit import Op, catalog
+from tests.tensors import FLOATING, WIDE_UNSIGNED
 
-INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
-FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE_UNSIGNED]
 
 
 @pytest.fixture(scope="module")
 def allreduce() -> Op:
     return catalog.find("allreduce")
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def _tolerance(dtype: torch.dtype, x: torch.Tensor) -> float:

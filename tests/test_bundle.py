@@ -14,10 +14,9 @@ from opjit.store import Entry, Store
 from tests import helpers
 
 
-@pytest.fixture(scope="module")
-def entry(tmp_path_factory: pytest.TempPathFactory) -> Entry:
-    folder = tmp_path_factory.mktemp("bundle")
-    return helpers.built(helpers.write_op(folder / "plus"), folder / "cache")
+@pytest.fixture
+def entry(built_once: tuple[Path, Entry]) -> Entry:
+    return built_once[1]
 
 
 def _place(root: Store, entry: Entry) -> Path:

@@ -26,33 +26,18 @@ from opjit.cli import main
 from opjit.errors import BadSetting, CacheWarning
 from opjit.store import Entry, Store, first
 from tests import helpers
-from tests.helpers import as_root, built, caught, describe, fresh, mounted, planted, write_op
+from tests.helpers import as_root, built, caught, copy_cache, describe, fresh, mounted, planted, tmpfs, write_op
 
 DAY = 86400.0
 YEAR_2100 = 4102444800.0
 Clock = Callable[[float], None]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests leave as it is."""
-    folder = write_op(tmp_path_factory.mktemp("made") / "plus")
-    return folder, built(folder, folder.parent / "cache")
-
-
 @pytest.fixture
-def op(made: tuple[Path, Entry]) -> Path:
-    return made[0]
-
-
-@pytest.fixture
-def entry(made: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+def entry(built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The op's entry in a cache of the test's own, which OPJIT_CACHE names."""
-    source = made[1].folder.parents[3]
-    shutil.copytree(source, tmp_path / "cache")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "cache" / made[1].folder.relative_to(source)
-    return made[1]._replace(folder=folder, library=folder / made[1].library.name)
+    return copy_cache(built_once[1], tmp_path / "cache")
 
 
 @pytest.fixture
@@ -192,7 +177,7 @@ def test_a_read_only_cache_is_not_pruned_and_that_is_one_sentence(entry: Entry) 
 def test_a_disk_without_room_for_a_folder_can_be_pruned(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     root = tmp_path / "small"
     root.mkdir(mode=0o700)
-    with mounted(root, "-t", "tmpfs", "-o", "nr_inodes=64,mode=700", "none"):
+    with tmpfs(root, "nr_inodes=64"):
         monkeypatch.setenv("OPJIT_CACHE", str(root))
         first = built(op, root)
         monkeypatch.setattr(prune, "_FRESH", 0.0)
@@ -322,7 +307,7 @@ def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.M
 
 def grown(op: Path, number: int) -> Path:
     """The op with other sources, so that it is built."""
-    return write_op(op.parents[1] / f"grown{os.urandom(4).hex()}" / "plus", amount_h=f"#define AMOUNT {number}.0f\n")
+    return write_op(op.parent / f"grown{os.urandom(4).hex()}" / "plus", amount_h=f"#define AMOUNT {number}.0f\n")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +20,9 @@ import torch
 
 import opjit
 from opjit import api, build, lock, targets
-from opjit.errors import CacheWarning
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import fake_compiler, fresh, write_op
+from tests.helpers import cache_warnings, fake_compiler, fresh, hold, until
 
 MakeOp = Callable[..., opjit.Op]
 ADD = """
@@ -36,29 +34,6 @@ opjit_status add_cpu(const opjit_tensor *x, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {helpers.COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a place for locks of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
 
 
 # --- one build -----------------------------------------------------------------------------------------------------------------------
@@ -196,14 +171,6 @@ def build_in_background(op: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 STAGES = {
     "while-it-compiles": (helpers.COMPILES, "before"),
     "after-it-compiled": (helpers.COMPILES, "after"),
@@ -222,7 +189,7 @@ def test_a_killed_builder_s_waiter_builds_at_once(
     from torch.utils import cpp_extension  # noqa: F401 - not part of the time measured below
 
     victim = build_in_background(op)
-    wait_for(reached, victim)
+    until(reached.exists, process=victim)
     waits: list[str] = []
     recipe = helpers.describe(op)
     assert recipe.key is not None
@@ -371,16 +338,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 # --- the lock's own folder -----------------------------------------------------------------------------------------------------------
 
 
-def hold() -> list[str]:
-    """Take and free a lock; the warnings it gave."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with lock.held("key", lambda holder: None):
-            pass
-    assert all(one.category is CacheWarning for one in seen)
-    return [str(one.message) for one in seen]
-
-
 def test_the_lock_s_folder_is_the_user_s_alone(here: Path) -> None:
     assert hold() == []
     assert lock.folder().stat().st_mode & 0o777 == 0o700
@@ -437,10 +394,9 @@ def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here
 
     monkeypatch.setattr("tempfile.gettempdir", nowhere)
     op = make_op("add(Tensor x) -> Tensor", ADD % 1, fake=torch.empty_like)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with cache_warnings() as texts:
         entry = api.entry(op, targets.here(helpers.cpu()))
-    assert [one.category for one in seen] == [CacheWarning]
+    assert len(texts) == 1
     assert entry.folder.is_relative_to(here)
 
 

@@ -27,7 +27,7 @@ from opjit import bundle, catalog, errors, job, jobstore, ranks, targets
 from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.ranks import Place
 from tests import helpers
-from tests.helpers import COMPILES, entries, fake_compiler, real_compiler
+from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
 
 OP = """
 #include "opjit.h"
@@ -165,21 +165,6 @@ def write_ops(folder: Path, count: int) -> Path:
     for n in range(1, count + 1):
         (folder / f"add{n}.c").write_text(OP.format(n=n))
     return folder
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    path.touch()
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -> list[dict[str, str | None]]:

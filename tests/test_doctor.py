@@ -27,10 +27,7 @@ from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
 from opjit.errors import CacheWarning
 from opjit.toolchain import Nvcc
 from tests import helpers, remotes
-from tests.helpers import environment, fake_compiler, program
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
-SOMEBODY = 12345  # a user id that nobody has
+from tests.helpers import SOMEBODY, as_root, environment, fake_compiler, program, tmpfs, until
 
 
 @pytest.fixture(autouse=True)
@@ -309,19 +306,6 @@ def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch:
 # --- the cache's filesystem --------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def mounted(where: Path, options: str) -> Iterator[None]:
-    """A filesystem in memory at a folder; a skip where that is not allowed."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "none", str(where)], capture_output=True, text=True,
-                          check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
-
-
 def test_a_good_folder_has_every_ability() -> None:
     assert those(places.cache(), WARNING, PROBLEM) == []
     assert those(places.temporary(), WARNING, PROBLEM) == []
@@ -329,7 +313,7 @@ def test_a_good_folder_has_every_ability() -> None:
 
 @as_root
 def test_a_cache_that_is_mounted_noexec_is_a_warning_and_ops_work(cache: Path) -> None:
-    with mounted(cache, "size=200m,noexec"):
+    with tmpfs(cache, "size=200m,noexec"):
         found = only(places.cache(), WARNING, PROBLEM)
         assert found.state == WARNING
         assert "mounted noexec" in found.seen
@@ -339,14 +323,14 @@ def test_a_cache_that_is_mounted_noexec_is_a_warning_and_ops_work(cache: Path) -
 
 @as_root
 def test_a_temporary_folder_that_is_mounted_noexec_is_a_warning(own_folders: Path) -> None:
-    with mounted(own_folders / "temporary", "size=200m,noexec"):
+    with tmpfs(own_folders / "temporary", "size=200m,noexec"):
         found = only(places.temporary(), WARNING, PROBLEM)
         assert (found.state, "mounted noexec" in found.seen, "TMPDIR" in found.todo) == (WARNING, True, True)
 
 
 @as_root
 def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
-    with mounted(cache, "size=200m"):
+    with tmpfs(cache, "size=200m"):
         subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
         found = only(places.cache(), WARNING, PROBLEM)
         assert (found.state, "Read-only file system" in found.seen) == (WARNING, True)
@@ -356,7 +340,7 @@ def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
 @as_root
 @pytest.mark.parametrize("size", ["4k", "64k", "512k"])
 def test_a_full_cache_is_a_warning_and_ops_work(cache: Path, size: str) -> None:
-    with mounted(cache, f"size={size}"):
+    with tmpfs(cache, f"size={size}"):
         if size == "4k":
             (cache / "filler").write_bytes(bytes(4096))
         found = those(places.cache(), WARNING, PROBLEM)
@@ -369,7 +353,7 @@ def test_a_full_cache_is_a_warning_and_ops_work(cache: Path, size: str) -> None:
 
 @as_root
 def test_a_filesystem_without_room_for_more_files_is_a_warning(cache: Path) -> None:
-    with mounted(cache, "size=200m,nr_inodes=4"):
+    with tmpfs(cache, "size=200m,nr_inodes=4"):
         for number in range(3):
             (cache / str(number)).touch()
         found = those(places.cache(), WARNING)
@@ -538,8 +522,7 @@ def test_a_held_lock_is_told_with_its_holder_and_a_stopped_holder_is_a_warning(h
     assert found.state == OK
     assert f"process {holder.pid} has held the lock {lock.folder() / 'abc.lock'} for " in found.seen
     holder.send_signal(signal.SIGSTOP)
-    while places.process(holder.pid)[0] != "T":
-        time.sleep(0.01)
+    until(lambda: places.process(holder.pid)[0] == "T")
     stopped = only(places.leftovers(), WARNING)
     assert "is stopped" in stopped.seen
     assert stopped.todo == f"kill -CONT {holder.pid}, or kill -KILL {holder.pid}"

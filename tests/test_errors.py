@@ -29,14 +29,9 @@ from opjit.errors import (
 )
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import PLUS, built, fake_compiler, program, write_op
+from tests.helpers import PLUS, built, fake_compiler, program
 
 MakeOp = Callable[..., opjit.Op]
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
 
 
 # --- the classes ---------------------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ from opjit.extension import Extension
 from opjit.recipe import Recipe
 from opjit.store import Entry, Store, verify
 from tests import helpers
-from tests.helpers import as_root, built, caught, describe, fake_compiler, fresh, mounted, process, program, write_op
+from tests.helpers import as_root, built, caught, copy_cache, describe, fake_compiler, fresh, mounted, process, program, tmpfs, write_op
 
 
 def table() -> dict[int, list[str]]:
@@ -187,9 +187,8 @@ def test_each_of_the_thirty_faults_has_tests_and_each_of_them_exists() -> None:
     rows = table()
     assert list(rows) == list(range(1, 31))
     assert all(rows.values())
-    here = Path(__file__).parent
     known = {path.name: {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
-             for path in here.glob("test_*.py")}
+             for path in Path(__file__).parent.glob("test_*.py")}
     for tests in rows.values():
         for test in tests:
             file, _, name = test.partition("::")
@@ -200,34 +199,9 @@ def test_each_of_the_thirty_faults_has_tests_and_each_of_them_exists() -> None:
 
 
 @pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a place for locks and copies of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
-
-
-@pytest.fixture(scope="module")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests that use it leave as it is."""
-    folder = write_op(tmp_path_factory.mktemp("once") / "plus")
-    return folder, built(folder, folder.parent / "cache")
-
-
-@pytest.fixture
-def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
+def copied(built_once: tuple[Path, Entry], here: Path) -> tuple[Path, Entry]:
     """The op, and a cache of its own that holds the entry already."""
-    source = built_once[1].folder.parents[3]
-    shutil.copytree(source, cache)
-    folder = cache / built_once[1].folder.relative_to(source)
-    return built_once[0], Entry(folder, built_once[1].key, folder / built_once[1].library.name)
+    return built_once[0], copy_cache(built_once[1], here)
 
 
 GET = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
@@ -253,7 +227,7 @@ def digest(path: Path) -> str:
 # --- 2: a kill between two files -----------------------------------------------------------------------------------------------------
 
 
-def test_a_builder_killed_before_its_manifest_leaves_no_entry_and_its_folder_is_swept_when_old(op: Path, cache: Path) -> None:
+def test_a_builder_killed_before_its_manifest_leaves_no_entry_and_its_folder_is_swept_when_old(op: Path, here: Path) -> None:
     code = helpers.declare(op) + (
         "import os, signal\nfrom opjit import files\nplain = files.write_synced\n"
         "def write(path, content):\n"
@@ -262,13 +236,13 @@ def test_a_builder_killed_before_its_manifest_leaves_no_entry_and_its_folder_is_
         "files.write_synced = write\n") + GET
     killed = subprocess.run([sys.executable, "-c", code], env=helpers.environment(), check=False)
     assert killed.returncode == -signal.SIGKILL
-    (left,) = (cache / "v1" / "staging").iterdir()
+    (left,) = (here / "v1" / "staging").iterdir()
     assert [path.suffix for path in (left / "entry").iterdir() if path.suffix == ".so"] == [".so"]
-    assert helpers.entries(cache) == []
+    assert helpers.entries(here) == []
     then = time.time() - 2 * 86400
     os.utime(left, (then, then))
-    assert caught(op, cache).warnings == []
-    assert list((cache / "v1" / "staging").iterdir()) == []
+    assert caught(op, here).warnings == []
+    assert list((here / "v1" / "staging").iterdir()) == []
 
 
 # --- 3, 4: damage --------------------------------------------------------------------------------------------------------------------
@@ -289,19 +263,19 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", ["keytest.plus.so", "manifest.json"])
-def test_a_file_that_lost_its_end_is_moved_aside_and_rebuilt(copied: tuple[Path, Entry], cache: Path, name: str, loss: str) -> None:
+def test_a_file_that_lost_its_end_is_moved_aside_and_rebuilt(copied: tuple[Path, Entry], here: Path, name: str, loss: str) -> None:
     op, entry = copied
     good = entry.library.read_bytes()
     if (name, loss) == ("manifest.json", "a-byte"):
         os.truncate(entry.folder / name, (entry.folder / name).stat().st_size - 1)  # the newline: nothing is lost with that
     LOSSES[loss](entry.folder / name)
     bad = (entry.folder / name).read_bytes()
-    after = caught(op, cache)
+    after = caught(op, here)
     assert len(after.warnings) == 1
     assert str(entry.folder) in after.warnings[0]
     assert (after.entry, entry.library.read_bytes()) == (entry, good)
-    assert [(aside / name).read_bytes() for aside in (cache / "v1" / "staging").iterdir()] == [bad]
-    assert caught(op, cache) == helpers.Caught(entry, [])
+    assert [(aside / name).read_bytes() for aside in (here / "v1" / "staging").iterdir()] == [bad]
+    assert caught(op, here) == helpers.Caught(entry, [])
 
 
 def overwrite(path: Path, at: int) -> None:
@@ -313,7 +287,7 @@ def overwrite(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last", "key", "sha256", "schema"])
-def test_three_overwritten_bytes_are_a_miss_and_the_next_call_hits(copied: tuple[Path, Entry], cache: Path, where: str) -> None:
+def test_three_overwritten_bytes_are_a_miss_and_the_next_call_hits(copied: tuple[Path, Entry], here: Path, where: str) -> None:
     op, entry = copied
     good = {path.name: path.read_bytes() for path in entry.folder.iterdir()}
     size, described = len(good[entry.library.name]), good[manifest.NAME]
@@ -321,11 +295,11 @@ def test_three_overwritten_bytes_are_a_miss_and_the_next_call_hits(copied: tuple
         overwrite(entry.library, {"first": 0, "middle": size // 2, "last": size - 3}[where])
     else:
         overwrite(entry.folder / manifest.NAME, described.index(f'"{where}": "'.encode()) + len(where) + 6)
-    after = caught(op, cache)
+    after = caught(op, here)
     assert len(after.warnings) == 1
     assert after.entry == entry
     assert entry.library.read_bytes() == good[entry.library.name]
-    assert caught(op, cache) == helpers.Caught(entry, [])
+    assert caught(op, here) == helpers.Caught(entry, [])
 
 
 # --- 5: compilers that lie -----------------------------------------------------------------------------------------------------------
@@ -342,22 +316,22 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_compiler_that_lies_is_named_and_nothing_is_published(
-    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     done = LIES[lie].format(compiler=helpers.real_compiler())
     fake = fake_compiler(tmp_path / "cc", after=f"if {helpers.LINKS}; then {OUTPUT}; {done}; code=0; fi")
     monkeypatch.setenv("CC", str(fake))
     with pytest.raises(BuildError, match="reported success") as refused:
-        built(op, cache)  # without a warning: it is not the cache's fault
+        built(op, here)  # without a warning: it is not the cache's fault
     assert str(fake) in str(refused.value)
     assert refused.value.command is not None
     assert str(fake) in refused.value.command
-    assert helpers.entries(cache) == []
+    assert helpers.entries(here) == []
 
 
 @pytest.mark.parametrize("lie", ["missing", "empty", "no-elf"])
 def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     links = 'case " $* " in *" -shared "*) true;; *) false;; esac'
     fake = program(tmp_path / "bin" / "c++", f"#!/bin/sh\n'{shutil.which('c++')}' \"$@\"\ncode=$?\n"
@@ -366,7 +340,7 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
     with pytest.raises(BuildError, match="reported success") as refused:
         load(cxx_source(tmp_path / "source"))
     assert str(fake) in str(refused.value)
-    assert helpers.entries(cache) == []
+    assert helpers.entries(here) == []
 
 
 # --- 6: a full disk ------------------------------------------------------------------------------------------------------------------
@@ -374,25 +348,25 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
 
 @as_root
 def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
-    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = files.write_synced
 
     def write(path: Path, content: bytes) -> None:
-        if path.name == manifest.NAME and path.is_relative_to(cache):
-            subprocess.run(["dd", "if=/dev/zero", f"of={cache}/filler", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
-            assert os.statvfs(cache).f_bavail == 0
+        if path.name == manifest.NAME and path.is_relative_to(here):
+            subprocess.run(["dd", "if=/dev/zero", f"of={here}/filler", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+            assert os.statvfs(here).f_bavail == 0
         plain(path, content)
 
     monkeypatch.setattr(files, "write_synced", write)
-    cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "size=4m,mode=700", "none"):
-        after = caught(op, cache)
+    here.mkdir(mode=0o700)
+    with tmpfs(here, "size=4m"):
+        after = caught(op, here)
         assert len(after.warnings) == 1
         assert "No space left on device" in after.warnings[0]
         assert after.entry.folder.is_relative_to(tmp_path / "tmp")
-        assert helpers.entries(cache) == []
-        assert not list((cache / "v1").glob("keytest.plus/*/*"))
+        assert helpers.entries(here) == []
+        assert not list((here / "v1").glob("keytest.plus/*/*"))
 
 
 @as_root
@@ -400,7 +374,7 @@ def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
 def test_where_everything_is_full_the_error_says_so(op: Path, tmp_path: Path, size: int) -> None:
     full = tmp_path / "full"
     full.mkdir(mode=0o700)
-    with mounted(full, "-t", "tmpfs", "-o", f"size={size}k,mode=700", "none"):
+    with tmpfs(full, f"size={size}k"):
         (full / "tmp").mkdir()
         code = helpers.declare(op) + (
             "warnings.simplefilter('ignore')\n"
@@ -422,35 +396,35 @@ def refuse_rmdir(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.ENOTEMPTY], ids=["EBUSY", "ENOTEMPTY"])
-def test_a_staging_folder_that_is_busy_costs_nothing(op: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_staging_folder_that_is_busy_costs_nothing(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     with monkeypatch.context() as patched:
         refuse_rmdir(patched, code)
-        first = caught(op, cache)
+        first = caught(op, here)
     assert first.warnings == []
-    assert caught(op, cache) == first
-    (left,) = (cache / "v1" / "staging").iterdir()
+    assert caught(op, here) == first
+    (left,) = (here / "v1" / "staging").iterdir()
     os.utime(left, (1, 1))
     (op / "amount.h").write_text("#define AMOUNT 2.0f\n")
-    assert caught(op, cache).warnings == []
-    assert list((cache / "v1" / "staging").iterdir()) == [], "it is swept later, and the folder above it stays"
-    assert len(helpers.entries(cache)) == 2
+    assert caught(op, here).warnings == []
+    assert list((here / "v1" / "staging").iterdir()) == [], "it is swept later, and the folder above it stays"
+    assert len(helpers.entries(here)) == 2
 
 
-def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         refuse_rmdir(patched, errno.EACCES)
-        first = caught(op, cache)
+        first = caught(op, here)
     assert len(first.warnings) == 1
     assert "Permission denied" in first.warnings[0]
-    assert str(cache / "v1" / "staging") in first.warnings[0]
-    assert caught(op, cache) == helpers.Caught(first.entry, [])
+    assert str(here / "v1" / "staging") in first.warnings[0]
+    assert caught(op, here) == helpers.Caught(first.entry, [])
 
 
 # --- 8: a library in use -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["damaged", "cleared"])
-def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: tuple[Path, Entry], cache: Path, how: str) -> None:
+def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: tuple[Path, Entry], here: Path, how: str) -> None:
     op, entry = copied
     code = helpers.declare(op) + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n" + (
         "for line in sys.stdin: print(plus(torch.full((3,), float(line))).tolist(), flush=True)\n")
@@ -467,10 +441,10 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
         inode = entry.library.stat().st_ino
         if how == "damaged":
             (entry.folder / manifest.NAME).write_text("")
-            assert len(caught(op, cache).warnings) == 1
+            assert len(caught(op, here).warnings) == 1
         else:
-            removal.clear(Store(cache))
-            assert caught(op, cache).warnings == []
+            removal.clear(Store(here))
+            assert caught(op, here).warnings == []
         assert f" {inode} " in Path(f"/proc/{user.pid}/maps").read_text()
         assert entry.library.stat().st_ino != inode
         assert ask(2) == "[3.0, 3.0, 3.0]\n"
@@ -481,16 +455,16 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
 
 @pytest.mark.parametrize(("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")])
 def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
-    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
 ) -> None:
     old = describe(op).key
     edit = f"if {helpers.COMPILES}; then sed -i 's/1.0f/5.0f/; s/AMOUNT;/AMOUNT + 4.0f;/' '{op}/{name}'; fi"
     with monkeypatch.context() as patched:
         patched.setenv("CC", str(fake_compiler(tmp_path / "cc", **{when: edit})))
         with pytest.raises(BuildError, match="changed while they were compiled; ask for it again"):
-            built(op, cache)
-    assert helpers.entries(cache) == []
-    after = caught(op, cache)
+            built(op, here)
+    assert helpers.entries(here) == []
+    after = caught(op, here)
     assert after.warnings == []
     assert after.entry.key != old
     assert fresh(helpers.declare(op) + GET).stdout == "[6.0]\n"
@@ -530,12 +504,12 @@ def together(count, work):
 
 
 def test_16_processes_compile_once_in_each_round_and_read_identical_bytes(
-    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, rounds = tmp_path / "log", 4
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
     code = helpers.declare(op) + TOGETHER + f"""
-folder, cache = Path({str(op)!r}), Path({str(cache)!r})
+folder, cache = Path({str(op)!r}), Path({str(here)!r})
 for turn in range({rounds}):
     (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
 
@@ -548,10 +522,10 @@ for turn in range({rounds}):
 """
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
     assert len(log.read_text()) == rounds
-    assert len(helpers.entries(cache)) == rounds
+    assert len(helpers.entries(here)) == rounds
 
 
-def test_two_builds_that_differ_are_never_mixed(op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_that_differ_are_never_mixed(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock, so that they do race; one more process looks at every entry from the moment that it appears."""
     log, rounds = tmp_path / "log", 5
     noise = "-Wl,--build-id=0x$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
@@ -565,7 +539,7 @@ def test_two_builds_that_differ_are_never_mixed(op: Path, cache: Path, tmp_path:
         fi
         """)))
     code = "import fcntl\nfcntl.flock = lambda descriptor, operation: None\n" + helpers.declare(op) + TOGETHER + f"""
-folder, cache = Path({str(op)!r}), Path({str(cache)!r})
+folder, cache = Path({str(op)!r}), Path({str(here)!r})
 
 def agrees(entry):
     described = json.loads((entry / "manifest.json").read_bytes())
@@ -593,14 +567,14 @@ print(os.waitpid(watcher, 0)[1], flush=True)
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds + "0\n"
     made = log.read_text().split()
     assert len(set(made) - {"-"}) > rounds, "no two builders raced"
-    assert {json.loads((entry / manifest.NAME).read_bytes())["sha256"] for entry in helpers.entries(cache)} <= set(made)
+    assert {json.loads((entry / manifest.NAME).read_bytes())["sha256"] for entry in helpers.entries(here)} <= set(made)
 
 
 # --- 16 to 20: what a key stands for -------------------------------------------------------------------------------------------------
 
 
 def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cxx_source(tmp_path / "source")
     changes: list[tuple[Any, str, object]] = [
@@ -615,7 +589,7 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
             patched.setattr(owner, name, value)
             with pytest.raises(BuildError, match="is in no cache"):
                 load(path)
-            shelves.add(described(path).shelf(Store(cache)))
+            shelves.add(described(path).shelf(Store(here)))
     assert len(shelves) == len(changes)
     assert load(path) == first
 
@@ -654,14 +628,14 @@ def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, mo
 
 
 def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles(
-    op: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
     with pytest.raises(ToolMissing, match=r"wanted for cuda sm_90\.cuda13, and the nvcc in .*toolkit is that of CUDA 12\.9"):
-        built(op, cache, target)
-    assert not cache.exists() or helpers.entries(cache) == []
+        built(op, here, target)
+    assert not here.exists() or helpers.entries(here) == []
 
 
 @pytest.fixture(scope="module")
@@ -673,23 +647,21 @@ def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entr
 
 @pytest.mark.nvcc
 def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(
-    cuda_once: tuple[Path, list[Entry]], cache: Path
+    cuda_once: tuple[Path, list[Entry]], here: Path
 ) -> None:
     target = helpers.cuda_target("sm_90")
-    entry = cuda_once[1][1]
-    shutil.copytree(entry.folder.parents[3], cache)
-    folder = cache / entry.folder.relative_to(entry.folder.parents[3])
+    entry = copy_cache(cuda_once[1][1], here)
     major = int(target.runtime.removeprefix("cuda"))
     ours, other = (f"libcudart.so.{number}\0".encode() for number in (major, major - 1))
-    content = (folder / entry.library.name).read_bytes().replace(ours, other)
-    described = manifest.parse((folder / manifest.NAME).read_bytes())._replace(sha256=hashlib.sha256(content).hexdigest())
+    content = entry.library.read_bytes().replace(ours, other)
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())._replace(sha256=hashlib.sha256(content).hexdigest())
     for name, text in ((entry.library.name, content), (manifest.NAME, described.dump())):
-        (folder / name).unlink()
-        (folder / name).write_bytes(text)
+        (entry.folder / name).unlink()
+        (entry.folder / name).write_bytes(text)
     with pytest.raises(EntryError, match=r"asks for libcudart\.so\.\d+"):
-        verify(folder, target)
+        verify(entry.folder, target)
     with pytest.warns(CacheWarning, match="libcudart"):
-        assert Store(cache).find(describe(cuda_once[0], target)) is None
+        assert Store(here).find(describe(cuda_once[0], target)) is None
 
 
 @pytest.mark.nvcc
@@ -733,7 +705,7 @@ def test_a_compiler_found_by_another_path_gives_one_key(op: Path, tmp_path: Path
     assert len(keys) == 1
 
 
-def test_native_stands_for_the_cpu_at_hand(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = cxx_source(tmp_path / "source")
     first = load(path, "-march=native")
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
@@ -798,7 +770,7 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
 UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 
 
-def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(op: Path, cache: Path) -> None:
+def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(op: Path, here: Path) -> None:
     (op / "amount.h").write_text('#define AMOUNT 1.0f\n#if 0\n#include "broken.h"\n#endif\n')
     (op / "broken.h").symlink_to(UNREADABLE)
     code = helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
@@ -807,21 +779,21 @@ def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a
         assert done.stdout == "[2.0]\n"
         assert done.stderr.count("CacheWarning") == 1
         assert "broken.h cannot be read (Input/output error)" in done.stderr
-    assert helpers.entries(cache) == []
+    assert helpers.entries(here) == []
     (op / "broken.h").unlink()
     (op / "broken.h").write_text("")
     assert fresh(code).stderr == ""
-    assert len(helpers.entries(cache)) == 1
+    assert len(helpers.entries(here)) == 1
 
 
-def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(cache: Path, tmp_path: Path) -> None:
+def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(here: Path, tmp_path: Path) -> None:
     path = cxx_source(tmp_path / "source", f'#if 0\n#include "broken.h"\n#endif\n{EXTENSION}')
     (tmp_path / "source" / "broken.h").symlink_to(UNREADABLE)
     with pytest.warns(CacheWarning, match=r"broken\.h cannot be read") as seen:
         library = load(path)
     assert len(seen) == 1
-    assert not Path(library).is_relative_to(cache)
-    assert helpers.entries(cache) == []
+    assert not Path(library).is_relative_to(here)
+    assert helpers.entries(here) == []
 
 
 # --- 23, 24: caches that cannot be written, run or named -----------------------------------------------------------------------------
@@ -834,7 +806,7 @@ WRITES = ("creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlin
 
 @as_root
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
-def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, here: Path, tmp_path: Path) -> None:
     get = ("os.path.exists('/begins')\nplus = opjit.get('keytest::plus', 'cpu')\nos.path.exists('/ends')\n"
            "print(plus(torch.ones(1)).tolist())\n")
     code = "import os\n" + helpers.declare(op) + get
@@ -853,24 +825,24 @@ def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, c
         return [call for call in calls if writes.match(call)]
 
     assert any("flock" in call for call in traced()), "the trace sees nothing: this was a miss"
-    with mounted(cache, "--bind", str(cache)):
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(cache)], check=True)
-        before = helpers.snapshot(cache), helpers.snapshot(tmp_path / "tmp")
+    with mounted(here, "--bind", str(here)):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(here)], check=True)
+        before = helpers.snapshot(here), helpers.snapshot(tmp_path / "tmp")
         assert traced() == []
-        assert (helpers.snapshot(cache), helpers.snapshot(tmp_path / "tmp")) == before
+        assert (helpers.snapshot(here), helpers.snapshot(tmp_path / "tmp")) == before
 
 
 @as_root
-def test_an_op_in_a_noexec_cache_is_loaded_from_a_copy_of_the_user_s_own(op: Path, cache: Path, tmp_path: Path) -> None:
-    cache.mkdir(mode=0o700)
+def test_an_op_in_a_noexec_cache_is_loaded_from_a_copy_of_the_user_s_own(op: Path, here: Path, tmp_path: Path) -> None:
+    here.mkdir(mode=0o700)
     code = helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
-    with mounted(cache, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+    with tmpfs(here, "noexec"):
         for _ in range(2):
             done = fresh(code)
             assert done.stdout == "[2.0]\n"
             assert done.stderr.count("CacheWarning") == 1
             assert "set OPJIT_CACHE to a folder" in done.stderr
-        (entry,) = helpers.entries(cache)
+        (entry,) = helpers.entries(here)
         own = tmp_path / "tmp" / f"opjit-{os.geteuid()}"
         (copy,) = helpers.entries(own / "cache")
         assert own.stat().st_mode & 0o777 == 0o700
@@ -882,12 +854,12 @@ def test_an_op_in_a_noexec_cache_is_loaded_from_a_copy_of_the_user_s_own(op: Pat
 
 
 @as_root
-def test_an_extension_in_a_noexec_cache_is_loaded_from_a_copy(cache: Path, tmp_path: Path) -> None:
-    cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+def test_an_extension_in_a_noexec_cache_is_loaded_from_a_copy(here: Path, tmp_path: Path) -> None:
+    here.mkdir(mode=0o700)
+    with tmpfs(here, "noexec"):
         with pytest.warns(CacheWarning, match="OPJIT_CACHE"):
             library = load(cxx_source(tmp_path / "source"))
-        assert len(helpers.entries(cache)) == 1
+        assert len(helpers.entries(here)) == 1
         assert Path(library).is_relative_to(tmp_path / "tmp")
 
 
@@ -897,7 +869,7 @@ def test_where_everything_is_noexec_the_error_names_the_way_out(op: Path, tmp_pa
     place.mkdir(mode=0o700)
     code = helpers.declare(op) + ("warnings.simplefilter('ignore')\ntry: opjit.get('keytest::plus', 'cpu')\n"
                                   "except opjit.errors.LoadError as error: print(error)\n")
-    with mounted(place, "-t", "tmpfs", "-o", "noexec,mode=700", "none"):
+    with tmpfs(place, "noexec"):
         (place / "tmp").mkdir()
         for cache in (place / "cache", place / "tmp" / f"opjit-{os.geteuid()}" / "cache"):
             told = fresh(code, {"OPJIT_CACHE": str(cache), "TMPDIR": str(place / "tmp")}).stdout

@@ -20,27 +20,15 @@ from opjit import files, layers
 from opjit.errors import CacheWarning
 from opjit.store import Entry, Store
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, write_op
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests leave as it is."""
-    folder = write_op(tmp_path_factory.mktemp("made") / "plus")
-    return folder, built(folder, folder.parent / "cache")
+from tests.helpers import SOMEBODY, as_root, caught, describe, fresh, write_op
 
 
 @pytest.fixture
-def op(made: tuple[Path, Entry]) -> Path:
-    return made[0]
-
-
-@pytest.fixture
-def root(made: tuple[Path, Entry], tmp_path: Path) -> Path:
+def root(built_once: tuple[Path, Entry], tmp_path: Path) -> Path:
     """A cache with the op's entry, two folders below one of the test's own."""
     place = tmp_path / "outer" / "inner" / "cache"
     place.parent.mkdir(parents=True, mode=0o755)
-    shutil.copytree(made[1].folder.parents[3], place)
+    shutil.copytree(built_once[1].folder.parents[3], place)
     place.chmod(0o700)
     return place
 

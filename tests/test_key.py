@@ -31,11 +31,6 @@ def key(folder: Path, **changed: Any) -> str:
     return described.key
 
 
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
-
-
 # --- what flips it ---------------------------------------------------------------------------------------------------------------
 
 

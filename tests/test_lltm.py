@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from opjit import Op, backends, catalog, targets
+from tests.tensors import DEVICES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "lltm"
 FLOATING = [torch.float32, torch.float64]
@@ -33,13 +34,6 @@ def forward() -> Op:
 @pytest.fixture(scope="module")
 def backward() -> Op:
     return catalog.find("lltm_backward")
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Tensor]:
@@ -295,7 +289,7 @@ def error_ratios(forward: Op, op: Op, sizes: tuple[int, int, int], device: str) 
     return [math.sqrt(ours / torchs) for ours, torchs in zip(mine, theirs, strict=True) if torchs]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", [(16, 32, 128), (64, 128, 256), (64, 128, 512), (7, 600, 40)])
 def test_float32_is_no_less_exact_than_torch(forward: Op, backward: Op, sizes: tuple[int, int, int], device: str) -> None:
     for op in (forward, backward):

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,11 +20,12 @@ import torch
 
 import opjit
 from opjit import build, lock, progress, targets
-from opjit.errors import CacheWarning
 from opjit.store import Store, verify
 from tests import helpers
-from tests.helpers import as_root, fake_compiler, fresh, mounted, process, until, write_op
+from tests.helpers import as_root, fake_compiler, fresh, hold, process, tmpfs, until
+from tests.locks import is_held
 
+pytestmark = pytest.mark.usefixtures("here")
 # A process that holds the lock of "key" until its standard input ends.
 HOLDER = """
 import sys
@@ -35,21 +36,6 @@ with lock.held("key", lambda holder: print("waits", flush=True)):
     for line in sys.stdin:
         progress.step(line.strip())
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a place for locks of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
 
 
 @contextmanager
@@ -70,25 +56,8 @@ def tell(running: subprocess.Popen[str], text: str) -> None:
     running.stdin.flush()
 
 
-def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:
-    """Take and free a lock; the warnings it gave."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with lock.held(key, waiting):
-            pass
-    assert all(one.category is CacheWarning for one in seen)
-    return [str(one.message) for one in seen]
-
-
-def is_free(key: str = "key") -> bool:
-    descriptor = os.open(lock.folder() / f"{key}.lock", os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+def is_free() -> bool:
+    return not is_held(lock.folder() / "key.lock")
 
 
 # --- what a waiter knows -------------------------------------------------------------------------------------------------------------
@@ -332,7 +301,7 @@ def test_a_process_that_may_start_no_thread_builds_without_a_lock(monkeypatch: p
 @as_root
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path, tmp_path: Path) -> None:
     lock.folder().mkdir(mode=0o700)
-    with mounted(lock.folder(), "-t", "tmpfs", "-o", "nr_inodes=1,mode=700", "none"):
+    with tmpfs(lock.folder(), "nr_inodes=1"):
         done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n"
                      "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
     assert done.stdout == "[2.0]\n"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, 
 from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import entries, fake_compiler, fresh
+from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs, until
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and give files away")
+pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
 ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).arch != "aarch64" else ["aarch64"]
 
@@ -42,42 +42,13 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
     return [f"{namespace}::{name}" for name in names]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> Path:
-    """A cache and a place for locks and temporary files of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each run of the compiler on an op's source."""
-    path = tmp_path / "compiled"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {helpers.COMPILES}; then echo $$ >> '{path}'; fi")))
-    return path
-
-
 def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
-                          capture_output=True, text=True, timeout=240, check=False)
+    return helpers.command("precompile", *arguments, **changes)
 
 
 def started(*arguments: str | Path, **changes: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def until(what: str, holds: object, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait for something, at most a minute."""
-    assert callable(holds)
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, f"not within a minute: {what}"
-        assert process is None or process.poll() is None, f"the command ended before: {what}\n{process.communicate()}"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -95,17 +66,6 @@ def good(cache: Path) -> list[str]:
         store.verify(folder, target)
         found.append(folder.parts[-3].replace(".", "::", 1))
     return found
-
-
-@contextlib.contextmanager
-def mounted(where: Path, *options: str) -> Iterator[None]:
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
 # --- what is built -------------------------------------------------------------------------------------------------------------------
@@ -270,7 +230,7 @@ def test_what_a_layer_has_need_not_be_in_the_cache(tmp_path: Path, here: Path, m
 def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Path, here: Path) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
-    with mounted(here, "-t", "tmpfs", "-o", "size=60k,mode=700", "none"), pytest.raises(PrecompileError) as caught:
+    with tmpfs(here, "size=60k"), pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"])
     assert len(caught.value.failed) == 2
     assert all("cannot keep it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
@@ -281,7 +241,7 @@ def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Pat
 def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp_path: Path, here: Path) -> None:
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
-    with mounted(here, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+    with tmpfs(here, "size=16m"):
         opjit.precompile([tmp_path / "ops" / "one"])
         subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
         assert len(opjit.precompile([name]).there) == 1
@@ -348,7 +308,7 @@ def test_a_worker_that_is_killed_fails_its_own_op_its_compiler_ends_and_the_rest
     assert name.startswith(names[1])
     assert "the process that built it ended by itself (SIGKILL)" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
-    until("the dead worker's compiler ends", lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    until(lambda: not is_alive(int((tmp_path / "pid").read_text())))  # the compiler of the dead worker
     monkeypatch.delenv("CC")
     assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
     assert set(good(here)) == set(names)
@@ -382,14 +342,14 @@ def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_no_half_ent
 ) -> None:
     names = make_ops(tmp_path / "ops", ["one", "three", "two"])
     process = started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
-    until("the compiler is at work on the last op", slow.exists, process)
+    until(slow.exists, process=process)  # the compiler is at work on the last op
     os.kill(process.pid, how)
     err = process.communicate(timeout=60)[1]
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     assert ("interrupted; what was built stays" in err) == (how == signal.SIGINT)
     assert "Traceback" not in err
     [pid] = map(int, slow.read_text().split())
-    until("the compiler ends", lambda: not is_alive(pid))
+    until(lambda: not is_alive(pid))  # the compiler ends
     assert set(good(here)) == {names[0], names[1]}
     (tmp_path / "hang").unlink()
     done = command(tmp_path / "ops", "--arch", ARCHS[0])

@@ -20,6 +20,7 @@ from opjit.store import Store, default_root
 from tests import helpers
 from tests.helpers import entries, fresh, write_op
 
+pytestmark = pytest.mark.usefixtures("here")
 ARCH = targets.here(helpers.cpu()).arch
 SCALE = """
 opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
@@ -38,18 +39,8 @@ print(scale(torch.ones(2), 2.0).tolist(), flush=True)
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache and a place for locks and temporary files of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-
-
 def record(output: Path, *program: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "opjit", "record", "-o", str(output), "--", *program],
-                          env=helpers.environment(changes), capture_output=True, text=True, timeout=240, check=False)
+    return helpers.command("record", "-o", output, "--", *program, **changes)
 
 
 def python(code: str) -> tuple[str, str, str]:
@@ -182,8 +173,7 @@ print(opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist(), torch.ops.opjit
 """
     assert record(tmp_path / "ops.json", *python(code)).returncode == 0
     other = {"OPJIT_CACHE": str(tmp_path / "other")}
-    done = subprocess.run([sys.executable, "-m", "opjit", "precompile", "--from", str(tmp_path / "ops.json")],
-                          env=helpers.environment(other), capture_output=True, text=True, timeout=240, check=False)
+    done = helpers.command("precompile", "--from", tmp_path / "ops.json", **other)
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 built, 0 already there, 0 skipped, 0 failed" in done.stdout
     assert fresh(code, {**other, **helpers.no_compiler(tmp_path)}).stdout == "[2.0, 2.0]\n[2.0] 3.0\n"
@@ -283,8 +273,7 @@ def test_a_list_says_the_same_whatever_the_order_of_the_processes() -> None:
 
 def test_inline_code_that_does_not_compile_is_named_as_what_it_is_and_leaves_no_files(tmp_path: Path) -> None:
     listed = write_list(tmp_path / "ops.json", one(folder=None, code={"cpu": "nonsense"}))
-    done = subprocess.run([sys.executable, "-m", "opjit", "precompile", "--from", str(listed)], env=helpers.environment(),
-                          capture_output=True, text=True, timeout=240, check=False)
+    done = helpers.command("precompile", "--from", listed)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: keytest::plus (inline code):")
     assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []

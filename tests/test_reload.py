@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ import opjit
 from opjit import api, backends, catalog, reload, targets
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from tests import helpers
-from tests.helpers import fresh
+from tests.helpers import fresh, until
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 try:
@@ -340,28 +340,21 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
         yield caplog
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(folder: Folder, log: pytest.LogCaptureFixture) -> None:
     op = opjit.get(folder.name, "cpu")
     with opjit.watch(folder.path, interval=0.02):
         assert value(op) == 2.0
         folder.write_c("3")
-        until(lambda: value(op) == 3.0)
+        until(lambda: value(op) == 3.0, 30)
         folder.write_c("oops")
-        until(lambda: "stays as it was" in log.text)
+        until(lambda: "stays as it was" in log.text, 30)
         time.sleep(0.3)
         assert value(op) == 3.0
         folder.write_py("4")
         folder.write_c("4")
-        until(lambda: (value(op), slope(op)) == (4.0, 4.0))
+        until(lambda: (value(op), slope(op)) == (4.0, 4.0), 30)
         (folder.path / "op.py").write_text("raise KeyError('no')\n")
-        until(lambda: "its op.py raised" in log.text)
+        until(lambda: "its op.py raised" in log.text, 30)
     assert [record.levelname for record in log.records if "stays as it was" in record.getMessage()] == ["ERROR", "ERROR"]
     assert "'oops' undeclared" in log.text
     folder.write("5")
@@ -378,7 +371,7 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
         op = opjit.get(folder.name, "cpu")
         assert value(op) == 2.0
         os.replace(_saved(tmp_path / "new.h", "#define SLOPE 6\n"), tmp_path / "shared.h")  # as editors save
-        until(lambda: value(op) == 6.0)
+        until(lambda: value(op) == 6.0, 30)
 
 
 def _saved(path: Path, text: str) -> Path:

@@ -25,8 +25,8 @@ from opjit.recipe import document_key
 from opjit.store import Store
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root
-from tests.remotes import Answer, Behaviour, Handler, Published, ask, from_folder, serving
+from tests.helpers import SOMEBODY, as_root, cache_warnings, until
+from tests.remotes import Answer, Behaviour, Handler, Published, ask, drip, endless, from_folder, half_then_reset, serving
 
 
 @pytest.fixture(scope="module")
@@ -280,25 +280,10 @@ def test_headers_of_fsspec_s_configuration_are_sent_and_another_server_does_not_
 # --- a remote that does not (faults 28 and 29) -----------------------------------------------------------------------------------
 
 
-def _drip(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(600):
-        handler.wfile.write(b"o")
-        time.sleep(0.05)
-
-
 def _drip_header(handler: Handler) -> None:
     for _ in range(600):
         handler.wfile.write(b"H")
         time.sleep(0.05)
-
-
-def _endless(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(10_000):
-        handler.wfile.write(bytes(1 << 20))
 
 
 def _redirect_for_ever(handler: Handler) -> None:
@@ -317,24 +302,16 @@ def _not_http(handler: Handler) -> None:
     handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
 
 
-def _half_then_reset(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "100000")
-    handler.end_headers()
-    handler.wfile.write(b"opjit entry 1\n")
-    handler.reset()
-
-
 FAULTS: dict[str, Behaviour] = {
     "500": lambda handler: handler.answer(b"oops", 500),
     "403": lambda handler: handler.answer(b"no", 403),
     "status-with-escape-codes": lambda handler: handler.send_response(500, "\x1b[2J" * 50),
     "reset-at-once": lambda handler: handler.reset(),
-    "reset-mid-body": _half_then_reset,
+    "reset-mid-body": half_then_reset,
     "hang": lambda handler: time.sleep(30),
-    "slow-drip": _drip,
+    "slow-drip": drip,
     "slow-drip-of-headers": _drip_header,
-    "endless-body": _endless,
+    "endless-body": endless,
     "redirect-loop": _redirect_for_ever,
     "redirect-to-a-file": _redirect_to_a_file,
     "not-http": _not_http,
@@ -362,7 +339,7 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         assert len(server.asked) == asked
 
 
-@pytest.mark.parametrize("behave", [_drip, FAULTS["hang"]], ids=["slow-drip", "hang"])
+@pytest.mark.parametrize("behave", [drip, FAULTS["hang"]], ids=["slow-drip", "hang"])
 def test_a_request_that_was_given_up_ends_by_itself(
     published: Published, monkeypatch: pytest.MonkeyPatch, behave: Behaviour, tmp_path: Path
 ) -> None:
@@ -371,14 +348,12 @@ def test_a_request_that_was_given_up_ends_by_itself(
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         with pytest.warns(CacheWarning):
             remote.fetch(published.recipe(tmp_path), Store(tmp_path))
-        ends = time.monotonic() + 10  # the server goes on for 30 s
-        while any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before):
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        # The server goes on for 30 s.
+        until(lambda: not any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before), 10)
 
 
 def test_no_more_is_read_than_an_object_may_have() -> None:
-    with serving(_endless) as server, pytest.raises(EntryError, match="larger than 1000 bytes"):
+    with serving(endless) as server, pytest.raises(EntryError, match="larger than 1000 bytes"):
         Objects(server.url).read("v1/x", 1000, time.monotonic() + 10)
 
 
@@ -445,14 +420,13 @@ def test_many_threads_that_meet_a_dead_remote_warn_once(published: Published, mo
     with serving(FAULTS["hang"]) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         recipe, started = published.recipe(tmp_path), time.monotonic()
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with cache_warnings() as texts:
             threads = [threading.Thread(target=remote.fetch, args=(recipe, Store(tmp_path))) for _ in range(16)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        assert len(seen) == 1
+        assert len(texts) == 1
         assert time.monotonic() - started < 8  # not one after the other
 
 

@@ -7,18 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit import Op, catalog
+from tests.tensors import COMPILES, DEVICES, FLOATING, Seen
 
-FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-# What torch.compile itself does on some versions of Python.
-COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -90,18 +85,6 @@ def test_other_dtypes_are_refused(round_ste: Op, dtype: torch.dtype) -> None:
         round_ste(torch.ones(3).to(dtype))
     with pytest.raises(RuntimeError, match=expected):
         round_ste(torch.empty(3, dtype=dtype, device="meta"))
-
-
-class Seen(TorchDispatchMode):
-    """Every operator that runs."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,7 @@ from opjit import api, binary, build, catalog, files, manifest, targets
 from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import Entry, Store, default_root, verify
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, built, caught, describe, fresh, mounted, write_op
-
-
-@pytest.fixture
-def op(tmp_path: Path) -> Path:
-    return write_op(tmp_path / "plus")
+from tests.helpers import SOMEBODY, as_root, built, cache_warnings, caught, copy_cache, describe, fresh, mounted, tmpfs, write_op
 
 
 @pytest.fixture
@@ -42,20 +36,10 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="module")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests that use it leave as it is."""
-    folder = write_op(tmp_path_factory.mktemp("once") / "plus")
-    return folder, built(folder, folder.parent / "cache")
-
-
 @pytest.fixture
 def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
     """A cache of its own that holds the entry already."""
-    source = built_once[1].folder.parents[3]
-    shutil.copytree(source, cache)
-    folder = cache / built_once[1].folder.relative_to(source)
-    return cache, built_once[1]._replace(folder=folder, library=folder / built_once[1].library.name)
+    return cache, copy_cache(built_once[1], cache)
 
 
 # --- an entry that is no good ------------------------------------------------------------------------------------------------
@@ -220,10 +204,9 @@ def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any],
     target = targets.here(helpers.cpu())
     first = api.entry(op, target)
     rewrite(first.library, b"")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with cache_warnings() as texts:
         assert api.entry(op, target) == first
-    assert [one.category for one in seen] == [CacheWarning]
+    assert len(texts) == 1
 
 
 def test_a_process_repairs_an_entry_and_the_next_one_hits_silently(op: Path, cache: Path) -> None:
@@ -479,7 +462,7 @@ def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cach
 def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(op: Path, tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n")
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", "size=16m,mode=700", "none"):
+    with tmpfs(cache, "size=16m"):
         warm = built(op, cache)
         api_code = (
             "with warnings.catch_warnings(record=True) as seen:\n"
@@ -501,7 +484,7 @@ def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_proc
 def test_an_op_works_with_one_warning_when_the_disk_fills_up(op: Path, tmp_path: Path, size: int) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    with mounted(cache, "-t", "tmpfs", "-o", f"size={size}k,mode=700", "none"):
+    with tmpfs(cache, f"size={size}k"):
         after = caught(op, cache)
         assert (not after.warnings) == after.entry.folder.is_relative_to(cache)
         if after.warnings:

@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from opjit import Op, catalog
+from tests.tensors import COMPILES, COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED
 
 INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
-FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64, torch.complex128]
-# What torch.compile itself does on some versions of Python.
-COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from opjit.errors import RemoteError
 from opjit.store import Store, verify
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root, mounted
+from tests.helpers import SOMEBODY, as_root, free_port, tmpfs
 from tests.remotes import Published, ask, from_folder, serving
 
 
@@ -277,7 +277,7 @@ def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, 
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     monkeypatch.setenv("OPJIT_TRUST", published.public)
     empty.mkdir(mode=0o700)
-    with mounted(empty, "-t", "tmpfs", "-o", "size=20k,mode=700", "none"):
+    with tmpfs(empty, "size=20k"):
         refused = opjit("cache", "pull", url)
         assert refused.exit_code == 1
         assert "No space left on device" in refused.output
@@ -320,8 +320,8 @@ def test_a_pack_untarred_on_a_web_server_is_a_remote(
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     monkeypatch.setenv("OPJIT_TRUST", published.public)
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
-    port = _free_port()
-    server = subprocess.Popen([sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "-d", str(tmp_path / "www")],
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "-d", str(tmp_path / "www")],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("OPJIT_REMOTE", f"http://127.0.0.1:{port}")
@@ -338,14 +338,6 @@ def test_a_pack_untarred_on_a_web_server_is_a_remote(
     finally:
         server.terminate()
         server.wait()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def test_a_pack_takes_the_place_of_another_whole_or_not_at_all(published: Published, tmp_path: Path, cache: Path) -> None:

@@ -21,7 +21,7 @@ from opjit.backends.cpu import Cpu
 from opjit.cli import main
 from opjit.scaffold import new_op
 from tests import helpers
-from tests.helpers import environment, fresh, no_compiler
+from tests.helpers import fresh, no_compiler
 
 OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
 CPU = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]  # v2 besides the issue's: a machine without AVX runs the tests too
@@ -40,8 +40,7 @@ print(torch.__version__, *sorted({line.split()[-1] for line in maps.splitlines()
 
 def make(*arguments: str, **changes: str) -> Path:
     """The wheel that the command makes in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "opjit", "wheel", *arguments], env=environment(changes), text=True, capture_output=True,
-                          check=False)
+    done = helpers.command("wheel", *arguments, **changes)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
 

@@ -28,30 +28,17 @@ NAMESPACE = "whytest"
 GCC_13 = {"cc.version": "gcc version 13.2.0", "cc.machine": "x86_64-linux-gnu"}
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
-    """An op and its entry, which the tests leave as they are."""
-    folder = write_op(tmp_path_factory.mktemp("why") / "plus")
-    return folder, built(folder, folder.parent / "cache")
-
-
 @pytest.fixture
-def op(once: tuple[Path, Entry], tmp_path: Path) -> Path:
-    """The op's folder elsewhere, to be changed."""
-    return Path(shutil.copytree(once[0], tmp_path / "plus"))
-
-
-@pytest.fixture
-def cache(once: tuple[Path, Entry], tmp_path: Path) -> Path:
+def cache(built_once: tuple[Path, Entry], tmp_path: Path) -> Path:
     """A cache that holds the entry, to be changed."""
-    return Path(shutil.copytree(once[0].parent / "cache", tmp_path / "cache"))
+    return Path(shutil.copytree(built_once[0].parent / "cache", tmp_path / "cache"))
 
 
-def explained(wanted: Recipe, once: tuple[Path, Entry]) -> list[Difference]:
+def explained(wanted: Recipe, built_once: tuple[Path, Entry]) -> list[Difference]:
     """How a recipe differs from the entry that there is."""
-    found = why.miss(wanted, Store(once[0].parent / "cache"))
-    assert found.against == once[1].folder
-    assert found.key != once[1].key
+    found = why.miss(wanted, Store(built_once[0].parent / "cache"))
+    assert found.against == built_once[1].folder
+    assert found.key != built_once[1].key
     return list(found.differences)
 
 
@@ -115,40 +102,40 @@ FLIPS: dict[str, tuple[Callable[[Path], Recipe], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-def test_an_input_that_changed_is_named_and_nothing_else(flip: str, op: Path, once: tuple[Path, Entry]) -> None:
+def test_an_input_that_changed_is_named_and_nothing_else(flip: str, op: Path, built_once: tuple[Path, Entry]) -> None:
     change, expected = FLIPS[flip]
-    assert explained(change(op), once) == expected
+    assert explained(change(op), built_once) == expected
 
 
-def test_another_compiler_is_named_with_both_versions(op: Path, once: tuple[Path, Entry]) -> None:
+def test_another_compiler_is_named_with_both_versions(op: Path, built_once: tuple[Path, Entry]) -> None:
     known = describe(op).toolchain
     assert known is not None
-    [version] = explained(describe(op, compiler={**known, "cc.version": GCC_13["cc.version"]}), once)
+    [version] = explained(describe(op, compiler={**known, "cc.version": GCC_13["cc.version"]}), built_once)
     assert version == ("compiler", f"gcc version 13.2.0, {known['cc.version']} before")
-    [machine] = explained(describe(op, compiler={**known, "cc.machine": "riscv64-linux-gnu"}), once)
+    [machine] = explained(describe(op, compiler={**known, "cc.machine": "riscv64-linux-gnu"}), built_once)
     assert machine == ("compiler's target", f"riscv64-linux-gnu, {known['cc.machine']} before")
 
 
 def test_another_template_of_the_glue_and_another_format_are_named(
-    op: Path, once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
+    op: Path, built_once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "_glue_digest", lambda: "f" * 64)
-    assert explained(describe(op), once) == [("opjit", "the template of the glue is another")]
+    assert explained(describe(op), built_once) == [("opjit", "the template of the glue is another")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
-    assert explained(describe(op), once)[1:] == [("format", "7, 1 before")]
+    assert explained(describe(op), built_once)[1:] == [("format", "7, 1 before")]
 
 
-def test_flags_in_another_order_are_another_input(op: Path, once: tuple[Path, Entry]) -> None:
+def test_flags_in_another_order_are_another_input(op: Path, built_once: tuple[Path, Entry]) -> None:
     wanted = with_flags("c", lambda flags: tuple(reversed(flags)))(op)
-    [moved] = explained(wanted, once)
+    [moved] = explained(wanted, built_once)
     assert moved.what == "flag"
     assert moved.text.startswith("the same in another order: -Wp,-MD")
 
 
-def test_no_part_of_a_key_can_change_without_being_named(once: tuple[Path, Entry]) -> None:
+def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path, Entry]) -> None:
     """Whatever a later version puts into the document, too."""
-    wanted = describe(once[0])
-    described = manifest.parse((once[1].folder / manifest.NAME).read_bytes())
+    wanted = describe(built_once[0])
+    described = manifest.parse((built_once[1].folder / manifest.NAME).read_bytes())
     assert why.differences(described, wanted) == ()
     document = json.dumps(described.document)
     for name in described.document:
@@ -160,15 +147,15 @@ def test_no_part_of_a_key_can_change_without_being_named(once: tuple[Path, Entry
     assert why.differences(described._replace(document={**json.loads(document), "later": 1}), wanted) == (("later", "none, 1 before"),)
 
 
-def test_several_differences_come_in_the_order_of_their_likelihood(op: Path, once: tuple[Path, Entry]) -> None:
+def test_several_differences_come_in_the_order_of_their_likelihood(op: Path, built_once: tuple[Path, Entry]) -> None:
     (op / "amount.h").write_text("#define AMOUNT 3.0f\n")
     (op / "plus.c").write_text(PLUS + "\n")
     wanted = describe(op, text="keytest::plus(Tensor x, int n=1) -> Tensor", compiler=GCC_13)
     wanted = wanted._replace(flags=wanted.flags._replace(c=(*wanted.flags.c, "-DY")))
-    assert [difference.what for difference in explained(wanted, once)] == ["source", "header", "schema", "flag", "compiler"]
+    assert [difference.what for difference in explained(wanted, built_once)] == ["source", "header", "schema", "flag", "compiler"]
 
 
-def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cache: Path, once: tuple[Path, Entry]) -> None:
+def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cache: Path, built_once: tuple[Path, Entry]) -> None:
     (op / "amount.h").write_text("#define AMOUNT 4.0f\n")
     (op / "plus.c").write_text(PLUS + "\n")
     second = built(op, cache)
@@ -176,7 +163,7 @@ def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cach
     assert why.miss(describe(op), Store(cache)).against == second.folder
     (op / "plus.c").write_text(PLUS)
     (op / "amount.h").write_text("#define AMOUNT 5.0f\n")
-    assert why.miss(describe(op), Store(cache)).against == cache / once[1].folder.relative_to(once[0].parent / "cache")
+    assert why.miss(describe(op), Store(cache)).against == cache / built_once[1].folder.relative_to(built_once[0].parent / "cache")
 
 
 def test_an_entry_without_line_counts_or_with_nonsense_for_them_is_compared_all_the_same(op: Path, cache: Path) -> None:
@@ -384,11 +371,11 @@ def test_the_command_prints_the_explanation_and_an_error_in_a_sentence(declared:
     assert "unknown arch" in told
 
 
-def test_an_explanation_fits_a_screen_whatever_changed(op: Path, once: tuple[Path, Entry], tmp_path: Path) -> None:
+def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tuple[Path, Entry], tmp_path: Path) -> None:
     for number in range(60):
         (op / f"h{number}.h").write_text("\n")
     (op / "amount.h").write_text("".join(f'#include "h{number}.h"\n' for number in range(60)) + "#define AMOUNT 1.0f\n")
-    found = why.miss(describe(op), Store(once[0].parent / "cache"))
+    found = why.miss(describe(op), Store(built_once[0].parent / "cache"))
     assert len(found.differences) == 61
     assert len(str(found).splitlines()) <= 24
     assert "and 49 more" in str(found)

@@ -30,36 +30,13 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from common import Row, alone, child, ratio, show  # noqa: E402
 
-from tests.remotes import Behaviour, Handler, black_hole, from_folder, serving  # noqa: E402
+from tests.remotes import Behaviour, Handler, black_hole, drip, endless, from_folder, half_then_reset, serving  # noqa: E402
 
 BAR = 1.0
 
 
 def _page(content: bytes, status: int = 200) -> Behaviour:
     return lambda handler: handler.answer(content, status)
-
-
-def _drip(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(400):
-        handler.wfile.write(b"o")
-        time.sleep(0.05)
-
-
-def _cut(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "100000")
-    handler.end_headers()
-    handler.wfile.write(b"opjit entry 1\n")
-    handler.reset()
-
-
-def _endless(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    while True:
-        handler.wfile.write(bytes(1 << 20))
 
 
 def _slow_line(content: bytes) -> Behaviour:
@@ -79,9 +56,9 @@ def _slow_line(content: bytes) -> Behaviour:
 SERVERS: dict[str, Behaviour] = {
     "answers 500": _page(b"oops", 500),
     "never answers": lambda handler: time.sleep(30),
-    "drips": _drip,
-    "resets in the middle": _cut,
-    "sends without end": _endless,
+    "drips": drip,
+    "resets in the middle": half_then_reset,
+    "sends without end": endless,
     "sends nothing": _page(b""),
     "sends a web page": _page(b"<html></html>"),
 }

@@ -15,7 +15,6 @@ these together with the compilers that they started. What must hold then:
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import os
 import random
@@ -30,7 +29,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from common import Row, seconds, show
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from common import Row, seconds, show  # noqa: E402
+
+from tests.locks import is_held  # noqa: E402
 
 OP_PY = """
 import torch
@@ -169,17 +174,6 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
     return Outcome(sum(1 for child, code in status.items() if code != 0 and child not in killed), len(killed),
                    sum(sum(by.values()) for by in begun.values()), excess, sum(map(is_held, lock.folder().glob("*.lock"))),
                    abs(expected_entries - good), sum(1 for _ in (root.base / "staging").iterdir()))
-
-
-def is_held(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def sweep(ops: int, amount: float) -> int:
