@@ -16,7 +16,7 @@ import torch
 
 from opjit import api, backends, catalog, progress, ranks, targets
 from opjit.errors import CacheWarning, OpjitError
-from opjit.job import Item, Job, Make
+from opjit.item import Item, Make
 from opjit.jobstore import Lost, connect
 from opjit.op import Op
 from opjit.plan import Survey
@@ -117,6 +117,8 @@ def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None, *, la
 
 def _share_with(place: Place, offers: list[Item], missing: list[Item], store: Store, say: Callable[[str], None], jobs: int | None) -> None:
     """Settle all that can be settled with the other ranks' help."""
+    from opjit.job import Job  # a rank that has all has no part in one, unless it offers
+
     try:
         if missing and place.rank != 0:
             say("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, place.address))}" if place.address else ""))

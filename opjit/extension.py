@@ -22,15 +22,13 @@ import torch
 
 from opjit import files, headers, resources, store, toolchain
 from opjit.backends import cpu
-from opjit.errors import BuildError, EntryError, ToolMissing, UnknownArch
+from opjit.errors import BuildError, EntryError, ToolMissing
 from opjit.recipe import FORMAT, document_key
 from opjit.store import Entry, Store
 from opjit.toolchain import Compiler, Nvcc
+from opjit.words import Words
 
 _CUDA = (".cu", ".cuh")
-# A folder or a file that a flag names by its path; the path is no part of a key, what is found there is.
-_FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
-_FORCED = ("-include", "-imacros")
 # What in the environment gives the compilers folders and flags.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -141,7 +139,7 @@ class Extension(NamedTuple):
         if not isinstance(found, dict):
             raise EntryError("its manifest does not say which headers the compiler found")
         try:
-            return all(digest(self._place(name)) == content for name, content in found.items())
+            return all(files.digest(self._place(name)) == content for name, content in found.items())
         except OSError:
             return False
 
@@ -196,25 +194,27 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
     compiled_for_cuda = any(path.endswith(_CUDA) for path in sources) or bool(arguments.get("cuda_sources"))
     cuda = compiled_for_cuda if with_cuda is None else bool(with_cuda)
     who, trusted = _who(memory, cuda)
-    words = _Words(name)
-    flags = {"c": words.of("extra_cflags", arguments), "link": words.of("extra_ldflags", arguments)}
+    words = Words()
+    flags = {"c": words.of(_strings("extra_cflags", arguments)), "link": words.of(_strings("extra_ldflags", arguments))}
     if cuda:
-        flags["cuda"] = words.of("extra_cuda_cflags", arguments)
+        from opjit import archs
+
+        flags["cuda"] = words.of(_strings("extra_cuda_cflags", arguments))
         flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
     if any("native" in word for language in flags.values() for word in language):  # what it stands for, not how it is spelled
-        flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
-    given = [os.path.abspath(path) for path in strings("extra_include_paths", arguments)]
+        flags["native"] = [cpu.identity(), *(map(str, archs.capabilities()) if cuda else ())]
+    given = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
     texts = inline.pop("texts", ())
     folders = (*beside(arguments, texts), *given, *words.include, *inherited, *map(os.path.dirname, words.forced))
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in words.archives() if not os.path.realpath(path).startswith(trusted))
     extension = Extension(name, sources, (*sources, *words.forced), inline, texts, flags, archives, include, standalone,
-                          _archs(arguments) if cuda else None, {}, who)
+                          archs.chosen(name, _strings("extra_cuda_cflags", arguments)) if cuda else None, {}, who)
     return extension._replace(inputs=_scan(extension))
 
 
-def strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
+def _strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
     """A list of strings among the arguments; None is an empty one."""
     value = arguments[parameter]
     if isinstance(value, str):
@@ -278,84 +278,10 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, (str, bool, int))
 
 
-class _Words:
-    """The words of the flags: without the paths of folders and files, which are collected.
-
-    Attributes:
-        include: folders of headers, in order.
-        forced: files that a flag includes.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.include: list[str] = []
-        self.forced: list[str] = []
-        self._libraries: list[str] = []
-        self._searched: list[str] = []
-
-    def of(self, parameter: str, arguments: Mapping[str, Any]) -> list[str]:
-        """The words of a list of flags, as the shell will see them."""
-        given = strings(parameter, arguments)
-        if not given:
-            return []
-        import shlex  # not for a load without flags, which takes milliseconds
-
-        try:
-            split = shlex.split(" ".join(given))
-        except ValueError:  # a quote that is not closed: the shell will say so
-            return given
-        words, before = [], ""
-        for word in split:
-            words.append(self._word(before, word))
-            before = word
-        return words
-
-    def _word(self, before: str, word: str) -> str:
-        folder = _FOLDER.fullmatch(word)
-        if before in _FORCED:
-            self.forced.append(os.path.abspath(word))
-        elif before in ("-I", "-isystem", "-iquote", "-idirafter", "-L"):
-            self._folder(before, word)
-        elif folder and folder[2]:
-            self._folder(f"-{folder[1]}", folder[2])
-            return f"-{folder[1]}<folder>"
-        elif word.startswith("-l"):
-            self._libraries.append(word[2:])
-            return word
-        elif word.startswith("-Wl,"):
-            return "".join(_content(part) for part in re.split(r"([,=])", word))
-        else:
-            return _content(word)
-        return "<path>"
-
-    def _folder(self, kind: str, path: str) -> None:
-        (self._searched if kind == "-L" else self.include).append(os.path.abspath(path))
-
-    def archives(self) -> list[str]:
-        """Static libraries that the flags name: what is in them will be in the binary."""
-        names = [name[1:] if name.startswith(":") else f"lib{name}.a" for name in self._libraries]
-        found = (os.path.join(folder, name) for name in names for folder in self._searched)
-        return list(dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path)))
-
-
-def _content(word: str) -> str:
-    """A word that is a file's path becomes the file's digest; a shared library's becomes its name, as it is found anew when loaded."""
-    path = word.removeprefix("@")
-    if os.sep not in path or not os.path.isfile(path):
-        return word
-    return f"<{os.path.basename(path)}>" if re.search(r"\.so(\.\d+)*$", path) else f"<{digest(path)}>"
-
-
-def digest(path: str) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
-
-
 def _scan(extension: Extension) -> dict[str, str]:
     included = [path for text in extension.texts for path in headers.included(text, "", extension.include)]
     found = headers.closure([*extension.roots, *included], extension.include)
-    found |= {path: digest(path) for path in extension.libraries}
+    found |= {path: files.digest(path) for path in extension.libraries}
     return {extension._portable(path): digest for path, digest in found.items()}
 
 
@@ -386,40 +312,6 @@ def versioned(cxx: Compiler | None, nvcc: Nvcc | None, more: Sequence[str]) -> t
     """What the real path of a file starts with that a version in the key stands for."""
     folders = [os.path.dirname(torch.__file__), *(cxx.includes.split(":") if cxx else ()), *([nvcc.root] if nvcc else ()), *more]
     return files.inside(folders)
-
-
-def _archs(arguments: Mapping[str, Any]) -> str:
-    """The archs that CUDA code is compiled for, as TORCH_CUDA_ARCH_LIST names them.
-
-    Raises:
-        UnknownArch: nothing says which.
-    """
-    flags = strings("extra_cuda_cflags", arguments)
-    if any("arch" in flag for flag in flags if "TORCH_EXTENSION_NAME" not in flag):
-        return ""  # torch's builder adds none then
-    listed = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    if listed and listed != "native":
-        return listed
-    chosen = os.environ.get("OPJIT_ARCH", "")
-    named = [re.fullmatch(r"sm_(\d+)(\d)([af]?)", part) for part in chosen.split("+")]
-    if all(named):
-        return ";".join(f"{part[1]}.{part[2]}{part[3]}" for part in named if part)
-    if torch.cuda.device_count() == 0:
-        raise UnknownArch(f"{arguments['name']} is compiled for CUDA, but no GPU is visible that says for which arch: set "
-                          "TORCH_CUDA_ARCH_LIST=9.0 or OPJIT_ARCH=sm_90, or name it in extra_cuda_cflags")
-    return _visible()
-
-
-def _visible() -> str:
-    """The visible GPUs' archs, none newer than what torch itself was compiled for, and code that later ones can translate."""
-    newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
-                 if (number := re.findall(r"^sm_(\d+)", arch)))
-    found = sorted({min(newest, capability) for capability in _capabilities()})
-    return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
-
-
-def _capabilities() -> list[tuple[int, int]]:
-    return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
 
 
 def _python() -> str:

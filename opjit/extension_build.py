@@ -145,7 +145,7 @@ def _found(wanted: Extension, tools: _Tools, work: Path, started: int) -> dict[s
     for name, path in wanted.headers_beyond(read, trusted).items():
         if os.stat(path).st_mtime_ns >= started:
             raise _fault(wanted, f"{path} changed while it was compiled; ask for it again")
-        found[name] = extension.digest(path)
+        found[name] = files.digest(path)
     return found
 
 

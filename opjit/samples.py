@@ -175,7 +175,8 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """The same elements with other strides; ``expanded`` repeats the first of each leading dimension."""
     if layout == "transposed":
-        return tensor.permute(*reversed(range(tensor.dim()))).contiguous().permute(*reversed(range(tensor.dim())))
+        turned = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(turned).contiguous().permute(turned)
     if layout == "gaps" and tensor.dim():
         return torch.stack((tensor, torch.zeros_like(tensor)), -1).flatten(-2)[..., ::2]
     if layout == "offset":

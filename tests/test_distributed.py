@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore
 
 import opjit
 import opjit.distributed
-from opjit import bundle, catalog, errors, job, jobstore, ranks, targets
+from opjit import bundle, catalog, errors, jobstore, life, ranks, targets
 from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.ranks import Place
 from tests import helpers
@@ -56,7 +56,7 @@ import atexit, json, os, signal, sys, time, warnings
 import torch, opjit, opjit.distributed
 import torch.distributed as dist
 from pathlib import Path
-from opjit import ahead, catalog, job, jobstore
+from opjit import ahead, catalog, job, jobstore, life
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
 
@@ -210,7 +210,7 @@ def late(self, items):
         time.sleep(0.01)
     if os.environ["RANK"] != "0":
         time.sleep(0.2)
-    elif self.slot_asked > self.started:
+    elif self.slot_asked > self.life.started:
         self.slot_asked = 0.0
     return real(self, items)
 job.Job._build_some = late
@@ -322,7 +322,7 @@ def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path
 ) -> None:
     job = numbered([each.rank() for each in nodes for _ in range(2)], ALL, free_port())[:3]
-    results = run(tmp_path, ops, job, number=False, before="job.LATE = 2.0")
+    results = run(tmp_path, ops, job, number=False, before="life.LATE = 2.0")
     assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
     assert compiled(log) == 4
 
@@ -342,7 +342,7 @@ def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     # Rank 0 lacks nothing of add1, so that another one builds it.
     run(tmp_path, ops, [nodes[0].rank()], "jobtest::add2")
     job = [nodes[0].rank(NAMES="jobtest::add2"), *[each.rank(CC=compiler) for each in nodes for _ in range(2)]]
-    results = run(tmp_path, ops, job, before="job.DEAD = 3.0\nfrom opjit import lock\nlock.SILENCE = 2.0")
+    results = run(tmp_path, ops, job, before="life.DEAD = 3.0\nfrom opjit import lock\nlock.SILENCE = 2.0")
     assert (tmp_path / "killed").is_dir()
     others = [each for each in results[1:] if each]
     assert len(others) == 3
@@ -432,7 +432,7 @@ def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(
     cut = f"if {COMPILES} && [ $RANK = 0 ]; then ip -n {cable[0]} link set opjit0 down; fi"
     job = [each.rank(NETWORK=name, MASTER_ADDR="10.213.7.1", CC=str(fake_compiler(tmp_path / "cutting-cc", before=cut)))
            for each, name in zip(nodes, cable, strict=True)]
-    results = run(tmp_path, ops, job, before=f"jobstore.ANSWER, job.DEAD, job.LATE = 2.0, 2.0, 2.0\n{MOVE}{TOGETHER.format(2)}")
+    results = run(tmp_path, ops, job, before=f"jobstore.ANSWER, life.DEAD, life.LATE = 2.0, 2.0, 2.0\n{MOVE}{TOGETHER.format(2)}")
     assert [each["values"] for each in results] == [[1], [1]]
     (warning,) = results[1]["warnings"]
     assert "out of reach: no answer in 2 s" in warning
@@ -468,10 +468,10 @@ def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(tmp_path
 
 def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(tmp_path: Path, ops: Path) -> None:
     missing = helpers.no_compiler(tmp_path)
-    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"], before="job.DEAD = 3.0")
+    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"], before="life.DEAD = 3.0")
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
     offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "cd"]
-    results = run(tmp_path, ops, offline, before="job.DEAD = 3.0")
+    results = run(tmp_path, ops, offline, before="life.DEAD = 3.0")
     assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
 
 
@@ -505,7 +505,7 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OPJIT_CACHE": str(tmp_path / "own")}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(opjit.distributed, "connect", lambda *_: jobstore.JobStore(lambda: inner))
-        monkeypatch.setattr(job, "DEAD", 0.5)
+        monkeypatch.setattr(life, "DEAD", 0.5)
         (outcome,) = opjit.distributed.share([(op, target)])
         return outcome
 
@@ -687,7 +687,7 @@ def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_p
 
 def test_importing_opjit_imports_nothing_of_this() -> None:
     done = helpers.fresh("import sys, opjit\nprint([name for name in sys.modules if name in "
-                         "('opjit.distributed', 'opjit.job', 'opjit.jobstore', 'opjit.ranks')])")
+                         "('opjit.distributed', 'opjit.item', 'opjit.job', 'opjit.jobstore', 'opjit.life', 'opjit.ranks', 'opjit.slots')])")
     assert done.stdout == "[]\n"
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from opjit import Op, catalog, sanitize, testing
 from opjit.cli import main
-from opjit.samples import Skipped
+from opjit.samples import LAYOUTS, Skipped, laid_out
 
 CHECKS = {check.name: check for check in testing.CHECKS}
 NEGATED = """
@@ -85,6 +85,12 @@ def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
     found = list(testing.results(op, "cpu"))
     assert [line for line in found if line.status == "failed"] == []
     assert [line.name for line in found if line.status == "skipped"] == ["two devices", "cuda graph", "cuda stream"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_without_dimensions_has_any_layout(layout: str) -> None:
+    """As beside a larger one, in a call whose tensors all get it."""
+    assert torch.equal(laid_out(torch.tensor(2.0), layout), torch.tensor(2.0))
 
 
 @pytest.mark.usefixtures("increment")

@@ -1,0 +1,197 @@
+"""What an op gives: the reference's results for any layout, dtype, size and thread, and nothing written that is not marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
+
+import torch
+
+from opjit.checks.check import Check, add, expect_sentence
+from opjit.op import Op
+from opjit.samples import (
+    LAYOUTS,
+    Sample,
+    Skipped,
+    assert_same,
+    floating,
+    kinds,
+    laid_out,
+    memory,
+    meta,
+    outcome,
+    replica,
+    resized,
+    samples,
+    tensors_of,
+)
+
+# What the check of dtypes tries. An op takes a dtype or refuses it in a sentence.
+DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+          torch.float64, torch.complex64)
+_DRAWN = 40  # shapes that hypothesis draws
+CHECKS: list[Check] = []
+
+
+def _agrees(op: Op, sample: Sample) -> bool | None:
+    """Whether the op takes a call, and then its results are the reference's; None where the reference itself refuses the call.
+
+    Raises:
+        AssertionError: the results differ, or the refusal is no sentence.
+    """
+    try:
+        expected = outcome(op.plain, op, sample)
+    except Exception:  # whatever the reference says to a call that makes no sense
+        return None
+    try:
+        got = outcome(op.overload, op, sample)
+    except RuntimeError as error:
+        expect_sentence(op, error, sample)
+        return False
+    assert_same(got, expected, sample)
+    return True
+
+
+def _judged(answers: Iterable[bool | None], what: str) -> str:
+    """The note for calls that the op may take or refuse."""
+    known = [answer for answer in answers if answer is not None]
+    if not known:
+        raise Skipped(f"the reference takes no {what} made from the samples")
+    taken = sum(known)
+    return f"{taken} {what}" + (f", {len(known) - taken} refused in a sentence" if taken < len(known) else "")
+
+
+@add(CHECKS, "results")
+def _results(op: Op, device: str) -> str:
+    """Results are the reference's, on every sample."""
+    calls = samples(op, device)
+    for sample in calls:
+        assert_same(outcome(op.overload, op, sample), outcome(op.plain, op, sample), sample)
+    return f"{len(calls)} samples"
+
+
+@add(CHECKS, "fake kernel")
+def _fake(op: Op, device: str) -> str:
+    """Results look as the fake kernel says."""
+    for sample in samples(op, device):
+        got = tensors_of(op.overload(*sample.map(replica).args, **sample.map(replica).kwargs))
+        fake = sample.map(meta)
+        said = tensors_of(op.overload(*fake.args, **fake.kwargs))
+        if not got:
+            raise Skipped("the op returns no tensor")
+        looks = [[(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, said)]
+        assert looks[0] == looks[1], (f"on ({sample}) the kernel makes {looks[0]}, and the fake kernel says {looks[1]} "
+                                      "(shape, dtype, strides, layout)")
+        assert {r.device.type for r in got} == {device}, f"on ({sample}) a result is not on {device}"
+        assert {r.device.type for r in said} == {"meta"}, f"on ({sample}) the fake kernel's result is not on its inputs' device"
+    return "shapes, dtypes, strides"
+
+
+@add(CHECKS, "nan and inf")
+def _special(op: Op, device: str) -> str:
+    """NaN and infinities come out as from the reference."""
+    for sample in kinds(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
+        for index, tensor in enumerate(sample.tensors()):
+            for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
+                changed = replica(tensor)
+                changed[(0,) * tensor.dim()] = special
+                call = sample.replace(index, changed)
+                assert_same(outcome(op.overload, op, call), outcome(op.plain, op, call), f"{sample}, {special} in tensor {index}")
+    return "in every tensor"
+
+
+@add(CHECKS, "inputs kept")
+def _inputs(op: Op, device: str) -> str:
+    """Inputs are neither changed nor aliased."""
+    if op.schema.mutates:
+        raise Skipped("the op writes its arguments")
+    for sample in samples(op, device):
+        before = [(memory(t).clone(), t._version) for t in sample.tensors()]
+        found = tensors_of(op.overload(*sample.args, **sample.kwargs))
+        for t, (content, version) in zip(sample.tensors(), before, strict=True):
+            assert torch.equal(memory(t), content), f"on ({sample}) the kernel writes into an input that the schema does not mark"
+            assert t._version == version, f"on ({sample}) the op says that it wrote an input that the schema does not mark"
+        places = [t.untyped_storage().data_ptr() for t in (*sample.tensors(), *found) if t.untyped_storage().nbytes()]
+        inputs = {t.untyped_storage().data_ptr() for t in sample.tensors() if t.untyped_storage().nbytes()}
+        assert len(set(places) - inputs) == sum(r.untyped_storage().nbytes() > 0 for r in found), f"on ({sample}) two tensors share memory"
+    return "nothing written, nothing shared"
+
+
+@add(CHECKS, "strides")
+def _strides(op: Op, device: str) -> str:
+    """Tensors that are not contiguous give the same, or are refused in a sentence."""
+    layouts = [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
+    calls = kinds(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()))
+    return _judged((_agrees(op, sample.map(lambda t, layout=layout: laid_out(t, layout)))  # type: ignore[misc]
+                    for sample in calls for layout in layouts), "layouts")
+
+
+@add(CHECKS, "dtypes")
+def _dtypes(op: Op, device: str) -> str:
+    """Each dtype gives the reference's result, or is refused in a sentence."""
+    taken: list[str] = []
+    refused: list[str] = []
+    for dtype in DTYPES:
+        for sample in kinds(op, device, 2, lambda sample: 0 < sample.numel <= 1000):
+            some = floating(sample)
+            answer = _agrees(op, sample.map(lambda t, dtype=dtype, some=some:  # type: ignore[misc]
+                                            t.to(dtype) if t.dtype.is_floating_point or not some else t))
+            if answer is not None:
+                (taken if answer else refused).append(str(dtype).removeprefix("torch."))
+    if not taken and not refused:
+        raise Skipped("the reference takes none of the dtypes")
+    return f"{', '.join(dict.fromkeys(taken))}" + (f"; refused: {', '.join(dict.fromkeys(refused))}" if refused else "")
+
+
+@add(CHECKS, "empties")
+def _empties(op: Op, device: str) -> str:
+    """A size of 0 gives the reference's result, or is refused in a sentence."""
+    def answers() -> Iterable[bool | None]:
+        for sample in kinds(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors())):
+            known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
+            for empty in known:
+                changed = resized(sample, [0 if size == empty else size for size in known])
+                if changed is not None:
+                    yield _agrees(op, changed)
+
+    return _judged(answers(), "empty shapes")
+
+
+@add(CHECKS, "drawn shapes")
+def _drawn(op: Op, device: str) -> str:
+    """Shapes that hypothesis draws give the reference's results, or are refused in a sentence."""
+    try:
+        from hypothesis import HealthCheck, Phase, given, settings
+        from hypothesis import strategies as st
+    except ImportError:
+        raise Skipped("hypothesis is not installed: pip install 'opjit[test]'") from None
+    calls = [sample for sample in kinds(op, device, 8, floating) if resized(sample, [1]) is not None]
+    if not calls:
+        raise Skipped("no sample has floating tensors only, whose sizes could be drawn")
+    answers: list[bool | None] = []
+    layouts = ["contiguous", *(layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates)]
+
+    @settings(max_examples=_DRAWN, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
+              phases=[Phase.generate, Phase.shrink])
+    @given(st.sampled_from(range(len(calls))), st.lists(st.integers(0, 17) | st.sampled_from([31, 64, 65]), min_size=4, max_size=4),
+           st.sampled_from(layouts))
+    def agrees(index: int, sizes: list[int], layout: str) -> None:
+        call = resized(calls[index], sizes)
+        assert call is not None
+        answers.append(_agrees(op, call.map(lambda t: laid_out(t, layout))))
+
+    agrees()
+    return _judged(answers, "shapes")
+
+
+@add(CHECKS, "threads")
+def _threads(op: Op, device: str) -> str:
+    """Other threads get the same results."""
+    calls = samples(op, device)
+    expected = [outcome(op.overload, op, sample) for sample in calls]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda sample: outcome(op.overload, op, sample), calls))
+    for sample, one, wanted in zip(calls, found, expected, strict=True):
+        assert_same(one, wanted, f"{sample}, four threads")
+    return "4 at once"
