@@ -135,12 +135,13 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     directory = arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    number = _number(asked.name, asked.base)
+    base = asked.base
+    number = _number(asked.name, base)
     wanted = asked._replace(name=f"{asked.name}_v{number}") if number else asked
     _, loaded = loader.found(lambda store: _find_or_build(wanted, arguments, store or root),
                              lambda entry: _use(entry, wanted, arguments, number))
     if not wanted.program:
-        _numbers.setdefault(asked.name, {}).setdefault(asked.base, number)
+        _numbers.setdefault(asked.name, {}).setdefault(base, number)
     return loaded
 
 

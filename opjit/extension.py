@@ -117,7 +117,8 @@ class Extension(NamedTuple):
     def shelf(self, root: Store) -> Path:
         """The folder of the entries that differ in nothing but their compilers and what these found."""
         tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{self.base[:20]}"
-        return root.base / f"cpp_extension.{re.sub(r'[^A-Za-z0-9]', '_', self.name)[:100]}" / tag
+        name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in self.name[:100])
+        return root.base / f"cpp_extension.{name}" / tag
 
     def find(self, root: Store, quiet: bool = False) -> Entry | None:
         """The verified entry; None is a miss, with one warning where there was an entry that is no good.
