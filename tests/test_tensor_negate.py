@@ -49,6 +49,15 @@ def test_every_length_alignment_and_stride(tensor_negate: Op, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_every_byte_beside_every_other_is_negated_alone(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+    every = torch.arange(256, device=device).to(torch.uint8).view(dtype)
+    pairs = torch.stack((every.repeat_interleave(256), every.repeat(256)), 1).flatten()
+    assert_negated(tensor_negate, pairs)
+    assert_negated(tensor_negate, pairs[16:-5])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_signs_of_zero_infinity_and_nan_turn(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, 5e-324], device=device, dtype=torch.float64).to(dtype)

@@ -559,7 +559,9 @@ def test_the_current_stream_is_used(double: Op) -> None:
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)
+        double(x)  # CUDA loads a kernel at its first launch, and waits for those that run
+        side.synchronize()
+        torch.cuda._sleep(1_000_000_000)  # half a second, as other processes may keep this one from its CPU
         x.fill_(3)
         out = double(x)  # on the side stream behind the fill, else it would read zeros
         event = torch.cuda.Event()
