@@ -6,7 +6,7 @@
     tensor(3.)
 
 Importing builds, probes and writes nothing. An op is declared to torch (schema, fake kernel, backward) when it is first named, as
-``torch.ops.opjit.<name>`` or to a function of this module.
+``torch.ops.opjit.<name>`` or to a function of this module. (C++ asks nobody: what loads a saved program there needs its ops named before.)
 """
 
 from typing import TYPE_CHECKING

@@ -38,7 +38,7 @@ def _kernel(op: Op, backward: Function, setup_context: Function | None) -> Funct
     any_requires_grad, is_grad_enabled = torch._C._any_requires_grad, torch._C.is_grad_enabled
     below, keys_below = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
     call = _Call()
-    differentiated: Function | None = None  # made when a gradient is first wanted, so that importing opjit need not
+    differentiated: Function | None = None  # made when a gradient is first wanted, so that declaring the op need not
 
     def autograd(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         nonlocal differentiated, redispatch

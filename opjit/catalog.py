@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opjit import files, resources
+from opjit import files, registration, resources
 from opjit.errors import DeclarationError, UnknownOp
 from opjit.op import Op
-from opjit.registration import define, forget
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,7 +32,6 @@ GROUP = "opjit.ops"
 _ops: dict[str, Op] = {}
 _bundled: dict[str, Path] = {}  # folders whose op.py has not run to its end, by name
 _running: set[str] = set()  # those whose op.py runs now
-_declaring = threading.RLock()
 _searched: set[str] = set()  # folders of OPJIT_PATH, and entry points, that were looked at
 _searching = threading.RLock()
 _again = threading.local()  # .found: the declarations of an op.py that runs again
@@ -41,9 +39,8 @@ _again = threading.local()  # .found: the declarations of an op.py that runs aga
 
 def _renew_locks() -> None:
     """A forked child has no thread that could free a lock that was held at the fork."""
-    global _declaring, _searching
-    _declaring, _searching = threading.RLock(), threading.RLock()
-    _running.clear()
+    global _searching
+    _searching = threading.RLock()
     for op in _ops.values():
         op.lock = threading.RLock()
 
@@ -57,12 +54,25 @@ class _Namespace(torch._ops._OpNamespace):
     __module__ = torch._ops._OpNamespace.__module__  # from which torch makes the names of ops in exported programs
 
     def __getattr__(self, name: str) -> torch._ops.OpOverloadPacket:
-        _declare_bundled(name)
-        return super().__getattr__(name)
+        """Of threads that ask at once, torch would give each an operator of its own; so one makes it, and shows it when it is whole."""
+        with registration.declaring:
+            _declare_bundled(name)
+            if name not in self.__dict__:
+                packet = getattr(torch._ops._OpNamespace("opjit"), name)
+                getattr(packet, "default", None)  # made when it is first asked for, too
+                setattr(self, name, packet)
+                self._dir.append(name)
+            found: torch._ops.OpOverloadPacket = self.__dict__[name]
+            return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(op.schema.name for op in all_ops() if op.schema.namespace == "opjit")})
 
 
 def offer_bundled() -> None:
     """Let the ops that come with opjit, each folder of kernels_c with an op.py, be declared when they are first named."""
+    if isinstance(torch.ops.opjit, _Namespace):
+        return  # opjit is imported again
     root = resources.folder("kernels_c")
     _bundled.update((name, root / name) for name in sorted(os.listdir(root)) if os.path.isfile(root / name / "op.py"))
     torch.ops.opjit.__class__ = _Namespace
@@ -71,16 +81,16 @@ def offer_bundled() -> None:
 def _declare_bundled(name: str | None = None) -> None:
     """Run the op.py that has the op: that of the folder with its name, or with the beginning of it up to a ``_``; None is all of them.
 
-    Nobody else gets an op of a folder before its op.py is done.
+    No other thread gets an op of a folder before its op.py is done.
     """
     if not _wanted(name):
         return
-    with _declaring:
+    with registration.declaring:
         for folder in _wanted(name):
             if folder not in _running:  # else it asks for its own op
                 _running.add(folder)
                 try:
-                    declare_folder(_bundled[folder])
+                    declare_folder(_bundled[folder], f"opjit_bundled.{folder}")
                     del _bundled[folder]
                 finally:
                     _running.discard(folder)
@@ -96,14 +106,15 @@ def add(declared: Op) -> Op:
     if found is not None:
         found.append(declared)
         return declared
-    define(declared)
-    _ops[declared.qualified] = declared
+    with registration.declaring:
+        registration.define(declared)
+        _ops[declared.qualified] = declared
     return declared
 
 
 def remove(declared: Op) -> None:
     """Take an op back that its op.py does not declare any more."""
-    forget(declared)
+    registration.forget(declared)
     _ops.pop(declared.qualified, None)
 
 
@@ -220,6 +231,9 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     found: list[Op] = []
     with _searching:
         for file in (each / "op.py" for each in folders):
+            real = file.resolve().parent
+            if _bundled.get(real.name) == real:
+                _declare_bundled(real.name)
             if not _declared_in(file):
                 declare_folder(file.parent)
             found += _declared_in(file)
@@ -230,7 +244,7 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
 
 def _declared_in(file: Path) -> list[Op]:
     real = file.resolve()
-    return [op for op in _ops.values() if op.file == real]
+    return [op for op in list(_ops.values()) if op.file == real]
 
 
 def _op_folders(place: Path) -> list[Path]:
@@ -240,9 +254,9 @@ def _op_folders(place: Path) -> list[Path]:
     return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
 
 
-def declare_folder(folder: Path) -> None:
-    """Run a folder's op.py, which declares its ops."""
-    name = f"opjit_ops.{folder.name}"
+def declare_folder(folder: Path, name: str | None = None) -> None:
+    """Run a folder's op.py, which declares its ops, as a module of a name."""
+    name = name or f"opjit_ops.{folder.name}"
     spec = importlib.util.spec_from_file_location(name, folder / "op.py")
     assert spec is not None
     assert spec.loader is not None  # a .py file always has one

@@ -20,21 +20,30 @@ from opjit import backends
 from opjit.errors import DeclarationError, NoKernel
 from opjit.op import Function, Op
 
-_lock = threading.RLock()
+# Held while an op is declared, and while one that comes with opjit is looked up in torch. Who holds it takes no other lock of opjit's.
+declaring = threading.RLock()
 _kept: dict[str, torch.library.Library] = {}  # keeps torch's entry of an op that was taken back; see `forget`
 
 
-def _renew_lock() -> None:
-    """A forked child has no thread that could free a lock that was held at the fork."""
-    global _lock
-    _lock = threading.RLock()
+def _acquire() -> None:
+    """A fork waits: a child of a half declared op could neither use it nor declare it."""
+    declaring.acquire()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+def _release() -> None:
+    declaring.release()
+
+
+def _renew() -> None:
+    global declaring
+    declaring = threading.RLock()
+
+
+os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
 
 
 def define(declared: Op) -> None:
-    """Make the op known to torch: schema, fake kernel and stand-in.
+    """Make the op known to torch: schema, fake kernel and stand-in. The caller holds `declaring`.
 
     Raises:
         DeclarationError: an op of that name is declared elsewhere, or torch does not take it.
@@ -43,28 +52,35 @@ def define(declared: Op) -> None:
 
     qualified = declared.qualified
     known = catalog.declared(qualified)
-    with _lock:
-        if known is not None and known is not declared:
-            if known.library is not None and known.library != declared.library:
-                raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
-                                       "then call opjit.load_library")
-            refuse_second(known, declared)
-            forget(known)
-        library = torch.library.Library(declared.schema.namespace, "FRAGMENT")
-        signature = declared.schema.text.partition("::")[2]
-        try:
-            library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
-        except RuntimeError as error:
-            raise DeclarationError(f"torch does not take the op {qualified}, so choose another name or namespace: "
-                                   f"{str(error).splitlines()[0]}") from None
-        library.impl(declared.schema.name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
-        if declared.schema.mutates:
-            for key in ("Conjugate", "Negative"):
-                library.impl(declared.schema.name, _refuse_lazy_views(qualified), key)
-        with _known_to_inspect():
-            torch.library.register_fake(qualified, _fake(declared), lib=library)
-        declared.handle = library
-        declared._register_backward()
+    if known is not None and known is not declared:
+        if known.library is not None and known.library != declared.library:
+            raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
+                                   "then call opjit.load_library")
+        refuse_second(known, declared)
+        forget(known)
+    library = torch.library.Library(declared.schema.namespace, "FRAGMENT")
+    try:
+        _tell(library, declared)
+    except RuntimeError as error:
+        library._destroy()
+        raise DeclarationError(f"torch does not take the op {qualified}, so choose another name or namespace: "
+                               f"{str(error).splitlines()[0]}") from None
+    except BaseException:  # an interrupt's traceback would keep the library, and torch the op
+        library._destroy()
+        raise
+    declared.handle = library
+    declared._register_backward()
+
+
+def _tell(library: torch.library.Library, declared: Op) -> None:
+    name = declared.schema.name
+    library.define(declared.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, _stand_in(declared), "CompositeExplicitAutograd", with_keyset=True)
+    if declared.schema.mutates:
+        for key in ("Conjugate", "Negative"):
+            library.impl(name, _refuse_lazy_views(declared.qualified), key)
+    with _known_to_inspect():
+        torch.library.register_fake(declared.qualified, _fake(declared), lib=library)
 
 
 @contextmanager
@@ -96,10 +112,11 @@ def refuse_second(known: Op, declared: Op) -> None:
 
 def redeclare(known: Op, newer: Op) -> None:
     """Give an op another schema: for torch it is another op, of the same name."""
-    forget(known)
-    known.schema = newer.schema
-    known.adopt(newer)
-    define(known)
+    with declaring:
+        forget(known)
+        known.schema = newer.schema
+        known.adopt(newer)
+        define(known)
 
 
 def forget(declared: Op) -> None:

@@ -17,7 +17,7 @@ import sys
 import torch
 
 def ran():
-    return sorted(name.removeprefix("opjit_ops.") for name in sys.modules if name.startswith("opjit_ops."))
+    return sorted(name.removeprefix("opjit_bundled.") for name in sys.modules if name.startswith("opjit_bundled."))
 """
 
 
@@ -98,17 +98,153 @@ assert not wrong, wrong
 """, tmp_path)
 
 
+def test_all_threads_get_one_overload_of_an_op(tmp_path: Path) -> None:
+    fresh(f"""
+import sys, threading
+import torch, opjit
+sys.setswitchinterval(1e-6)
+for name in {[name.removeprefix("opjit::") for name in BUNDLED]!r}:
+    gate, got = threading.Barrier(8), []
+
+    def use(way):
+        gate.wait()
+        got.append(way())
+
+    ways = [lambda: getattr(torch.ops.opjit, name).default, lambda: opjit.catalog.find(name).overload]
+    threads = [threading.Thread(target=use, args=(ways[i % 2],)) for i in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(got) == 8 and len(set(map(id, got))) == 1, name
+""", tmp_path)
+
+
+def test_a_child_that_is_forked_while_an_op_is_declared_has_it_too(tmp_path: Path) -> None:
+    fresh("""
+import os, threading, time
+import torch, opjit
+from opjit import registration
+tell, half = registration._tell, threading.Event()
+
+def slowly(library, declared):
+    tell(library, declared)
+    half.set()
+    time.sleep(0.3)
+
+registration._tell = slowly
+thread = threading.Thread(target=lambda: torch.ops.opjit.round_ste)
+thread.start()
+half.wait()
+child = os.fork()
+if child == 0:
+    try:
+        os._exit(torch.ops.opjit.round_ste(torch.ones(3)).tolist() != [1.0] * 3)
+    except BaseException:
+        os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+thread.join()
+assert torch.ops.opjit.round_ste(torch.ones(3)).tolist() == [1.0] * 3
+""", tmp_path)
+
+
+def test_threads_that_declare_one_op_again_and_again_are_no_trouble_to_each_other(tmp_path: Path) -> None:
+    fresh("""
+import sys, threading
+import torch, opjit
+sys.setswitchinterval(1e-6)
+wrong = []
+
+def f(x):
+    return torch.empty_like(x)
+
+def declare(gate):
+    gate.wait()
+    try:
+        opjit.op("bundletest::f(Tensor x) -> Tensor")(f)
+    except BaseException as error:
+        wrong.append(error)
+
+for _ in range(60):
+    gate = threading.Barrier(2)
+    threads = [threading.Thread(target=declare, args=(gate,)) for _ in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+assert not wrong, wrong
+assert torch.ops.bundletest.f(torch.ones(3, device="meta")).shape == (3,)
+""", tmp_path)
+
+
+def test_a_bundled_folder_that_is_added_as_a_path_is_declared_once(tmp_path: Path) -> None:
+    fresh(RAN + """
+import opjit
+from opjit import catalog, resources
+ops = opjit.add_path(resources.folder("kernels_c") / "lltm")
+assert ran() == ["lltm"]
+assert [op.schema.name for op in ops] == ["lltm_backward", "lltm_forward"]
+assert all(op is catalog.find(op.qualified) and op.handle is not None for op in ops)
+assert sys.modules["opjit_bundled.lltm"].lltm_forward is catalog.find("lltm_forward")
+""", tmp_path)
+
+
+def test_a_module_of_the_user_s_keeps_its_name_beside_a_bundled_folder_of_the_same_name(tmp_path: Path) -> None:
+    folder = helpers.write_op(tmp_path / "round_ste")
+    fresh(f"""
+import sys
+import torch, opjit
+opjit.add_path({os.fspath(folder)!r})
+torch.ops.opjit.round_ste
+assert sys.modules["opjit_ops.round_ste"].plus is opjit.catalog.find("keytest::plus")
+""", tmp_path)
+
+
+def test_completion_offers_all_bundled_ops(tmp_path: Path) -> None:
+    fresh(f"""
+import torch, opjit
+assert set({[name.removeprefix("opjit::") for name in BUNDLED]!r}) <= set(dir(torch.ops.opjit))
+""", tmp_path)
+
+
+def test_importing_opjit_again_leaves_its_ops_as_they_are(tmp_path: Path) -> None:
+    fresh("""
+import importlib
+import torch, opjit
+used = opjit.catalog.find("allreduce")
+handle = used.handle
+importlib.reload(opjit)
+assert len(opjit.catalog.all_ops()) > 5
+assert used is opjit.catalog.find("allreduce") and used.handle is handle
+assert opjit.get("allreduce", "cpu")(torch.ones(3)).item() == 3
+""", tmp_path)
+
+
+def test_an_interrupt_while_torch_is_told_of_an_op_leaves_its_name_free(tmp_path: Path) -> None:
+    fresh("""
+import torch, opjit
+register, kept = torch.library.register_fake, []
+
+def interrupted(*args, **kwargs):
+    torch.library.register_fake = register
+    raise KeyboardInterrupt
+
+torch.library.register_fake = interrupted
+try:
+    torch.ops.opjit.allreduce
+except KeyboardInterrupt as error:
+    kept.append(error)  # as an interactive Python keeps the last one, with its traceback
+assert torch.ops.opjit.allreduce(torch.ones(3)).item() == 3
+""", tmp_path)
+
+
 def test_an_op_py_that_was_interrupted_runs_again(tmp_path: Path) -> None:
     fresh("""
 import torch, opjit
 from opjit import catalog
 run, calls = catalog.declare_folder, []
 
-def interrupted(folder):
+def interrupted(folder, name):
     calls.append(folder.name)
     if len(calls) == 1:
         raise KeyboardInterrupt
-    run(folder)
+    run(folder, name)
 
 catalog.declare_folder = interrupted
 try:

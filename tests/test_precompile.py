@@ -47,8 +47,11 @@ def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProce
 
 
 def started(*arguments: str | Path, **changes: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "opjit", "precompile", *map(str, arguments)], env=helpers.environment(changes),
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """The command, which heeds Ctrl-C also where these tests run in the background of a shell, which makes all its children ignore it."""
+    heeding = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-m", "opjit", "precompile", *map(str, arguments)]
+    return subprocess.Popen([sys.executable, "-ISc", heeding, *command], env=helpers.environment(changes), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def is_alive(pid: int) -> bool:
