@@ -97,12 +97,7 @@ def note(op: Op, target: Target) -> None:
 
 def using(op: Op, target: Target, use: Callable[[Entry, str], T], found: Entry | None = None) -> tuple[Entry, T]:
     """The binary of an op for a target, `found` or looked for, and what a function of `loader` makes of it."""
-    def look(store: Store | None) -> Entry:
-        nonlocal found
-        known, found = found, None
-        return known or entry(op, target, store)
-
-    return loader.found(look, lambda entry: use(entry, op.qualified))
+    return loader.found(lambda store: entry(op, target, store), lambda binary: use(binary, op.qualified), found)
 
 
 def entry(op: Op, target: Target, store: Store | None = None) -> Entry:

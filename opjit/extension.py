@@ -23,7 +23,7 @@ import torch
 from opjit import files, headers, resources, store, toolchain
 from opjit.backends import cpu
 from opjit.errors import BuildError, EntryError, ToolMissing
-from opjit.recipe import FORMAT, document_key
+from opjit.recipe import FORMAT, base_key, document_key
 from opjit.store import Entry, Store
 from opjit.toolchain import Compiler, Nvcc
 from opjit.words import Words
@@ -112,7 +112,7 @@ class Extension(NamedTuple):
     @property
     def base(self) -> str:
         """Identity of what is asked for, whoever compiles it."""
-        return document_key({**self.document(), "toolchain": None})
+        return base_key(self.document())
 
     def shelf(self, root: Store) -> Path:
         """The folder of the entries that differ in nothing but their compilers and what these found."""

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from opjit import api, bundle, files, manifest
 from opjit.environment import is_on
 from opjit.errors import CacheWarning, EntryError, OpjitError
 from opjit.op import Op
 from opjit.plan import Survey, Wanted
-from opjit.recipe import Recipe, document_key
+from opjit.recipe import Recipe, base_key
 from opjit.store import Entry, Store
 from opjit.targets import Target
 
@@ -54,7 +53,7 @@ class Item:
     @cached_property
     def any_compiler(self) -> str:
         """The key of all but the compiler."""
-        return _any_compiler(self.recipe.document())
+        return self.recipe.base
 
     @property
     def folder(self) -> Path:
@@ -89,7 +88,7 @@ class Item:
         """
         received = bundle.parse(content)
         described = manifest.parse(received.manifest)
-        if (self.recipe.key or described.key) != described.key or _any_compiler(described.document) != self.any_compiler:
+        if (self.recipe.key or described.key) != described.key or base_key(described.document) != self.any_compiler:
             raise EntryError("they are of another entry")
         place = self.folder / described.key
         try:
@@ -102,8 +101,3 @@ class Item:
             private = Store(files.until_exit())
             self.entry = private.receive(received, private.base / place.relative_to(self.store.base), self.target)
         self.origin = "taken"
-
-
-def _any_compiler(document: dict[str, Any]) -> str:
-    """The key of all but the compiler."""
-    return document_key({**document, "toolchain": None})

@@ -43,7 +43,7 @@ class Loaded:
         self.registered = registered
 
 
-def found(look: Callable[[Store | None], Entry], use: Callable[[Entry], T]) -> tuple[Entry, T]:
+def found(look: Callable[[Store | None], Entry], use: Callable[[Entry], T], known: Entry | None = None) -> tuple[Entry, T]:
     """An entry, and what is made of it.
 
     Somebody may clear the cache between the look and the use: then it is looked for again, and at last built where nobody clears.
@@ -51,9 +51,10 @@ def found(look: Callable[[Store | None], Entry], use: Callable[[Entry], T]) -> t
     Args:
         look: finds or builds the entry; in a store, or in the user's for None.
         use: raises `Gone` where the entry went away.
+        known: what was found already; the first look.
     """
     for _ in range(_LOOKS):
-        entry = look(None)
+        entry, known = known or look(None), None
         with suppress(Gone):
             return entry, use(entry)
     entry = look(Store(files.until_exit()))

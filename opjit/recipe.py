@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
     @property
     def base(self) -> str:
         """Identity of what is built, whoever compiles it."""
-        return document_key({**self.document(), "toolchain": None})
+        return base_key(self.document())
 
     def inputs_now(self) -> dict[str, str]:
         """The inputs' digests as the files are at this moment."""
@@ -88,6 +88,11 @@ class Recipe(NamedTuple):
 def document_key(document: Mapping[str, Any]) -> str:
     """SHA-256 of the document in canonical JSON: sorted names, no spaces, ASCII."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def base_key(document: Mapping[str, Any]) -> str:
+    """The key of all but the compilers."""
+    return document_key({**document, "toolchain": None})
 
 
 def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan: headers.Scan | None = None) -> dict[str, str]:

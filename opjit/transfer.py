@@ -21,7 +21,7 @@ from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.library import origin
 from opjit.objects import Objects, in_time
 from opjit.op import Op
-from opjit.recipe import document_key
+from opjit.recipe import base_key
 from opjit.store import Store, default_root
 from opjit.targets import Target
 from opjit.trust import Signer, Trust
@@ -328,7 +328,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
         except (OSError, OpjitError, ValueError) as error:
             problems.append(f"{folders[name]} is left out: {error}")
             continue
-        base = document_key({**described.document, "toolchain": None})
+        base = base_key(described.document)
         yield _Outgoing(name, signer.sign(content) if signer else content, f"{remote.folder_name(schema.qualified, target)}/{base}.key")
 
 

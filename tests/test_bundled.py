@@ -21,6 +21,29 @@ def ran():
 """
 
 
+# Runs functions in a thread each, at once; whatever one raises is raised.
+TOGETHER = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+
+def together(calls):
+    gate, results, wrong = threading.Barrier(len(calls)), [], []
+
+    def run(call):
+        gate.wait()
+        try:
+            results.append(call())
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert not wrong, wrong
+    return results
+"""
+
+
 def fresh(code: str, tmp_path: Path) -> str:
     return helpers.fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
@@ -74,46 +97,25 @@ for name in ("lltm", "allreduce_twice", "__wrapped__"):
 
 
 def test_threads_that_name_one_op_at_once_all_get_it_with_its_gradient(tmp_path: Path) -> None:
-    fresh("""
-import sys, threading
+    fresh(TOGETHER + """
 import torch, opjit
-from opjit import op
-sys.setswitchinterval(1e-6)
-gate, wrong = threading.Barrier(8), []
 
 def use(get):
     x = torch.ones(4, requires_grad=True)
-    gate.wait()
-    try:
-        get()(x).backward()
-        assert x.grad.tolist() == [1.0] * 4
-    except BaseException as error:
-        wrong.append(error)
+    get()(x).backward()
+    assert x.grad.tolist() == [1.0] * 4
 
 ways = [lambda: torch.ops.opjit.allreduce, lambda: opjit.get("allreduce", "cpu"), lambda: opjit.catalog.find("opjit::allreduce")]
-threads = [threading.Thread(target=use, args=(ways[i % 3],)) for i in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not wrong, wrong
+together([lambda way=ways[i % 3]: use(way) for i in range(8)])
 """, tmp_path)
 
 
 def test_all_threads_get_one_overload_of_an_op(tmp_path: Path) -> None:
-    fresh(f"""
-import sys, threading
+    fresh(TOGETHER + f"""
 import torch, opjit
-sys.setswitchinterval(1e-6)
 for name in {[name.removeprefix("opjit::") for name in BUNDLED]!r}:
-    gate, got = threading.Barrier(8), []
-
-    def use(way):
-        gate.wait()
-        got.append(way())
-
     ways = [lambda: getattr(torch.ops.opjit, name).default, lambda: opjit.catalog.find(name).overload]
-    threads = [threading.Thread(target=use, args=(ways[i % 2],)) for i in range(8)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
+    got = together([ways[i % 2] for i in range(8)])
     assert len(got) == 8 and len(set(map(id, got))) == 1, name
 """, tmp_path)
 
@@ -147,28 +149,14 @@ assert torch.ops.opjit.round_ste(torch.ones(3)).tolist() == [1.0] * 3
 
 
 def test_threads_that_declare_one_op_again_and_again_are_no_trouble_to_each_other(tmp_path: Path) -> None:
-    fresh("""
-import sys, threading
+    fresh(TOGETHER + """
 import torch, opjit
-sys.setswitchinterval(1e-6)
-wrong = []
 
 def f(x):
     return torch.empty_like(x)
 
-def declare(gate):
-    gate.wait()
-    try:
-        opjit.op("bundletest::f(Tensor x) -> Tensor")(f)
-    except BaseException as error:
-        wrong.append(error)
-
 for _ in range(60):
-    gate = threading.Barrier(2)
-    threads = [threading.Thread(target=declare, args=(gate,)) for _ in range(2)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-assert not wrong, wrong
+    together([lambda: opjit.op("bundletest::f(Tensor x) -> Tensor")(f)] * 2)
 assert torch.ops.bundletest.f(torch.ones(3, device="meta")).shape == (3,)
 """, tmp_path)
 

@@ -3,8 +3,8 @@
     python tests/benchmarks/warm.py
 
     import opjit        beyond `import torch`, in a fresh process
-    warm get            beyond both imports, in the same fresh process: key, look-up, verification, dlopen and
-                        registration; on a GPU also for the CUDA kernel, after the CUDA context was made
+    warm get            beyond both imports, in the same fresh process: declaration, key, look-up, verification, dlopen
+                        and registration; on a GPU also for the CUDA kernel, after the CUDA context was made
     get again           the look-up in a process that has the op, with timeit
 
 The first process fills an empty cache and is not counted; each of the others checks one sum after its clock stopped.
