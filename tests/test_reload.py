@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,6 @@ from opjit import api, backends, catalog, reload, targets
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from tests import helpers
 from tests.helpers import fresh, until
-
-sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-try:
-    import reload as fire  # tests/benchmarks/reload.py
-finally:
-    del sys.path[0]
 
 OP_PY = '''\
 import torch
@@ -293,16 +288,20 @@ def test_a_training_loop_goes_on_with_the_new_code(folder: Folder) -> None:
 
 
 def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_libraries(tmp_path: Path) -> None:
-    """The benchmark does a thousand of these."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(interval / 20)  # or the reloads wait for the four more than they build
-    try:
-        spent, callers, grown = fire.reload_under_fire(tmp_path, reloads=10, warm_up=2)
-    finally:
-        sys.setswitchinterval(interval)
-    assert [caller.wrong for caller in callers] == [None] * fire.THREADS
-    assert min(caller.calls for caller in callers) > len(spent)
-    assert grown < 10 * 256 * 1024
+    """The benchmark does a thousand of these, within 64 MB. Here it is the median that counts: the interpreter takes some MB at a time."""
+    code = f"""
+        import json, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent / "benchmarks")!r})
+        import reload
+        sys.setswitchinterval(sys.getswitchinterval() / 20)  # or the reloads wait for the four more than they build
+        spent, callers, grown = reload.reload_under_fire(Path({str(tmp_path)!r}), reloads=20, warm_up=4)
+        print(json.dumps([[caller.wrong for caller in callers], [caller.calls for caller in callers], grown]))
+        """
+    wrong, calls, grown = json.loads(fresh(code).stdout)
+    assert wrong == [None] * 4
+    assert min(calls) > len(grown) == 20
+    assert median(grown) < 64 * 1024
 
 
 def test_two_threads_that_reload_at_once_agree(folder: Folder) -> None:

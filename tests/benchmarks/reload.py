@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import threading
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -82,8 +83,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[list[float], list[Caller], int]:
-    """Seconds of each reload, the threads, and the bytes that the process grew by after the first reloads."""
+def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[list[float], list[Caller], list[int]]:
+    """Seconds of each reload after the first ones, the threads, and the bytes that the process grew by in each."""
     import opjit
 
     (folder / "op.py").write_text(OP_PY)
@@ -94,11 +95,8 @@ def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[li
     callers = [Caller(bounds) for _ in range(THREADS)]
     for caller in callers:
         caller.start()
-    spent = []
-    before = 0
+    spent, sizes = [], [resident()]
     for version in range(1, warm_up + reloads + 1):
-        if version == warm_up + 1:
-            before = resident()
         (folder / "add.c").write_text(f"#define VERSION {version}\n{SOURCE}")
         bounds[1] = version
         start = perf_counter()
@@ -106,11 +104,12 @@ def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[li
             sys.exit("a reload without a change of the schema gave another overload")
         spent.append(perf_counter() - start)
         bounds[0] = version
-    grown = resident() - before
+        sizes.append(resident())
     for caller in callers:
         caller.stopped.set()
         caller.join()
-    return spent[warm_up:], callers, grown
+    grown = [after - before for before, after in pairwise(sizes)]
+    return spent[warm_up:], callers, grown[warm_up:]
 
 
 def main() -> None:
@@ -124,7 +123,7 @@ def main() -> None:
         spent, callers, grown = reload_under_fire(folder, reloads)
     wrong = [caller.wrong for caller in callers if caller.wrong]
     calls = sum(caller.calls for caller in callers)
-    mib = grown / 2**20
+    mib = sum(grown) / 2**20
     rows = [alone("one reload, build included", spent),
             Row("wrong results", f"of {calls}", "", f"{len(wrong)}", "0", "FAIL" if wrong else "PASS"),
             Row("memory", f"{mib * 1024 / reloads:.1f} KiB each", "", f"{mib:.1f} MiB", "64 MiB", "PASS" if mib < 64 else "FAIL")]
