@@ -4,7 +4,7 @@
  * Compiled beside every op's glue. The state of a library is all here: torch's numbers for its dtypes, read once before
  * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
  *
- * Contents: state, what every call runs; and the rest: dtypes, errors, memory, threads, strided access, arguments,
+ * Contents: state, what every call runs; and the rest: dtypes, errors, memory, threads, strided access, before and
  * after the kernel, registration
  */
 #include <stdarg.h>
@@ -258,8 +258,7 @@ opjit_status opjit_torch_error(const char *file, int line, const char *what)
 /* ---------------------------------------------------------------------------------------------- */
 /* Memory                                                                                         */
 
-/* Host memory until the call ends, 16-byte aligned. */
-static opjit_status host_block(opjit_call *call, size_t bytes, void **memory)
+opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory)
 {
     opjit_block *block = (opjit_block *)malloc(sizeof *block + bytes);
     if (!block)
@@ -331,7 +330,7 @@ opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *lik
     const int64_t stride = 1;
     void *header;
     OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
-    OPJIT_TRY(host_block(like->call, 0, &header));
+    OPJIT_TRY(opjit_host_block(like->call, 0, &header));
     if (like->call->device_alloc) {
         OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
         like->call->blocks->device_memory = *memory;
@@ -411,7 +410,7 @@ opjit_layout opjit_coalesce(const opjit_tensor *t)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Arguments                                                                                      */
+/* Before and after the kernel                                                                    */
 
 opjit_status opjit_enter_device(opjit_call *call)
 {
@@ -423,74 +422,6 @@ opjit_status opjit_enter_device(opjit_call *call)
     return OPJIT_OK;
 }
 
-opjit_status opjit_read_string(torch_ivalue value, const char **text)
-{
-    OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
-    return OPJIT_OK;
-}
-
-/* Copy a list's boxed items into memory of the call. */
-static opjit_status read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items, int64_t *len)
-{
-    torch_list list = (torch_list)(uintptr_t)value;
-    size_t size;
-    void *memory;
-    OPJIT_TORCH(torch_list_size(list, &size));
-    OPJIT_TRY(host_block(call, size * sizeof **items, &memory));
-    *items = (torch_ivalue *)memory;
-    for (size_t i = 0; i < size; i++)
-        OPJIT_TORCH(torch_list_get_item(list, i, *items + i));
-    *len = (int64_t)size;
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *list)
-{
-    torch_ivalue *items;
-    OPJIT_TRY(read_items(call, value, &items, &list->len));
-    list->data = (const int64_t *)items; /* the boxed form of an int is the int */
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_floats(opjit_call *call, torch_ivalue value, opjit_floats *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(read_items(call, value, &items, &list->len));
-    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(double), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        ((double *)memory)[i] = opjit_double(items[i]);
-    list->data = (const double *)memory;
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_bools(opjit_call *call, torch_ivalue value, opjit_bools *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(read_items(call, value, &items, &list->len));
-    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(bool), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        ((bool *)memory)[i] = opjit_bool(items[i]);
-    list->data = (const bool *)memory;
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensors *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(read_items(call, value, &items, &list->len));
-    OPJIT_TRY(host_block(call, (size_t)list->len * sizeof(opjit_tensor), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        OPJIT_TRY(opjit_read_tensor(call, items[i], writes, name, (opjit_tensor *)memory + i));
-    list->data = (const opjit_tensor *)memory;
-    return OPJIT_OK;
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-/* After the kernel                                                                               */
-
 opjit_status opjit_wrote(const opjit_tensor *view)
 {
     bool grad = aoti_torch_grad_mode_is_enabled();
@@ -499,40 +430,6 @@ opjit_status opjit_wrote(const opjit_tensor *view)
     aoti_torch_grad_mode_set_enabled(grad);
     return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
                   : OPJIT_OK;
-}
-
-opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out, const char *name)
-{
-    torch_list list = (torch_list)(uintptr_t)others;
-    size_t size = 0;
-    torch_ivalue item;
-    (void)torch_list_size(list, &size);
-    for (size_t i = 0; i < size; i++)
-        if (torch_list_get_item(list, i, &item) == 0)
-            status = opjit_check_fresh(status, item, out, name);
-    return status;
-}
-
-void opjit_free_string(torch_ivalue value)
-{
-    (void)torch_delete_string((torch_string)(uintptr_t)value);
-}
-
-void opjit_free_list(torch_ivalue value)
-{
-    (void)torch_delete_list((torch_list)(uintptr_t)value);
-}
-
-void opjit_free_tensors(torch_ivalue value)
-{
-    torch_list list = (torch_list)(uintptr_t)value;
-    size_t size = 0;
-    torch_ivalue item;
-    (void)torch_list_size(list, &size);
-    for (size_t i = 0; i < size; i++)
-        if (torch_list_get_item(list, i, &item) == 0)
-            opjit_free_tensor(item);
-    (void)torch_delete_list(list);
 }
 
 /* torch made the cell with C++ new, and frees it for us only from 2.13 on. */

@@ -90,6 +90,7 @@ def _c_glue(schema: Schema, text: dict[str, str], prototype: str, kernel: str, f
     locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
     return Template(resources.template("glue.c.in")).substitute(
         text,
+        lists=int(any(argument.list or argument.kind == "str" for argument in schema.arguments)),
         prototype=prototype,
         kernel=kernel,
         run_parameters=", ".join(["opjit_call *call", *run_parameters]),
