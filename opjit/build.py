@@ -265,7 +265,8 @@ def _settings(cpp_extension: Any, compiler: Compiler, nvcc: Nvcc | None, ninja: 
         "NINJA_STATUS": None,
     }
     # The run path that torch adds becomes a constant: the process has torch's libraries already.
-    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None, **unlocked(cpp_extension, work)}
+    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None, **unlocked(cpp_extension, work),
+                 "verify_ninja_availability": lambda: None}  # it would run it once more; opjit has looked for it
     with changed(cpp_extension, environment, variables):
         yield
 

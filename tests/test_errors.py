@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import os
 import re
 import subprocess
 import sys
@@ -240,6 +241,13 @@ def test_a_missing_ninja_says_what_to_install(op: Path, tmp_path: Path, monkeypa
     with pytest.raises(ToolMissing, match="pip install ninja") as caught:
         built(op, tmp_path / "cache")
     assert caught.value.tool == "ninja"
+
+
+def test_a_ninja_that_does_not_work_is_quoted(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin" / "ninja", "#!/bin/sh\necho no such luck >&2; exit 3\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(CompileError, match="no such luck"):
+        built(op, tmp_path / "cache")
 
 
 def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

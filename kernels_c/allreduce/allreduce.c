@@ -428,10 +428,6 @@ static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool 
 /* ---------------------------------------------------------------------------------------------- */
 /* Entry                                                                                          */
 
-#ifndef __clang__
-#pragma GCC optimize "O1"
-#endif
-
 /* Add `n` elements, where they are few and setting vectors up would take longer than adding. */
 static void add_few(const void *from, opjit_dtype dtype, int64_t n, total *to)
 {
