@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import os
+import pickle
 import re
 import subprocess
 import sys
