@@ -118,7 +118,7 @@ __attribute__((cold)) void opjit_raise(const char *op, opjit_status status);
 /* ---------------------------------------------------------------------------------------------- */
 /* Lists and strings                                                                              */
 
-#if OPJIT_LISTS
+#if defined(OPJIT_LISTS) && OPJIT_LISTS
 
 OPJIT_UNUSED static opjit_status opjit_read_string(torch_ivalue value, const char **text)
 {

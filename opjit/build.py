@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,11 +131,12 @@ def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: st
     compiled = _put_runtime(recipe, work)
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
                        [quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
-    if not compiled:
-        _keep_runtime(recipe, work)
     seconds = time.perf_counter() - started
     progress.step("checking")
-    _check_dependencies(recipe, work, compiler, nvcc)
+    read = [headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")) for listing in work.glob("*.deps")]
+    if not compiled:
+        _keep_runtime(recipe, work, read)
+    _check_dependencies(recipe, work, read, compiler, nvcc)
     try:
         content = (work / name).read_bytes()
         check_library(content, recipe.target, recipe.flags.link)
@@ -165,11 +167,11 @@ def _put_runtime(recipe: Recipe, work: Path) -> bool:
     return True
 
 
-def _keep_runtime(recipe: Recipe, work: Path) -> None:
-    listings = [headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")) for listing in work.glob("*.deps")]
-    read = next((listing for listing in listings if any(path.name == RUNTIME for path in listing)), None)
-    if read is not None and (work / _OBJECT).is_file():
-        names = frozenset(part for path in read for part in path.parts)
+def _keep_runtime(recipe: Recipe, work: Path, read: list[list[Path]]) -> None:
+    """Remember what was compiled of RUNTIME; `read` is what each compiler read."""
+    own = next((listing for listing in read if any(path.name == RUNTIME for path in listing)), None)
+    if own is not None and (work / _OBJECT).is_file():
+        names = frozenset(part for path in own for part in path.parts)
         _runtimes[_runtime_key(recipe)] = _Runtime((work / _OBJECT).read_bytes(), names)
 
 
@@ -366,15 +368,15 @@ def _appear(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _check_dependencies(recipe: Recipe, work: Path, compiler: Compiler, nvcc: Nvcc | None) -> None:
+def _check_dependencies(recipe: Recipe, work: Path, read: list[list[Path]], compiler: Compiler, nvcc: Nvcc | None) -> None:
     """Hold what the compiler read against what the key covers: nothing may decide the binary that the key does not know."""
     include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
     trusted = files.inside([str(work), *compiler.includes.split(":"), *([nvcc.root] if nvcc else [])])
     forbidden = files.inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
-    read = dict.fromkeys(path for listing in work.glob("*.deps")
-                         for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")))
-    for path in read:
-        real = os.path.realpath(os.path.join(work, path))
+    place = cache(os.path.realpath)  # many files lie in few folders
+    for path in dict.fromkeys(path for listing in read for path in listing):
+        real = os.path.join(place(os.path.join(work, path.parent)), path.name)
+        real = os.path.realpath(real) if os.path.islink(real) else real
         if real.startswith(forbidden):
             raise _fault(recipe, f"it includes {path}: an op is plain C over opjit.h, and torch's and Python's headers would tie its "
                                  "binary to one version of them")

@@ -131,13 +131,10 @@ def after_build(store: Store) -> None:
     """Prune when something was published; see `publication.due`. No trouble is an error: what was asked for is there."""
     marker = store.base / MARKER
     try:
-        fresh = not os.path.lexists(marker)  # the store is new: nothing in it is old
-        if not fresh and (marker.is_symlink() or not marker.is_file()):
+        if marker.is_symlink() or not marker.is_file():
             with removal.open_trash(store) as trash:
                 trash.take(marker)
         files.write_note(marker, "")  # first, so that of many processes few prune
-        if fresh:
-            return
         done = prune(store, size_wanted(), budget=_BUDGET)
         if not done.finished:
             os.utime(marker, (0, 0))  # the next build goes on

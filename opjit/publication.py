@@ -75,15 +75,20 @@ def publish(work: Work, store: Store) -> Entry:
 
 
 def due(store: Store, published: Entry) -> bool:
-    """Whether the last build that pruned the store did so a day ago or more. Where its date makes no sense, pruning is due."""
+    """Whether the last build that pruned the store did so a day ago or more. Where its date makes no sense, pruning is due.
+
+    In a new store nothing is old: its first build only leaves the date.
+    """
+    marker = store.base / MARKER
     try:
         now = os.stat(published.folder).st_ctime  # the filesystem's own clock
-        last = os.lstat(store.base / MARKER)
-        return not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL)
-    except FileNotFoundError:
-        return True
+        if not os.path.lexists(marker):
+            files.write_note(marker, "")
+            return False
+        last = os.lstat(marker)
     except OSError:
         return False
+    return not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL)
 
 
 def _privately(work: Work, store: Store, reason: Exception) -> Entry:
