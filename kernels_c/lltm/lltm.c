@@ -8,6 +8,13 @@
  *
  * The order in which an element is added up depends on the sizes of the tensors alone, not on the number of threads.
  */
+
+/* What runs once in a call needs few of gcc's passes, which cost more time than all else of a build. */
+#ifndef __clang__
+#pragma GCC push_options
+#pragma GCC optimize "Og"
+#endif
+
 #include "lltm.h"
 
 /*
@@ -72,7 +79,7 @@ static opjit_status side_by_side(const opjit_tensor *t, const void **data, int64
     return OPJIT_OK;
 }
 
-/* Tiles are spelled out and need few of gcc's passes, which cost more time than all else of a build. */
+/* Tiles are spelled out and need not many more. */
 #ifndef __clang__
 #pragma GCC push_options
 #pragma GCC optimize "O2", "no-tree-vectorize", "no-schedule-insns2", "no-gcse", "no-tree-pre"
@@ -161,4 +168,8 @@ opjit_status lltm_backward_cpu(const opjit_tensor *grad_h, const opjit_tensor *g
     return input->dtype == OPJIT_FLOAT32 ? run_backward_f32(&call) : run_backward_f64(&call);
 }
 
+#endif
+
+#ifndef __clang__
+#pragma GCC pop_options
 #endif
