@@ -431,14 +431,18 @@ static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool 
 /* Add `n` elements, where they are few and setting vectors up would take longer than adding. */
 static void add_few(const void *from, opjit_dtype dtype, int64_t n, total *to)
 {
+    double sum = 0; /* a variable is in a register, what a pointer leads to is not */
+    uint64_t integer = 0;
     if (dtype == OPJIT_FLOAT32)
         for (int64_t i = 0; i < n; i++)
-            to->sum += (double)((const float *)from)[i];
+            sum += (double)((const float *)from)[i];
     else if (dtype == OPJIT_INT64)
         for (int64_t i = 0; i < n; i++)
-            to->integer += ((const uint64_t *)from)[i];
+            integer += ((const uint64_t *)from)[i];
     else
         add_elements((const unsigned char *)from, dtype, n, to);
+    to->sum += sum;
+    to->integer += integer;
 }
 
 /* Is the converted sum at least as good as the sum of the converted elements? */
