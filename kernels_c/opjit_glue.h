@@ -150,29 +150,22 @@ OPJIT_UNUSED static opjit_status opjit_read_ints(opjit_call *call, torch_ivalue 
     return OPJIT_OK;
 }
 
-OPJIT_UNUSED static opjit_status opjit_read_floats(opjit_call *call, torch_ivalue value, opjit_floats *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(opjit_read_items(call, value, &items, &list->len));
-    OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(double), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        ((double *)memory)[i] = opjit_double(items[i]);
-    list->data = (const double *)memory;
-    return OPJIT_OK;
-}
+/* A list whose items are unboxed one by one. */
+#define OPJIT_READ_NUMBERS(name_, list_, type_, unbox_) \
+    OPJIT_UNUSED static opjit_status name_(opjit_call *call, torch_ivalue value, list_ *list) \
+    { \
+        torch_ivalue *items; \
+        void *memory; \
+        OPJIT_TRY(opjit_read_items(call, value, &items, &list->len)); \
+        OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(type_), &memory)); \
+        for (int64_t i = 0; i < list->len; i++) \
+            ((type_ *)memory)[i] = unbox_(items[i]); \
+        list->data = (const type_ *)memory; \
+        return OPJIT_OK; \
+    }
 
-OPJIT_UNUSED static opjit_status opjit_read_bools(opjit_call *call, torch_ivalue value, opjit_bools *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(opjit_read_items(call, value, &items, &list->len));
-    OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(bool), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        ((bool *)memory)[i] = opjit_bool(items[i]);
-    list->data = (const bool *)memory;
-    return OPJIT_OK;
-}
+OPJIT_READ_NUMBERS(opjit_read_floats, opjit_floats, double, opjit_double)
+OPJIT_READ_NUMBERS(opjit_read_bools, opjit_bools, bool, opjit_bool)
 
 OPJIT_UNUSED static opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
                                                     opjit_tensors *list)
