@@ -128,7 +128,7 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
 
 
 def after_build(store: Store) -> None:
-    """Prune when something was published; see `publication.due`. No trouble is an error: what was asked for is there."""
+    """Prune when something was published; see `publication`. No trouble is an error: what was asked for is there."""
     marker = store.base / MARKER
     try:
         if marker.is_symlink() or not marker.is_file():

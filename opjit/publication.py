@@ -67,15 +67,13 @@ def publish(work: Work, store: Store) -> Entry:
         return _privately(work, store, error)  # the compilers' files were removed under them, with the whole cache
     finally:
         files.remove_tree(staged)
-    if store.root == default_root() and due(store, entry):  # a store made for others is kept whole
-        from opjit import prune
-
-        prune.after_build(store)
+    if store.root == default_root():  # a store made for others is kept whole
+        _prune_daily(store, entry)
     return entry
 
 
-def due(store: Store, published: Entry) -> bool:
-    """Whether the last build that pruned the store did so a day ago or more. Where its date makes no sense, pruning is due.
+def _prune_daily(store: Store, published: Entry) -> None:
+    """Prune the store if the last build that did so did it a day ago or more, or if its date makes no sense.
 
     In a new store nothing is old: its first build only leaves the date.
     """
@@ -84,11 +82,14 @@ def due(store: Store, published: Entry) -> bool:
         now = os.stat(published.folder).st_ctime  # the filesystem's own clock
         if not os.path.lexists(marker):
             files.write_note(marker, "")
-            return False
+            return
         last = os.lstat(marker)
     except OSError:
-        return False
-    return not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL)
+        return
+    if not (stat.S_ISREG(last.st_mode) and -_SLACK <= now - last.st_mtime < _INTERVAL):
+        from opjit import prune
+
+        prune.after_build(store)
 
 
 def _privately(work: Work, store: Store, reason: Exception) -> Entry:
