@@ -4,12 +4,12 @@
  * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. How the blocks' sums come
  * together depends on the size:
  *   one block      small tensors: its sum is the result
- *   one cluster    up to 4 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared
- *                  memory, still in one launch
- *   a full grid    a partial sum per block goes to scratch memory, and a second kernel of one block adds them. On sm_90 and
- *                  later it is launched early and waits on the device (programmatic dependent launch).
- * Sums are added in a fixed order, nothing is kept between calls, and no memory needs to be zeroed: the op gives the same
- * bits each time, on any stream and under CUDA graphs.
+ *   one cluster    up to 4 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared memory
+ *   a full grid    the blocks' sums go to scratch memory, and when all are there the first block adds them. All blocks
+ *                  have to be resident for one to wait for the others, which a cooperative launch guarantees; it takes the
+ *                  host 0.4 us longer than another, a second launch 2.5 us.
+ * Each is one launch. Sums are added in a fixed order, nothing is kept between calls, and no memory needs to be zeroed: the
+ * op gives the same bits each time, on any stream and under CUDA graphs.
  *
  * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float, as a tree where it can; all else is
  * added in double. float64 is summed in double; integers and bool are summed modulo 2^64.
@@ -275,14 +275,41 @@ static __device__ partial cluster_sum(partial value)
     return value;
 }
 
-/* Called first by every thread: without partials, more than one block are one cluster. */
-static __device__ void begin(bool clustered)
+#define ALL_THERE 0x80000000u
+
+/*
+ * A counter that a cooperative launch brings along, at the address in two registers and behind its size. The arrivals of
+ * all blocks add up to ALL_THERE. This is what grid.sync() of cooperative_groups.h does with it, except that only the first
+ * block waits; nvcc takes 0.2 s for that header.
+ */
+static __device__ unsigned *arrivals(void)
 {
-#if HAS_CLUSTERS
-    cudaTriggerProgrammaticLaunchCompletion(); /* the second kernel may come to its wait; it needs none of our threads */
-#endif
-    if (clustered)
-        cluster_arrive();
+    unsigned high, low;
+    asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+    asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+    return (unsigned *)((word64)high << 32 | low) + 1;
+}
+
+/* The sum over the grid, in thread 0 of its first block; value is each block's, in its thread 0. */
+template <typename partial>
+static __device__ partial grid_sum(partial value, partial *of_block)
+{
+    if (threadIdx.x == 0) {
+        of_block[blockIdx.x] = value;
+        __threadfence();
+        unsigned before = atomicAdd(arrivals(), blockIdx.x > 0 ? 1 : ALL_THERE - (gridDim.x - 1));
+        while (blockIdx.x == 0 && ((*(volatile unsigned *)arrivals() ^ before) & ALL_THERE) == 0)
+            ;
+        __threadfence();
+    }
+    if (blockIdx.x > 0)
+        return value;
+    __syncthreads();
+    value = 0;
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += THREADS)
+        value += __ldcg(of_block + i);
+    return block_sum(value);
 }
 
 /*
@@ -295,11 +322,9 @@ __device__ __noinline__ void finish(partial value, bool clustered, void *out, op
     value = block_sum(value);
     if (clustered)
         value = cluster_sum(value);
-    if (threadIdx.x != 0)
-        return;
     if (partials)
-        ((partial *)partials)[blockIdx.x] = value;
-    else if (blockIdx.x == 0)
+        value = grid_sum(value, (partial *)partials);
+    if (blockIdx.x == 0 && threadIdx.x == 0)
         store(out, dtype, value);
 }
 
@@ -321,7 +346,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int64_t count = (n - head) / per_vector, tail = head + count * per_vector;
     partial sum = 0;
     int64_t i = thread;
-    begin(clustered);
+    if (clustered)
+        cluster_arrive();
     for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step) {
         uint4 v[IN_FLIGHT];
         inner few = 0;
@@ -359,14 +385,15 @@ static __device__ int64_t offset_of(const opjit_layout &layout, index i)
 
 /* Any strides and any conversion. */
 template <typename partial>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     sum_any(const void *data, opjit_dtype from, const __grid_constant__ opjit_layout layout, int64_t n, void *out, opjit_dtype to,
             void *partials)
 {
     const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
     partial sum = 0, value;
-    begin(clustered);
+    if (clustered)
+        cluster_arrive();
 #pragma unroll 1
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         int64_t at = narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
@@ -376,22 +403,6 @@ static __global__ void __launch_bounds__(THREADS)
     finish(sum, clustered, out, to, partials);
 }
 
-/* One block: the partial sums, in their order. */
-template <typename partial>
-static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *partials, int count, void *out, opjit_dtype to)
-{
-    partial sum = 0;
-#if HAS_CLUSTERS
-    cudaGridDependencySynchronize();
-#endif
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < count; i += THREADS)
-        sum += partials[i];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        store(out, to, sum);
-}
-
 /* ---------------------------------------------------------------------------------------------- */
 /* Launcher                                                                                       */
 
@@ -399,7 +410,7 @@ static __global__ void __launch_bounds__(THREADS) sum_partials(const partial *pa
 struct plan {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute attribute;
-    void *partials; /* NULL where one launch does it all */
+    void *partials; /* one per block; NULL where they need none */
 };
 
 static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t stream)
@@ -427,23 +438,10 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
     p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
-    return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
-}
-
-/* After the first kernel: add the partial sums, where there are any. */
-static opjit_status combine(plan *p, const opjit_tensor *out)
-{
-    const void *kernel = opjit_is_floating(out->dtype) ? (const void *)sum_partials<double> : (const void *)sum_partials<word64>;
-    int count = (int)p->config.gridDim.x;
-    void *arguments[] = {&p->partials, &count, (void *)&out->data, (void *)&out->dtype};
-    if (!p->partials)
-        return OPJIT_OK;
-    p->config.gridDim.x = 1;
     p->config.numAttrs = 1;
-    p->attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    p->attribute.val.programmaticStreamSerializationAllowed = 1;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&p->config, kernel, arguments));
-    return OPJIT_OK;
+    p->attribute.id = cudaLaunchAttributeCooperative;
+    p->attribute.val.cooperative = 1;
+    return opjit_scratch(&p->partials, (int64_t)p->config.gridDim.x * 8, x);
 }
 
 static const void *packed_kernel(opjit_dtype dtype)
@@ -484,8 +482,14 @@ static opjit_status launch(plan *p, const opjit_tensor *x, opjit_layout *layout,
     const void *kernel = packed                           ? packed_kernel(x->dtype)
                          : opjit_is_integral(out->dtype) ? (const void *)sum_any<word64>
                                                          : (const void *)sum_any<double>;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&p->config, kernel, packed ? for_packed : for_any));
-    return combine(p, out);
+    void **arguments = packed ? for_packed : for_any;
+    cudaError_t error = cudaLaunchKernelExC(&p->config, kernel, arguments);
+    while (error == cudaErrorCooperativeLaunchTooLarge && p->config.gridDim.x > 1) { /* the stream has a part of the device */
+        (void)cudaGetLastError();
+        p->config.gridDim.x /= 2;
+        error = cudaLaunchKernelExC(&p->config, kernel, arguments);
+    }
+    return opjit_cuda_status(error, __FILE__, __LINE__, "cudaLaunchKernelExC");
 }
 
 opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opjit_tensor *out, cudaStream_t stream)
