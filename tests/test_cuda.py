@@ -147,6 +147,22 @@ def test_a_cuda_graph_captures_the_op_and_replays_it_on_new_data(allreduce: Call
         assert result.item() == value * count + 1.0
 
 
+def test_a_stream_that_has_a_part_of_the_device_gets_the_sum(allreduce: Callable[..., torch.Tensor]) -> None:
+    """There, fewer blocks are resident at once than the device as a whole could hold."""
+    green_contexts = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
+    x, strided = torch.ones(50_000_000, device="cuda"), torch.ones(20_000_000, device="cuda")[::2]
+    try:
+        context = green_contexts.GreenContext.create(16, 0)
+    except RuntimeError as error:
+        pytest.skip(f"no green context can be made here: {error}")
+    context.set_context()
+    try:
+        assert allreduce(x).item() == 50_000_000
+        assert allreduce(strided).item() == 10_000_000
+    finally:
+        context.pop_context()
+
+
 def test_the_gradient_is_expanded_and_the_op_compiles(allreduce: Callable[..., torch.Tensor]) -> None:
     x = torch.randn(1000, device="cuda", requires_grad=True)
     torch.compile(lambda v: allreduce(v * 2).sin(), fullgraph=True, backend="aot_eager")(x).backward()

@@ -4,7 +4,7 @@
  * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. How the blocks' sums come
  * together depends on the size:
  *   one block      small tensors: its sum is the result
- *   one cluster    up to 4 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared memory
+ *   one cluster    up to 3 MiB, sm_90 and later: eight blocks hand their sums to the first through its shared memory
  *   a full grid    the blocks' sums go to scratch memory, and when all are there the first block adds them. All blocks
  *                  have to be resident for one to wait for the others, which a cooperative launch guarantees; it takes the
  *                  host 0.4 us longer than another, a second launch 2.5 us.
@@ -20,11 +20,13 @@
 
 #define THREADS 512
 #define IN_FLIGHT 8      /* 16-byte loads of a thread before it adds */
+#define ELEMENTS 4       /* likewise, where it loads element by element */
 #define BLOCKS_PER_SM 2  /* resident at once */
 #define CLUSTER 8        /* blocks in a cluster: the most that every device with clusters takes */
-/* Up to which size one block, and one cluster, take no longer than what comes after them (measured on an H200). */
-#define ONE_BLOCK_BYTES (64 << 10)
-#define CLUSTER_BYTES (4 << 20)
+/* Up to how many loads one block, and one cluster, take no longer than what comes after them (measured on an H200). */
+#define ONE_BLOCK_LOADS (4 << 10)
+#define CLUSTER_LOADS (192 << 10)
+#define CLUSTER_ELEMENTS (32 << 10)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Readers: `inner` is what a thread adds a few loads in, `partial` what everything else is added in. */
@@ -136,37 +138,34 @@ struct read_int64 {
     static __device__ inner vector(uint4 v, opjit_dtype) { return ((word64)v.y << 32 | v.x) + ((word64)v.w << 32 | v.z); }
 };
 
-/* Any dtype, one element at a time, for the conversions and strides that the readers above do not take. */
-static __device__ double load_floating(const void *data, int64_t at, opjit_dtype dtype)
+/* Any dtype, for the conversions and strides that the readers above do not take: an element's bits, from the lowest on. */
+static __device__ double floating_of(word64 bits, opjit_dtype dtype)
 {
     switch (dtype) {
-    case OPJIT_FLOAT16: return opjit_half_to_float(((const opjit_half *)data)[at]);
-    case OPJIT_BFLOAT16: return opjit_bfloat16_to_float(((const opjit_bfloat16 *)data)[at]);
-    case OPJIT_FLOAT32: return ((const float *)data)[at];
-    default: return ((const double *)data)[at];
+    case OPJIT_FLOAT16: return half_of((unsigned)bits, 0);
+    case OPJIT_BFLOAT16: return __uint_as_float((unsigned)bits << 16);
+    case OPJIT_FLOAT32: return __uint_as_float((unsigned)bits);
+    default: return __longlong_as_double((long long)bits);
     }
 }
 
-static __device__ int64_t load_integer(const void *data, int64_t at, opjit_dtype dtype)
+static __device__ int64_t integer_of(word64 bits, opjit_dtype dtype)
 {
     switch (dtype) {
-    case OPJIT_BOOL: return ((const uint8_t *)data)[at] != 0;
-    case OPJIT_UINT8: return ((const uint8_t *)data)[at];
-    case OPJIT_INT8: return ((const int8_t *)data)[at];
-    case OPJIT_INT16: return ((const int16_t *)data)[at];
-    case OPJIT_UINT16: return ((const uint16_t *)data)[at];
-    case OPJIT_INT32: return ((const int32_t *)data)[at];
-    case OPJIT_UINT32: return ((const uint32_t *)data)[at];
-    default: return ((const int64_t *)data)[at];
+    case OPJIT_BOOL: return bits != 0;
+    case OPJIT_INT8: return (int8_t)bits;
+    case OPJIT_INT16: return (int16_t)bits;
+    case OPJIT_INT32: return (int32_t)bits;
+    default: return (int64_t)bits;
     }
 }
 
 /* An element as the result's dtype holds it. */
-static __device__ void load(double *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
+static __device__ void convert(double *value, word64 bits, opjit_dtype from, opjit_dtype to)
 {
-    double loaded = from > OPJIT_UINT64    ? load_floating(data, at, from)
-                    : from == OPJIT_UINT64 ? (double)((const uint64_t *)data)[at]
-                                           : (double)load_integer(data, at, from);
+    double loaded = from > OPJIT_UINT64    ? floating_of(bits, from)
+                    : from == OPJIT_UINT64 ? (double)bits
+                                           : (double)integer_of(bits, from);
     switch (to) {
     case OPJIT_FLOAT16: *value = opjit_half_to_float(opjit_float_to_half((float)loaded)); break;
     case OPJIT_BFLOAT16: *value = opjit_bfloat16_to_float(opjit_float_to_bfloat16((float)loaded)); break;
@@ -175,13 +174,13 @@ static __device__ void load(double *value, const void *data, int64_t at, opjit_d
     }
 }
 
-static __device__ void load(word64 *value, const void *data, int64_t at, opjit_dtype from, opjit_dtype to)
+static __device__ void convert(word64 *value, word64 bits, opjit_dtype from, opjit_dtype to)
 {
     if (from > OPJIT_UINT64) {
-        double loaded = load_floating(data, at, from);
+        double loaded = floating_of(bits, from);
         *value = to == OPJIT_BOOL ? loaded != 0.0 : (word64)(int64_t)loaded;
     } else {
-        int64_t loaded = load_integer(data, at, from);
+        int64_t loaded = integer_of(bits, from);
         *value = to == OPJIT_BOOL ? loaded != 0 : (word64)loaded;
     }
 }
@@ -383,22 +382,86 @@ static __device__ int64_t offset_of(const opjit_layout &layout, index i)
     return at + (int64_t)i * layout.strides[0];
 }
 
-/* Any strides and any conversion. */
+/* The bits of some elements, all asked for before one is used; where there is none, 0. */
+template <typename word>
+static __device__ void gather(word64 *bits, const void *data, const int64_t *at)
+{
+#pragma unroll
+    for (int k = 0; k < ELEMENTS; k++)
+        bits[k] = at[k] < 0 ? 0 : ((const word *)data)[at[k]];
+}
+
+/* Add elements that the sum's dtype holds as they are. */
+static __device__ void add_elements(word64 *sum, const word64 *bits, opjit_dtype dtype, int size)
+{
+    const int unused = dtype >= OPJIT_INT8 && dtype <= OPJIT_INT64 ? 64 - 8 * size : 0; /* above a signed element's sign */
+#pragma unroll
+    for (int k = 0; k < ELEMENTS; k++)
+        *sum += dtype == OPJIT_BOOL ? bits[k] != 0 : (word64)((int64_t)(bits[k] << unused) >> unused);
+}
+
+static __device__ void add_elements(double *sum, const word64 *bits, opjit_dtype dtype, int)
+{
+    float few[ELEMENTS];
+    if (dtype == OPJIT_FLOAT64) {
+#pragma unroll
+        for (int k = 0; k < ELEMENTS; k++)
+            *sum += __longlong_as_double((long long)bits[k]);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < ELEMENTS; k++) {
+        unsigned word = (unsigned)bits[k];
+        few[k] = dtype == OPJIT_FLOAT16 ? half_of(word, 0) : __uint_as_float(dtype == OPJIT_BFLOAT16 ? word << 16 : word);
+    }
+    *sum += (double)((few[0] + few[1]) + (few[2] + few[3]));
+}
+
+/* Add elements as the dtype `to` holds each of them. The loop is not unrolled: nvcc would take a second longer. */
+template <typename partial>
+static __device__ void add_converted(partial *sum, word64 *bits, opjit_dtype from, opjit_dtype to)
+{
+    partial value;
+#pragma unroll 1
+    for (int k = 0; k < ELEMENTS; k++) {
+        convert(&value, bits[0], from, to);
+        *sum += value;
+#pragma unroll
+        for (int next = 1; next < ELEMENTS; next++) /* the next one comes to the front: registers have no index */
+            bits[next - 1] = bits[next];
+    }
+}
+
+/* Any strides and any conversion. Bits that are all 0 add nothing, whatever their dtype. */
 template <typename partial>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sum_any(const void *data, opjit_dtype from, const __grid_constant__ opjit_layout layout, int64_t n, void *out, opjit_dtype to,
-            void *partials)
+    sum_any(const void *data, opjit_dtype from, int size, const __grid_constant__ opjit_layout layout, int64_t n, void *out,
+            opjit_dtype to, bool converts, void *partials)
 {
     const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
-    partial sum = 0, value;
+    partial sum = 0;
     if (clustered)
         cluster_arrive();
 #pragma unroll 1
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
-        int64_t at = narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
-        load(&value, data, at, from, to);
-        sum += value;
+    for (int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x; first < n; first += ELEMENTS * step) {
+        int64_t at[ELEMENTS];
+        word64 bits[ELEMENTS];
+#pragma unroll
+        for (int k = 0; k < ELEMENTS; k++) {
+            int64_t i = first + k * step;
+            at[k] = i >= n ? -1 : narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
+        }
+        switch (size) {
+        case 1: gather<uint8_t>(bits, data, at); break;
+        case 2: gather<uint16_t>(bits, data, at); break;
+        case 4: gather<uint32_t>(bits, data, at); break;
+        default: gather<word64>(bits, data, at); break;
+        }
+        if (converts)
+            add_converted(&sum, bits, from, to);
+        else
+            add_elements(&sum, bits, from, size);
     }
     finish(sum, clustered, out, to, partials);
 }
@@ -413,9 +476,10 @@ struct plan {
     void *partials; /* one per block; NULL where they need none */
 };
 
-static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t stream)
+static opjit_status make_plan(plan *p, const opjit_tensor *x, bool packed, cudaStream_t stream)
 {
-    const int64_t bytes = x->numel * (int64_t)opjit_dtype_size(x->dtype);
+    const int64_t loads = packed ? x->numel * (int64_t)opjit_dtype_size(x->dtype) / 16 : x->numel;
+    const int64_t at_once = THREADS * (packed ? IN_FLIGHT : ELEMENTS); /* by a block */
     int device, major, processors;
     *p = plan();
     p->config.stream = stream;
@@ -423,11 +487,11 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
     p->config.blockDim.y = p->config.blockDim.z = 1;
     p->config.gridDim.x = p->config.gridDim.y = p->config.gridDim.z = 1;
     p->config.attrs = &p->attribute;
-    if (bytes <= ONE_BLOCK_BYTES)
+    if (loads <= ONE_BLOCK_LOADS)
         return OPJIT_OK;
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (major >= 9 && bytes <= CLUSTER_BYTES) {
+    if (major >= 9 && loads <= (packed ? CLUSTER_LOADS : CLUSTER_ELEMENTS)) {
         p->config.gridDim.x = CLUSTER;
         p->config.numAttrs = 1;
         p->attribute.id = cudaLaunchAttributeClusterDimension;
@@ -436,7 +500,7 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, cudaStream_t strea
         return OPJIT_OK;
     }
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    int64_t useful = bytes / (16 * THREADS * IN_FLIGHT) + 1, most = (int64_t)processors * BLOCKS_PER_SM;
+    int64_t useful = loads / at_once + 1, most = (int64_t)processors * BLOCKS_PER_SM;
     p->config.gridDim.x = (unsigned)(useful < most ? useful : most);
     p->config.numAttrs = 1;
     p->attribute.id = cudaLaunchAttributeCooperative;
@@ -472,13 +536,14 @@ static bool converts_after(opjit_dtype from, opjit_dtype to)
 }
 
 /* By pointer and argument list: the host compiler takes 20 ms for each use of the typed cudaLaunchKernelEx. */
-static opjit_status launch(plan *p, const opjit_tensor *x, opjit_layout *layout, const opjit_tensor *out)
+static opjit_status launch(plan *p, const opjit_tensor *x, bool packed, bool converts, opjit_layout *layout,
+                           const opjit_tensor *out)
 {
-    const bool packed = layout->dim == 1 && layout->strides[0] == 1 && converts_after(x->dtype, out->dtype);
+    int size = (int)opjit_dtype_size(x->dtype);
     void *data = (void *)&x->data, *from = (void *)&x->dtype, *n = (void *)&x->numel;
     void *result = (void *)&out->data, *to = (void *)&out->dtype;
     void *for_packed[] = {data, from, n, result, to, &p->partials};
-    void *for_any[] = {data, from, layout, n, result, to, &p->partials};
+    void *for_any[] = {data, from, &size, layout, n, result, to, &converts, &p->partials};
     const void *kernel = packed                           ? packed_kernel(x->dtype)
                          : opjit_is_integral(out->dtype) ? (const void *)sum_any<word64>
                                                          : (const void *)sum_any<double>;
@@ -500,7 +565,8 @@ opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opj
                 opjit_dtype_name(x->dtype <= OPJIT_FLOAT64 ? result : x->dtype));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
     opjit_layout layout = opjit_coalesce(x);
+    const bool converts = !converts_after(x->dtype, result), packed = layout.dim == 1 && layout.strides[0] == 1 && !converts;
     plan p;
-    OPJIT_TRY(make_plan(&p, x, stream));
-    return launch(&p, x, &layout, out);
+    OPJIT_TRY(make_plan(&p, x, packed, stream));
+    return launch(&p, x, packed, converts, &layout, out);
 }
