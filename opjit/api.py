@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from opjit import backends, catalog, counters, layers, loader, targets, toolchain
+from opjit import backends, catalog, counters, forks, layers, loader, targets, toolchain
 from opjit.backends import Backend, Flags
 from opjit.errors import CompileError, DeviceUnavailable, ToolMissing
 from opjit.headers import Scan
@@ -159,8 +159,9 @@ def build_once(op: Op, recipe: Recipe, store: Store, make: Callable[[Recipe, Sto
     Args:
         make: builds and publishes it; None is `build.build`.
     """
-    from opjit import build, lock, progress
-    from opjit.environment import is_on
+    with forks.importing():
+        from opjit import build, lock, progress
+        from opjit.environment import is_on
 
     what = f"{op.qualified} for {recipe.target}"
     if progress.heard():

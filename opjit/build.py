@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, files, glue, headers, loader, progress, resources, toolchain
+from opjit import binary, files, forks, glue, headers, loader, progress, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
@@ -231,7 +231,7 @@ def output_of(error: Exception, work: Path) -> str:
 
 def import_builder() -> Any:
     """torch.utils.cpp_extension, without its warning that there is no GPU: a build needs none."""
-    with torch_builder:
+    with torch_builder, forks.importing():
         quiet = logging.getLogger("torch.utils.cpp_extension")
         level = quiet.level
         quiet.setLevel(logging.ERROR)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from opjit import api, counters, extension, files, loader, manifest
+from opjit import api, counters, extension, files, forks, loader, manifest
 from opjit.environment import is_on
 from opjit.errors import BuildError, LoadError
 from opjit.extension import Extension, Unusual
@@ -195,7 +195,8 @@ def _find_or_build(wanted: Extension, arguments: dict[str, Any], root: Store) ->
     if is_on("OPJIT_OFFLINE"):
         raise BuildError(f"{wanted.name} for {wanted.for_whom} is in no cache, and OPJIT_OFFLINE forbids to build it", op=wanted.name,
                          target=wanted.for_whom)
-    from opjit import extension_build, lock, progress
+    with forks.importing():
+        from opjit import extension_build, lock, progress
 
     with (progress.shown(f"building {wanted.name} for {wanted.for_whom}") as say,
           lock.held(wanted.key, lambda holder: say(f"waiting for {wanted.name}: {holder}"))):

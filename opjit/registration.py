@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opjit import backends
+from opjit import backends, forks  # noqa: F401  registers what runs before a fork, see below
 from opjit.errors import DeclarationError, NoKernel
 from opjit.op import Function, Op
 
@@ -39,6 +39,7 @@ def _renew() -> None:
     declaring = threading.RLock()
 
 
+# After forks.py has registered its own: the last of these runs first, so a fork takes the two locks in the order of an op.py that builds.
 os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
 
 

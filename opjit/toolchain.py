@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files
+from opjit import files, forks
 from opjit.errors import ToolMissing
 
 
@@ -172,10 +172,11 @@ def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
 
 def _prepare_build() -> None:
     """Import what a build needs: a compiler that this cache does not know has built nothing in it."""
-    from opjit import build
+    with forks.importing():
+        from opjit import build
 
-    with build.without_collection():
-        importlib.import_module("opjit.lock")
+        with build.without_collection():
+            importlib.import_module("opjit.lock")
 
 
 def _ask_cxx(path: str) -> dict[str, str]:

@@ -303,6 +303,37 @@ print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 [2.0]\n"
 
 
+@pytest.mark.parametrize("module", ["opjit.build", "opjit.lock", "torch.utils.cpp_extension"])
+def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(module: str, op: Path, here: Path) -> None:
+    code = (
+        helpers.declare(op)
+        + f"""
+import os, signal, sys, threading, time
+torch.set_num_threads(1)
+reached = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} and not reached.is_set():
+            reached.set()
+            time.sleep(1)
+
+sys.meta_path.insert(0, Slow())
+builder = threading.Thread(target=lambda: opjit.get("allreduce", "cpu"))
+builder.start()
+reached.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # a deadlock kills the child
+    os._exit(0 if opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist() == [2.0] else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+builder.join()
+print(code, opjit.get("allreduce", "cpu")(torch.ones(3)).item())
+"""
+    )
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 3.0\n"
+
+
 def test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it(here: Path) -> None:
     code = """
 import os, time
