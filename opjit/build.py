@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -244,13 +244,17 @@ def import_builder() -> Any:
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Keep Python's garbage collector from walking over all of torch, 0.1 s, because a build imports a few modules."""
-    enabled = gc.isenabled()
+    if not gc.isenabled():
+        yield
+        return
+    _undo.append(gc.enable)
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with suppress(ValueError):  # a child that was forked in the block has done it
+            _undo.remove(gc.enable)
+        gc.enable()
 
 
 @contextmanager

@@ -51,7 +51,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         test_concurrency.py::test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it
         test_lock.py::test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock
         test_lock.py::test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock
-        test_concurrency.py::test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_environment_back
+        test_concurrency.py::test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_settings_back
         test_concurrency.py::test_32_threads_that_ask_for_one_op_compile_it_once
 14  a scan while temporary files lie about; two hosts with equal process ids
         test_care.py::test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry
