@@ -11,12 +11,14 @@ import errno
 import gc
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
 import re
 import shlex
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import threading
@@ -285,20 +287,28 @@ def unlocked(cpp_extension: Any, work: Path) -> dict[str, Any]:
 
 @contextmanager
 def changed(cpp_extension: Any, environment: dict[str, str | None], variables: dict[str, Any]) -> Iterator[None]:
-    """Environment and module variables of torch's builder, for a build that holds `torch_builder`; also a fork puts them back."""
+    """Environment and module variables of torch's builder, for a build that holds `torch_builder`; also a fork puts them back.
+
+    torch flushes Python's outputs: where one is not there, or closed, another takes its place meanwhile.
+    """
     environment_before = {name: os.environ.get(name) for name in environment}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
+    closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
 
     def put_back() -> None:
         _set_environment(environment_before)
         for name, value in variables_before.items():
             setattr(cpp_extension, name, value)
+        for name, value in closed.items():
+            setattr(sys, name, value)
 
     _undo.append(put_back)
     try:
         _set_environment(environment)
         for name, value in variables.items():
             setattr(cpp_extension, name, value)
+        for name in closed:
+            setattr(sys, name, io.StringIO())
         yield
     finally:
         _undo.remove(put_back)

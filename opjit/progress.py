@@ -62,8 +62,13 @@ def heard() -> bool:
 def say(message: str) -> None:
     """A line about a request, for the log, and for stderr where OPJIT_VERBOSE asks for it."""
     logger.info(message)
-    if is_on("OPJIT_VERBOSE") and sys.stderr is not None:
+    if is_on("OPJIT_VERBOSE") and is_open(sys.stderr):
         print(f"opjit: {message}", file=sys.stderr)
+
+
+def is_open(stream: object) -> bool:
+    """Whether sys.stdout or sys.stderr can be written to: a process may be started without them, or close them."""
+    return stream is not None and not getattr(stream, "closed", False)
 
 
 def timed(what: str, build: Callable[[], Entry]) -> Entry:
@@ -93,7 +98,7 @@ def shown(message: str) -> Iterator[Callable[[str], None]]:
         yield listener
         return
     say(message)
-    if not is_on("OPJIT_VERBOSE") and sys.stderr is not None and sys.stderr.isatty():
+    if not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
         from rich.console import Console
 
         with Console(stderr=True).status(message) as status:

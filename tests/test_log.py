@@ -95,12 +95,14 @@ def test_without_opjit_verbose_nothing_is_printed(tmp_path: Path, value: str | N
     assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": value}).stderr == ""
 
 
-def test_a_warm_request_of_a_process_without_a_stderr_is_not_harmed(tmp_path: Path) -> None:
-    """A cold one needs it: torch's builder writes there."""
-    start = declare(write_op(tmp_path / "plus"))
-    fresh(start + USE, {"OPJIT_CACHE": str(tmp_path / "cache")})
-    code = start + "import sys\nsys.stderr = None\n" + USE
-    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": "1"}).stdout == "[2.0]\n"
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("way", ["sys.{} = None", "sys.{}.close()"])
+def test_a_process_without_an_output_gets_its_ops_cold_and_warm(tmp_path: Path, stream: str, way: str) -> None:
+    """As a daemon or a program with windows may be."""
+    code = (declare(write_op(tmp_path / "plus")) + f"import os, sys\n{way.format(stream)}\nbefore = sys.stdout, sys.stderr\n"
+            + USE.replace("print(", "result = str(") + "\nassert (sys.stdout, sys.stderr) == before\nos._exit(result != '[2.0]')")
+    for verbose in (None, None, "1"):
+        fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": verbose})
 
 
 # --- the variables -----------------------------------------------------------------------------------------------------------------
