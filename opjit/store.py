@@ -125,8 +125,9 @@ class Store(NamedTuple):
         """
         problem = None
         if self.root not in _known:
+            there = os.path.isdir(self.root)  # before the look: of what somebody makes meanwhile, nothing is known
             problem = files.swappable(self.root)
-            if problem is None and os.path.isdir(self.root):
+            if problem is None and there:
                 _known.add(self.root)
         with suppress(OSError):  # then there is nothing to be loaded
             for folder in (self.base, *folders):

@@ -178,6 +178,23 @@ def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_i
     assert helpers.entries(tmp_path / "open" / "new" / "cache") == []
 
 
+def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, look = tmp_path / "outer" / "cache", files.swappable
+
+    def overtaken(folder: Path) -> str | None:
+        found = look(folder)
+        root.mkdir(parents=True)
+        root.parent.chmod(0o777)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "swappable", overtaken)
+        Store(root).problem()
+    assert "can be written by others" in str(Store(root).problem())
+
+
 def test_a_loop_of_links_is_no_cache_and_no_hang(op: Path, root: Path) -> None:
     loop(root)
     after = caught(op, root)
