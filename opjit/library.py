@@ -26,6 +26,14 @@ from opjit.targets import Target
 _declaring = threading.Lock()  # one declaration from a manifest at a time
 
 
+def _renew_lock() -> None:
+    """A forked child has no thread that could free it."""
+    globals()["_declaring"] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def build_library(name: str, build_directory: str | os.PathLike[str], device: object = None, arch: str | None = None) -> Path:
     """Build an op, or take it from the cache, and leave it in a folder; nothing is loaded.
 

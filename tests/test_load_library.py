@@ -155,6 +155,36 @@ def test_a_build_directory_holds_complete_entries_and_nothing_else(built: Path) 
     assert json.loads((folder / "manifest.json").read_text())["key"].startswith(folder.name.rpartition(".")[2])
 
 
+def test_a_child_forked_while_another_thread_loads_a_library_can_load_one(built: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, signal, threading
+import torch, opjit
+from opjit import library
+reached, forked = threading.Event(), threading.Event()
+look = library.catalog.declared
+
+def slow(name):
+    reached.set()
+    forked.wait(60)
+    return look(name)
+
+library.catalog.declared = slow
+loader = threading.Thread(target=lambda: opjit.load_library({str(built)!r}))
+loader.start()
+reached.wait(60)
+child = os.fork()
+library.catalog.declared = look
+if child == 0:
+    signal.alarm(30)  # a deadlock kills the child
+    opjit.load_library({str(built)!r})
+    os._exit(0)
+forked.set()
+loader.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "none")}, flags=("-W", "ignore::DeprecationWarning")).stdout == "0\n"
+
+
 def test_a_later_build_goes_beside_and_both_can_be_loaded_in_one_process(tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     first = build_into(tmp_path / "build", op, tmp_path / "cache")
