@@ -159,7 +159,7 @@ import torch
 
 import opjit
 from opjit import backends, extension, files, manifest, removal, schema, targets, toolchain
-from opjit.backends import Flags
+from opjit.backends import Flags, cpu
 from opjit.errors import BuildError, CacheWarning, EntryError, ToolMissing
 from opjit.extension import Extension
 from opjit.recipe import Recipe
@@ -900,3 +900,18 @@ def test_a_user_without_a_name_or_a_home_gets_his_ops(op: Path, tmp_path: Path, 
     else:
         assert done.stderr.count("CacheWarning") == 1
         assert "OPJIT_CACHE" in done.stderr
+
+
+def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a chroot without /proc."""
+
+    def missing(path: str, mode: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(cpu, "open", missing, raising=False)
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    cpu._host_arch.cache_clear()
+    try:
+        assert cpu.Cpu().host_arch() == "x86-64-v2"
+    finally:
+        cpu._host_arch.cache_clear()

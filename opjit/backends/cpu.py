@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -93,8 +94,9 @@ def identity() -> str:
 
 
 def _cpu_flags() -> set[str]:
-    """The first CPU's flags. Only the first lines are read: the whole file takes milliseconds on a large host."""
-    with open("/proc/cpuinfo", "rb") as cpuinfo:  # as bytes: Python would import a codec for it
+    """The first CPU's flags; none where nothing tells them, as in a chroot without /proc. Only the first lines are read: the whole file
+    takes milliseconds on a large host."""
+    with suppress(OSError), open("/proc/cpuinfo", "rb") as cpuinfo:  # as bytes: Python would import a codec for it
         for line in cpuinfo:
             if line.startswith(b"flags"):
                 return set(line.decode().partition(":")[2].split())
