@@ -44,13 +44,13 @@ opjit_dtype opjit_dtype_of(torch_ivalue value)
 /* numel and contiguous follow from sizes and strides, as torch computes them (c10/core/Contiguity.h). */
 static void measure(opjit_tensor *view)
 {
-    int64_t numel = 1;
+    uint64_t numel = 1; /* of an empty tensor, more than fits may come before the 0 */
     bool packed = true;
     for (int64_t d = view->dim - 1; d >= 0; d--) {
-        packed = packed && (view->sizes[d] == 1 || view->strides[d] == numel);
-        numel *= view->sizes[d];
+        packed = packed && (view->sizes[d] == 1 || (uint64_t)view->strides[d] == numel);
+        numel *= (uint64_t)view->sizes[d];
     }
-    view->numel = numel;
+    view->numel = (int64_t)numel;
     view->contiguous = packed || numel == 0;
 }
 
