@@ -208,7 +208,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
                 is_python_module=False,
                 is_standalone=True,  # an executable in torch's eyes: not loaded, and -shared above makes it a library
             )
-        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
             if isinstance(error, OpjitError):
                 raise
             backend = recipe.target.backend
@@ -222,8 +222,11 @@ def output_of(error: Exception, work: Path) -> str:
     """What the tools of a failed build printed.
 
     Raises:
-        OSError: they printed that the disk is full.
+        OSError: they printed that the disk is full; or torch could not even write the build file.
     """
+    if isinstance(error, UnicodeEncodeError):
+        raise OSError(errno.EILSEQ, f"a path or a text of the build holds {error.object[error.start:error.end]!a}, which cannot be "
+                                    f"written in this process's encoding, {error.encoding}", str(work)) from None
     # torch reads the output as UTF-8; a compiler quotes a source as it is
     told = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
     if any(reason in told for reason in _FULL):

@@ -116,7 +116,7 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
         before = numbered.pop(wanted.name, None)
         try:
             (cpp_extension.load if wanted.sources else cpp_extension.load_inline)(**passed)
-        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
             if isinstance(error, OpjitError):
                 raise
             raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, base / "logs") from None

@@ -915,3 +915,12 @@ def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(
         assert cpu.Cpu().host_arch() == "x86-64-v2"
     finally:
         cpu._host_arch.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "changes"), [("\udcff", {}), ("é", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})])
+def test_a_cache_whose_path_cannot_be_written_into_a_build_file_costs_a_warning(
+    name: str, changes: dict[str, str], op: Path, tmp_path: Path
+) -> None:
+    done = fresh(helpers.declare(op) + GET, {"OPJIT_CACHE": str(tmp_path / name), **changes})
+    assert done.stdout == "[2.0]\n"
+    assert done.stderr.count("CacheWarning: the cache cannot be used, so keytest::plus is built for this process only") == 1
