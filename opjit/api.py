@@ -52,14 +52,16 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
     try:
         return _got[name, device]
     except (KeyError, TypeError):  # TypeError: a device that cannot be hashed is looked at, and refused, below
+        known = _got  # another thread may declare the op anew meanwhile
         op = catalog.find(name)
         ready(op, backends.for_device(targets.device_type(device)))
-        return _got.setdefault((name, device), op.overload)
+        return known.setdefault((name, device), op.overload)
 
 
 def forget_got() -> None:
     """Look every op up anew: one of them was declared again."""
-    _got.clear()
+    global _got
+    _got = {}
 
 
 def wanted(device: object, arch: str | None) -> Target:

@@ -18,6 +18,7 @@ import torch
 import opjit
 from opjit import api, backends, catalog, reload, targets
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
+from opjit.op import Op
 from tests import helpers
 from tests.helpers import fresh, until
 
@@ -181,6 +182,24 @@ def test_a_changed_schema_declares_the_op_anew(folder: Folder) -> None:
         old(torch.ones(1))
     folder.write("2")
     assert value(folder.reload()) == 2.0
+
+
+def test_a_get_that_a_changed_schema_overtakes_is_forgotten(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, overtaken = Op.__dict__["overload"].fget, list[Any]()
+
+    def slow(op: Op) -> Any:
+        found = look(op)
+        if not overtaken:
+            overtaken.append(found)
+            folder.write_py("2", ", float a", nones=", None")
+            folder.write_c("(float)a", ", double a")
+            folder.reload()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Op, "overload", property(slow))
+        opjit.get(folder.name, "cpu")
+    assert len(opjit.get(folder.name, "cpu")._schema.arguments) == 2
 
 
 @pytest.mark.parametrize("mistake", ["the source", "op.py's code", "op.py's syntax", "op.py's name", "the schema", "the schema's source",
