@@ -14,7 +14,7 @@ import importlib.machinery
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,11 @@ _CUDA = (".cu", ".cuh")
 # What in the environment gives the compilers folders and flags.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+# Arguments that decide no byte, or that have a place of their own in the key.
+_COMMON = {"name", "extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths", "build_directory",
+           "verbose", "with_cuda", "with_sycl", "is_python_module", "keep_intermediates"}
+_OF_LOAD = _COMMON | {"sources", "is_standalone"}
+_OF_INLINE = _COMMON | {"cpp_sources", "cuda_sources", "sycl_sources", "use_pch"}
 
 
 class Unusual(Exception):
@@ -45,7 +50,7 @@ class Extension(NamedTuple):
         name: what TORCH_EXTENSION_NAME is.
         sources: paths, in order; none where texts stand for them.
         roots: the sources, and what flags include.
-        inline: SHA-256 of the texts that stand for sources, and what torch makes more of them from.
+        inline: SHA-256 of the texts that stand for sources, what torch makes more of them from, and what only torch understands.
         texts: the texts themselves.
         flags: by language, each word of the command line; folders and files without their paths.
         libraries: static ones, which end up in the binary.
@@ -187,7 +192,7 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
     if standalone and arguments["is_python_module"]:
         raise Unusual
     sources = _sources(arguments)
-    inline = {} if "sources" in arguments else _inline(arguments)
+    inline = _beyond(arguments, _OF_LOAD) if "sources" in arguments else _inline(arguments)
     sycl = any(arguments.get(parameter) for parameter in ("with_sycl", "sycl_sources", "extra_sycl_cflags"))
     if sycl or any(path.endswith(".sycl") for path in sources):
         raise Unusual
@@ -256,19 +261,21 @@ def _inline(arguments: Mapping[str, Any]) -> dict[str, Any]:
         content = [text.encode("utf-8", "surrogateescape") for text in given]
         found[parameter] = [hashlib.sha256(text).hexdigest() for text in content]
         texts += content
-    common = {"name", "cpp_sources", "cuda_sources", "sycl_sources", "extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags",
-              "extra_ldflags", "extra_include_paths", "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
-              "keep_intermediates", "use_pch"}
-    for parameter in arguments.keys() - common:  # functions, with_pytorch_error_handling, and what later versions of torch add
-        if not _plain(arguments[parameter]):
-            raise Unusual
-        found[parameter] = arguments[parameter]
+    found |= _beyond(arguments, _OF_INLINE)  # functions, with_pytorch_error_handling, and more
     functions = found["functions"]
     if isinstance(functions, dict):  # its order is that of the bindings
         found["functions"] = [list(item) for item in functions.items()]
     elif not isinstance(functions, (str, list, type(None))):
         raise Unusual
     return {**found, "texts": tuple(texts)}
+
+
+def _beyond(arguments: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """Arguments that only torch understands: what later versions of it add, and words that it will refuse, which must be no hit."""
+    found = {parameter: arguments[parameter] for parameter in arguments.keys() - known}
+    if not all(map(_plain, found.values())):
+        raise Unusual
+    return found
 
 
 def _plain(value: object) -> bool:

@@ -108,6 +108,13 @@ def test_what_a_later_torch_takes_reaches_it(cache: Path, name: str, tmp_path: P
         opjit.load(name, plain(tmp_path / "a"), newest=True)
 
 
+def test_a_misspelled_argument_is_torchs_error_also_where_the_extension_is_in_the_cache(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a")
+    opjit.load(name, path, extra_cflags=["-DVALUE=4"], is_python_module=False)
+    with pytest.raises(TypeError, match="extra_clags"):
+        opjit.load(name, path, extra_cflags=["-DVALUE=4"], extra_clags=["-O3"], is_python_module=False)
+
+
 def test_a_module_comes_as_torch_gives_it(cache: Path, name: str, source: Path) -> None:
     module = opjit.load(name, [str(source)])
     assert isinstance(module, ModuleType)
