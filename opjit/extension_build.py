@@ -119,7 +119,10 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
         except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
             if isinstance(error, OpjitError):
                 raise
-            raise diagnose(build.output_of(error, work), wanted.name, wanted.for_whom, base / "logs") from None
+            told = build.output_of(error, work)
+            if not wanted.sources:  # its flags map the folder in what is compiled; compilers' messages name it all the same
+                told = told.replace(f"{work}{os.sep}", "")
+            raise diagnose(told, wanted.name, wanted.for_whom, base / "logs") from None
         finally:
             progress.log_commands(work, tools.ninja)
             numbered.pop(wanted.name, None)

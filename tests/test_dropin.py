@@ -261,6 +261,10 @@ def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(cac
     library = ctypes.CDLL(opjit.load_inline(name, text, is_python_module=False, no_implicit_headers=True))
     library.where.restype = ctypes.c_char_p
     assert library.where() == b"main.cpp"
+    with pytest.raises(CompileError, match=r"\Amain\.cpp:2:9: error: 'wrong'") as raised:
+        opjit.load_inline(name, "int x =\n        wrong;", is_python_module=False, no_implicit_headers=True)
+    assert raised.value.log is not None
+    assert "staging" not in str(raised.value) + raised.value.log.read_text()
 
 
 def test_verbose_says_where_a_hit_comes_from(cache: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
