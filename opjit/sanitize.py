@@ -33,6 +33,7 @@ FOR_CUDA: dict[str, tuple[str, ...]] = {
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
 }
+_CXX = "libstdc++.so.6"  # libasan looks for its __cxa_throw when the process starts, and ends it at torch's first exception otherwise
 FOUND = 86  # the exit code that says that compute-sanitizer found something
 _REPORT = re.compile(r"^.*(?:ERROR: AddressSanitizer: |: runtime error: |========= (?:Error|Warning|Invalid|Uninitialized|Potential)).*$",
                      re.MULTILINE)
@@ -77,7 +78,7 @@ def _under_gcc(op: Op, names: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         library = instrumented(op, names, compiler.path, Path(folder))
         done = _child([op], [sys.executable], str(library), {
-            "LD_PRELOAD": " ".join(runtimes), "UBSAN_OPTIONS": "print_stacktrace=1",
+            "LD_PRELOAD": " ".join([*runtimes, _CXX]), "UBSAN_OPTIONS": "print_stacktrace=1",
             "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"})
     return _verdict(done)
 

@@ -170,6 +170,14 @@ def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> Non
     assert told in line.note, line.note
 
 
+@pytest.mark.parametrize("name", sanitize.FOR_C)
+def test_a_good_op_passes_under_each_sanitizer_alone(name: str) -> None:
+    [line] = sanitize.lines(catalog.find("allreduce"), "cpu", [name])
+    if line.status == "skipped":
+        pytest.skip(line.note)
+    assert line.status == "ok", line.note
+
+
 def _forget(op: Op) -> None:
     """So that the next folder may declare the name."""
     catalog.remove(op)
