@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from opjit import __version__
 from opjit.cli_cache import cache
 from opjit.errors import OpjitError
 
@@ -23,7 +24,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="opjit")
+@click.version_option(__version__)
 def main() -> None:
     """Write a torch operator in plain C or CUDA C: built on first use, cached, verified and shared."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
+import importlib.metadata
 import math
 import os
 import re
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opjit
 from opjit import Op, backends, catalog, glue, resources, sanitize, toolchain
+from opjit.cli import main
 from opjit.schema import Schema, parse
 from tests.helpers import BUNDLED
 
@@ -604,3 +607,12 @@ def test_opjit_has_no_other_public_header() -> None:
     headers = ["opjit.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__
+
+
+def test_the_command_tells_its_version_where_only_a_checkout_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    done = CliRunner().invoke(main, ["--version"], prog_name="opjit")
+    assert (done.exit_code, done.output) == (0, f"opjit, version {opjit.__version__}\n")
