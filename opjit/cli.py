@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,11 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
         return
     if project:
         folder = new_project(name, directory, backward, cuda)
-        click.echo(f"{folder} is there: cd {folder}, then pip install -e '.[test]' && pytest, then pip wheel --no-deps .")
+        click.echo(f"{folder} is there: cd {shlex.quote(str(folder))}, then pip install -e '.[test]' && pytest, "
+                   "then pip wheel --no-deps .")
         return
     folder = new_op(name, directory, backward, cuda)
-    place = f"{folder}" if folder.is_absolute() else f"./{folder}"
+    place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")
     click.echo(f"{folder} is there: opjit get {place}, then opjit test {place}, then opjit bench {place}")
 
 

@@ -134,6 +134,14 @@ def test_a_folder_that_holds_no_op_is_refused(tmp_path: Path) -> None:
         assert why in done.output
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["newtest::scale", "two words"], "opjit get './two words/scale', then opjit test './two words/scale'"),
+    (["--project", "kernels", "two words"], "cd 'two words/kernels', then"),
+])
+def test_the_next_commands_can_be_pasted(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    assert expected in opjit(tmp_path, "new", *arguments)
+
+
 def test_a_machine_without_a_compiler_can_still_start(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "opjit", "new", "newtest::scale"], cwd=tmp_path, env=environment(no_compiler(tmp_path)),
                           check=False)
