@@ -124,5 +124,5 @@ def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> 
     for path, absolute in zip(paths, found, strict=True):
         if not os.path.isdir(absolute):
             raise DeclarationError(f"{op}: extra_include_paths names {os.fspath(path)!r}, and there is no folder {absolute}; "
-                                   "a relative one starts from the op's folder")
+                                   f"a relative one starts from {folder}")
     return found

@@ -179,7 +179,7 @@ def test_where_a_schema_is_wrong_is_marked() -> None:
     ({"like": []}, r"0 names for the results \(Tensor\)"),
     ({"fake": torch.empty_like}, "give one of them"),
     ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
-    ({"extra_include_paths": ["no-such-folder"]}, "there is no folder"),
+    ({"extra_include_paths": ["no-such-folder"]}, f"no folder .*/no-such-folder; a relative one starts from {os.getcwd()}$"),
 ])
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str) -> None:
     refused(DeclarationError, match, **given)
