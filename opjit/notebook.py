@@ -144,7 +144,7 @@ def _built(op: Op, present: list[Backend]) -> Op:
     try:
         with progress.told(say):
             reload.put([op], op.qualified, present)
-    except OpjitError:
+    except BaseException:  # also an interrupt: nothing is being built any more
         say(f"{op.qualified}: not built" + "; the version before stays in use" * (catalog.declared(op.qualified) is not None))
         raise
     known = catalog.declared(op.qualified)

@@ -107,6 +107,16 @@ def test_wrong_code_shows_the_compiler_s_first_error_at_the_cell_s_line_and_the_
     assert "a is positive [scale.c:6]" in error.evalue  # the cell's line, too
 
 
+def test_an_interrupted_build_is_not_shown_as_one_that_goes_on(kernel: Kernel) -> None:
+    kernel.printed(edited("5"))
+    kernel.printed("from opjit import progress, reload\nput = reload.put\ndef interrupted(*arguments):\n"
+                   "    with progress.shown('building'):\n        raise KeyboardInterrupt\nreload.put = interrupted")
+    try:
+        assert kernel.run(edited("6"))[0].data["text/plain"] == "inline::scale: not built; the version before stays in use"
+    finally:
+        kernel.printed("reload.put = put")
+
+
 def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
     state, error = kernel.run("%%opjit fresh(Tensor x) -> Tensor --like x\nnonsense")
     assert state.data["text/plain"] == "inline::fresh: not built"
