@@ -76,7 +76,7 @@ def verify(rebuild: bool) -> None:
 
 @cache.command()
 @click.option("--size", help="Remove what was not used for longest until the cache has this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
-@click.option("--age", help="Remove what was not used for this long (30d, 12h, 2w; 0: whatever its age); default: 90d.")
+@click.option("--age", help="Remove what was not used for this long (30d, 12h, 2w; 0: nothing for its age); default: 90d.")
 def prune(size: str | None, age: str | None) -> None:
     """Remove what nobody used for long. Builds do this by themselves, once a day; what is loaded somewhere keeps working there."""
     from opjit import cache
