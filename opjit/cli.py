@@ -147,7 +147,7 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
     """Make a wheel of op FOLDERs: sources, and binaries for the archs, which need no compiler where they are installed."""
     from opjit.wheel import make
 
-    click.echo(make(folders, arch.split(","), output, name, version))
+    click.echo(make(folders, [each.strip() for each in arch.split(",")], output, name, version))
 
 
 @main.command()

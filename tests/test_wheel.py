@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, archs: list[str]) -> Path:
     """Two ops for every arch."""
     folder = tmp_path_factory.mktemp("wheel")
     ops = [str(new_op(f"wheeltest::{name}", folder, cuda=True)) for name in ("one", "two")]
-    return make(*ops, "--arch", ",".join(archs), "--version", "1.2", "-o", str(folder / "dist"))
+    return make(*ops, "--arch", ", ".join(archs), "--version", "1.2", "-o", str(folder / "dist"))
 
 
 def install(wheel: Path, to: Path, umask: int = 0o022) -> Path:
