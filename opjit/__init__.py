@@ -19,17 +19,17 @@ from opjit.backends.cuda import Cuda
 from opjit.catalog import add_path
 from opjit.op import Op, Workload, op
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "errors", "explain", "get", "inline", "load", "load_inline",
-           "load_library", "op", "precompile", "register_backend", "watch"]
+__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "distributed", "errors", "explain", "get", "inline", "load",
+           "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
 __version__ = "0.1.0"
 
 # What few processes call is imported when it is asked for: each name, and the module that has it.
-_LATER = {"cache": "cache", "build_library": "library", "load_library": "library", "inline": "inlined", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "explain": "why", "precompile": "ahead", "watch": "watcher",
-          "load_ipython_extension": "notebook"}
+_LATER = {"cache": "cache", "distributed": "distributed", "testing": "testing", "build_library": "library", "load_library": "library",
+          "inline": "inlined", "load": "cpp_extension", "load_inline": "cpp_extension", "explain": "why", "precompile": "ahead",
+          "watch": "watcher", "load_ipython_extension": "notebook"}
 
 if TYPE_CHECKING:
-    from opjit import cache
+    from opjit import cache, distributed, testing
     from opjit.ahead import precompile
     from opjit.cpp_extension import load, load_inline
     from opjit.inlined import inline
@@ -43,7 +43,7 @@ else:
         from importlib import import_module
 
         module = import_module(f"opjit.{_LATER[name]}")
-        return getattr(module, name, module)  # `cache` is a module itself
+        return getattr(module, name, module)  # `cache` and others are modules
 
 register_backend(Cpu())
 register_backend(Cuda())

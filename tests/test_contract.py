@@ -23,7 +23,7 @@ import opjit
 from opjit import Op, backends, catalog, glue, resources, sanitize, toolchain
 from opjit.cli import main
 from opjit.schema import Schema, parse
-from tests.helpers import BUNDLED
+from tests.helpers import BUNDLED, fresh
 
 MakeOp = Callable[..., Op]
 HEADERS = resources.folder("kernels_c")
@@ -607,6 +607,11 @@ def test_opjit_has_no_other_public_header() -> None:
     headers = ["opjit.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__
+
+
+def test_what_the_readme_calls_is_there_after_import_opjit() -> None:
+    fresh("import opjit; opjit.distributed.ready, opjit.testing.CHECKS, opjit.cache.path, opjit.backends.Backend, opjit.load_inline, "
+          "opjit.watch, opjit.register_backend")
 
 
 def test_the_command_tells_its_version_where_only_a_checkout_is(monkeypatch: pytest.MonkeyPatch) -> None:
