@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import opjit
 from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, store, targets
-from opjit.errors import CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
+from opjit.errors import BadSetting, CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
 from tests.helpers import as_root, entries, fake_compiler, fresh, tmpfs, until
@@ -138,6 +138,14 @@ def test_what_cannot_be_meant_is_said_in_one_sentence_before_anything_is_built(h
     assert message in done.output
     assert isinstance(done.exception, SystemExit)
     assert entries(here) == []
+
+
+def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
+    for function, arguments, told in ((opjit.precompile, ("allreduce",), "ops is a list of strings, not the string 'allreduce'"),
+                                      (opjit.precompile, (["allreduce"], "sm_90"), "archs is a list of strings, not the string 'sm_90'"),
+                                      (opjit.distributed.ready, ("allreduce",), r"write \['allreduce'\]")):
+        with pytest.raises(BadSetting, match=told):
+            function(*arguments)
 
 
 def test_an_arch_that_this_machine_s_gcc_does_not_build_for_is_refused() -> None:
