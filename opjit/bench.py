@@ -61,7 +61,10 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
     lines = []
     copies: dict[str, float] = {}
     for op in (op for name in names for op in catalog.named(name)):
-        for each in [device] if device else op.devices():
+        devices = [device] if device else op.devices()
+        if not devices:
+            console.print(op.nowhere())
+        for each in devices:
             called = api.get(op.qualified, each)
             console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")
             if each == "cuda":
@@ -73,7 +76,7 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
                     lines.append(_measure(op, called, each, workload, copies.get(each)))
                     console.print(_shown(lines[-1]))
     if not lines:
-        console.print(f"nothing was measured: no workload's label contains {only!r}")
+        console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
         return 1
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))

@@ -234,6 +234,10 @@ class Op:
         own = self.backends()
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
+    def nowhere(self) -> str:
+        """A sentence for where `devices` names none."""
+        return f"{self.qualified} runs on no device that is here: it has kernels for {' and '.join(self.backends()) or 'nothing'}"
+
 
 def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
        extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Callable[[Function], Op]:

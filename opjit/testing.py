@@ -97,14 +97,18 @@ def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> 
     """
     from opjit import sanitize
 
-    failed = 0
+    checked = failed = 0
     with tempfile.TemporaryDirectory(prefix="opjit-") as scratch:
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # or it would be a folder in the user's
         for op in (op for name in names for op in catalog.named(name)):
-            for each in [device] if device else op.devices():
+            devices = [device] if device else op.devices()
+            if not devices:
+                print(op.nowhere(), flush=True)
+            for each in devices:
+                checked += 1
                 print(f"{op.qualified} on {each}", flush=True)
                 for line in itertools.chain(results(op, each), sanitize.lines(op, each, sanitizers)):
                     failed += line.status == "failed"
                     print(f"  {line.status:<8} {line.name:<18} {line.note}", flush=True)
-    print(f"{failed} failed" if failed else "all hold")
-    return 1 if failed else 0
+    print(f"{failed} failed" if failed else "all hold" if checked else "nothing was checked")
+    return 1 if failed or not checked else 0

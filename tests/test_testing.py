@@ -196,6 +196,16 @@ def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ failed", lines[-1])
 
 
+@pytest.mark.parametrize(("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")])
+def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command: str, last: str) -> None:
+    folder = _folder(tmp_path, "")
+    (folder / "wrong.c").unlink()
+    done = CliRunner().invoke(main, [command, str(folder)])
+    _forget(catalog.find("kittest::wrong"))
+    assert done.output.splitlines() == ["kittest::wrong runs on no device that is here: it has kernels for nothing", last]
+    assert done.exit_code == 1
+
+
 def test_a_sanitizer_that_there_is_not_is_refused() -> None:
     done = CliRunner().invoke(main, ["test", "allreduce", "--sanitize", "thread"])
     assert done.exit_code == 1
