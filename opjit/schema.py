@@ -91,6 +91,8 @@ def parse(text: str) -> Schema:
         parsed = torch._C.parse_schema(qualified)
     except RuntimeError as error:
         raise SchemaError(f"torch cannot parse the schema {text!r}: {str(error).strip()}") from None
+    except UnicodeDecodeError as error:  # its message quotes a part of a letter
+        raise SchemaError(f"torch cannot parse the schema {text!r}: names hold ASCII letters, digits and _ only") from error
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")

@@ -145,6 +145,11 @@ def test_unparsable_text_says_where(schema: str, says: str) -> None:
     assert "HERE" in str(caught.value) or "eof" in str(caught.value)
 
 
+def test_a_name_with_other_letters_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SchemaError, match="names hold ASCII letters, digits and _ only"):
+        parse("größe(Tensor x) -> Tensor")
+
+
 def test_a_refusal_comes_at_declaration_and_declares_nothing(make_op: Callable[..., Op]) -> None:
     with pytest.raises(SchemaError, match="pass a seed as an int"):
         make_op("seeded(Tensor x, Generator g) -> Tensor")
