@@ -215,6 +215,10 @@ class Op:
             for name in names:
                 if (folder / name).is_file():
                     return folder / name
+        if self.code is not None:
+            given = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
+            raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {given} only; declare it again with "
+                           f"code for {backend.name}, too")
         raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
                        f"{' or '.join(map(str, folders))}")
 

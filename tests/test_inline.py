@@ -125,7 +125,7 @@ def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
     op = declare("less")
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
     opjit.inline("less" + SIGNATURE, cuda=CUDA.replace("NAME", "less"), like="x")
-    with pytest.raises(NoKernel, match=r"inline::less has no kernel for cpu: expected less\.c"):
+    with pytest.raises(NoKernel, match="inline::less has no kernel for cpu: its inline code is for cuda only; declare it again"):
         op(torch.ones(1), 2.0)
 
 
