@@ -79,7 +79,10 @@ class _Remote:
         return self._in_time(lambda: self.objects.read(name, limit, time.monotonic() + _SECONDS))
 
     def write(self, name: str, content: bytes) -> None:
-        self._in_time(lambda: self.objects.write(name, content))
+        try:
+            self._in_time(lambda: self.objects.write(name, content))
+        except FileNotFoundError as error:  # a bucket that there is not, or a folder that cannot be made
+            raise RemoteError(f"{self.objects.shown} cannot be written: {remote.reason(error)}") from error
 
     def has(self, name: str) -> bool:
         return self._in_time(lambda: self.objects.has(name))

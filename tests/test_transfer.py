@@ -263,6 +263,12 @@ def test_without_an_address_or_with_one_that_is_none_the_commands_say_what_is_ex
         assert "nosuch" in opjit("cache", words[0], "nosuch://x", *words[1:]).output
 
 
+def test_a_push_to_where_nothing_can_be_made_is_told_in_a_sentence(published: Published) -> None:
+    done = opjit("cache", "push", "file:///proc/nowhere", "--unsigned")
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: file:///proc/nowhere cannot be written: ")
+
+
 def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
