@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.benchmark import Timer
 
 from opjit import api, catalog, plot
+from opjit.errors import BadSetting
 from opjit.op import Op, Workload
 
 _ROUNDS = 9
@@ -78,10 +79,13 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
     if not lines:
         console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
         return 1
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))
-    if plot_file is not None:
-        plot.draw(lines, plot_file)
+    try:
+        if json_file is not None:
+            json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))
+        if plot_file is not None:
+            plot.draw(lines, plot_file)
+    except OSError as error:
+        raise BadSetting(f"what was measured is not written: {error}; choose another file") from error
     return 0
 
 

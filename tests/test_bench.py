@@ -121,3 +121,14 @@ def test_a_label_that_no_workload_has_and_a_folder_that_is_not_there_are_told_be
     lost = runner.invoke(main, ["bench", "tensor_negate", "--json", str(tmp_path / "none" / "out.json")])
     assert lost.exit_code == 2
     assert "there is no folder" in lost.output
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_below_the_numbers(option: str) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", option, "/proc/nothing"])
+    assert done.exit_code == 1
+    assert "optest::parts on cpu" in done.output
+    assert "Error: what was measured is not written: [Errno 2]" in done.output.splitlines()[-1]
