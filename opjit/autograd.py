@@ -75,5 +75,8 @@ def _function(op: Op, backward: Function, setup_context: Function | None, call: 
                     setup_context(ctx=ctx, inputs=inputs, output=result)
         return result
 
+    def differentiate(ctx: Any, *grads: Any) -> Any:  # compiled autograd traces a function, and takes no method for one
+        return backward(ctx, *grads)
+
     return type(op.qualified.replace("::", "_"), (torch.autograd.Function,),
-                {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+                {"forward": staticmethod(forward), "backward": staticmethod(differentiate)})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo.compiled_autograd
 
 from opjit import Op
 
@@ -82,3 +83,22 @@ def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
     for worker in workers:
         worker.join()
     assert wrong == []
+
+
+def test_compiled_autograd_traces_the_backward_of_an_eager_call(make_op: Callable[..., Op]) -> None:
+    op = scale(make_op)
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[1] + keyword_only_inputs["b"]
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.factor, None
+
+    x = torch.ones(3, requires_grad=True)
+    loss = op(x, 4.0).sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        loss.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [5.0] * 3
