@@ -319,6 +319,20 @@ def test_one_graph_serves_all_sizes(add_custom: Op) -> None:
     assert len(graphs) == 1
 
 
+@COMPILES
+def test_a_size_that_only_data_tell_meets_fewer_dimensions(add_custom: Op) -> None:
+    torch._dynamo.reset()
+
+    def positive(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        rows = x[x[:, 0] > 0]
+        result: torch.Tensor = add_custom.overload(bias, rows)
+        return result
+
+    x, bias = torch.randn(9, 3), torch.randn(3)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(torch.compile(positive, backend="aot_eager", fullgraph=True)(x, bias), positive(x, bias))
+
+
 def test_exported_it_keeps_its_name(add_custom: Op) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     torch._check(self.dtype == other.dtype or not dtype.is_complex, lambda: (
         f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
     for like in (self, other):
-        if like.shape == sizes:
+        if like.dim() == len(sizes) and like.shape == sizes:  # tuples of two lengths would compare sizes that say nothing
             return torch.empty_like(like, dtype=dtype)
     return self.new_empty(sizes, dtype=dtype)
 
