@@ -27,9 +27,19 @@ class _Call(threading.local):
 def bind(op: Op, backward: Function, setup_context: Function | None, library: torch.library.Library) -> None:
     """Make ``backward(ctx, *grads)`` the op's; both functions are as torch.library.register_autograd takes them."""
     if any(argument.list and argument.kind == "Tensor" for argument in op.schema.arguments):
-        torch.library.register_autograd(op.qualified, backward, setup_context=setup_context, lib=library)  # unpacks the lists
+        torch.library.register_autograd(op.qualified, _of_passed(backward), setup_context=setup_context, lib=library)  # unpacks the lists
     else:
         library.impl(op.schema.name, _kernel(op, backward, setup_context), "Autograd", with_keyset=True)
+
+
+def _of_passed(backward: Function) -> Function:
+    """Without the Nones for trailing arguments that equal their defaults: torch passes those on to nobody, and takes no gradient then."""
+
+    def differentiate(ctx: Any, *grads: Any) -> Any:
+        result, passed = backward(ctx, *grads), len(ctx.needs_input_grad)
+        return result[:passed] if isinstance(result, tuple) and not any(one is not None for one in result[passed:]) else result
+
+    return differentiate
 
 
 def _kernel(op: Op, backward: Function, setup_context: Function | None) -> Function:

@@ -57,6 +57,34 @@ def test_defaults_that_torch_leaves_out_are_filled_in(make_op: Callable[..., Op]
     assert seen == []
 
 
+def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: Callable[..., Op]) -> None:
+    op = make_op("total(Tensor[] xs, float a=2.0, float? b=None) -> Tensor", """
+        opjit_status total_cpu(const opjit_tensors *xs, double a, const double *b, opjit_tensor *out)
+        {
+            float sum = 0;
+            OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_FLOAT32, &xs->data[0]));
+            for (int64_t i = 0; i < xs->len; i++)
+                sum += ((const float *)xs->data[i].data)[0];
+            ((float *)out->data)[0] = sum * (float)(a + (b ? *b : 0.0));
+            return OPJIT_OK;
+        }""", fake=lambda xs, *args: xs[0].new_empty(()))
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.count, ctx.factor = len(inputs[0]), inputs[1] + (inputs[2] or 0.0)
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[list[torch.Tensor], None, None]:
+        return [grad.reshape(1) * ctx.factor] * ctx.count, None, None
+
+    calls: list[tuple[tuple[float, ...], float]] = [((), 2.0), ((5.0,), 5.0), ((5.0, 1.0), 6.0)]
+    for args, factor in calls:
+        x = torch.ones(1, requires_grad=True)
+        op([x, torch.ones(1)], *args).backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [factor]
+
+
 def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
     op = scale(make_op)
     wrong: list[int] = []
