@@ -63,12 +63,12 @@ static opjit_status describe(opjit_tensor *view)
     torch_tensor tensor = view->handle;
     int64_t *sizes, *strides;
     int32_t dtype;
+    OPJIT_CHECK(aoti_torch_get_device_type(tensor, &view->device_type) == 0,
+                "an argument is an undefined tensor; declare it Tensor? if it may be None");
     OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
     OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
     OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
     OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
-    OPJIT_CHECK(aoti_torch_get_device_type(tensor, &view->device_type) == 0,
-                "an argument is an undefined tensor; declare it Tensor? if it may be None");
     view->device_index = -1;
     if (view->device_type != torch_cpu)
         OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));

@@ -404,6 +404,20 @@ def test_outputs_and_scratch_that_cannot_be_are_errors(make_op: MakeOp, make: st
         op(torch.ones(1))
 
 
+def test_none_for_a_tensor_is_answered_with_tensor_optional(make_op: MakeOp) -> None:
+    op = make_op("both(Tensor x, Tensor y) -> Tensor", """
+        opjit_status both_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
+        {
+            (void)y;
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """)
+    here = torch.ones(2)
+    for arguments in ((here, None), (None, here)):
+        with pytest.raises(RuntimeError, match=r"an argument is an undefined tensor; declare it Tensor\? if it may be None"):
+            op(*arguments)
+
+
 def test_tensors_on_two_devices_are_refused(make_op: MakeOp) -> None:
     op = make_op("both(Tensor x, Tensor? y, Tensor[] zs) -> Tensor", """
         opjit_status both_cpu(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *zs, opjit_tensor *out)
