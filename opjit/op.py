@@ -93,6 +93,10 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a function's, a copy is the op itself; in another process, the one of that name there."""
+        return _named, (self.qualified,)
+
     @property
     def qualified(self) -> str:
         return self.schema.qualified
@@ -241,6 +245,12 @@ class Op:
     def nowhere(self) -> str:
         """A sentence for where `devices` names none."""
         return f"{self.qualified} runs on no device that is here: it has kernels for {' and '.join(self.backends()) or 'nothing'}"
+
+
+def _named(qualified: str) -> Op:
+    from opjit import catalog
+
+    return catalog.find(qualified)
 
 
 def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import torch
 
 import opjit
 from opjit import catalog, inlined
-from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError
+from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
 from tests.helpers import ROOT, fresh
 
 SIGNATURE = "(Tensor x, float a) -> Tensor"
@@ -62,6 +64,17 @@ def test_a_string_is_an_op(tmp_path: Path) -> None:
         assert called(x, 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
     assert torch.compile(lambda t: scale(t, 2.0) + 1, fullgraph=True, backend="aot_eager")(x).tolist() == [1.0, 3.0, 5.0, 7.0]
     torch.library.opcheck(scale.overload, (x, 2.0))
+
+
+def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
+    op, model = declare("copied"), torch.nn.ReLU()
+    vars(model)["op"] = op
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.op is op
+    told = pickle.dumps(op)
+    catalog.remove(catalog.find("inline::copied"))
+    with pytest.raises(UnknownOp, match="no op named 'inline::copied' is declared"):
+        pickle.loads(told)
 
 
 def test_a_namespace_in_the_schema_is_kept() -> None:
