@@ -62,11 +62,14 @@ extern "C" {
 #define OPJIT_UNUSED __attribute__((unused))
 #define OPJIT_MUST_USE __attribute__((warn_unused_result))
 
+/* A call would cost more than what these functions do, at run time and, without optimisation, to compile. */
+#define OPJIT_INLINE OPJIT_UNUSED static inline __attribute__((always_inline))
+
 /* Small functions that a CUDA kernel may call too. */
 #ifdef __CUDACC__
-#define OPJIT_HOST_DEVICE OPJIT_UNUSED static inline __host__ __device__
+#define OPJIT_HOST_DEVICE OPJIT_INLINE __host__ __device__
 #else
-#define OPJIT_HOST_DEVICE OPJIT_UNUSED static inline
+#define OPJIT_HOST_DEVICE OPJIT_INLINE
 #endif
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -98,13 +101,13 @@ const char *opjit_dtype_name(opjit_dtype dtype);
 /* Bytes of one element; 0 for OPJIT_OTHER_DTYPE. */
 size_t opjit_dtype_size(opjit_dtype dtype);
 
-OPJIT_UNUSED static bool opjit_is_floating(opjit_dtype dtype)
+OPJIT_INLINE bool opjit_is_floating(opjit_dtype dtype)
 {
     return dtype >= OPJIT_FLOAT16 && dtype <= OPJIT_FLOAT64;
 }
 
 /* Integers and bool. */
-OPJIT_UNUSED static bool opjit_is_integral(opjit_dtype dtype)
+OPJIT_INLINE bool opjit_is_integral(opjit_dtype dtype)
 {
     return dtype <= OPJIT_UINT64;
 }
@@ -199,8 +202,8 @@ OPJIT_MUST_USE opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, 
                                                 const int64_t *strides, opjit_dtype dtype, const opjit_tensor *like);
 
 /* A contiguous output: opjit_empty(out, 2, (int64_t[]){n, m}, x->dtype, x). */
-OPJIT_MUST_USE OPJIT_UNUSED static inline opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes,
-                                                                   opjit_dtype dtype, const opjit_tensor *like)
+OPJIT_MUST_USE OPJIT_INLINE opjit_status opjit_empty(opjit_tensor *out, int64_t dim, const int64_t *sizes,
+                                                     opjit_dtype dtype, const opjit_tensor *like)
 {
     return opjit_empty_strided(out, dim, sizes, NULL, dtype, like);
 }

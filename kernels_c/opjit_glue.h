@@ -47,35 +47,35 @@ OPJIT_EXPORT torch_boxed_kernel opjit_kernel;
 /* ---------------------------------------------------------------------------------------------- */
 /* Reading arguments. `name` is the argument's, for messages; memory for lists is the call's.      */
 
-OPJIT_UNUSED static torch_tensor opjit_handle(torch_ivalue value)
+OPJIT_INLINE torch_tensor opjit_handle(torch_ivalue value)
 {
     return (torch_tensor)(uintptr_t)value;
 }
 
-OPJIT_UNUSED static torch_ivalue opjit_handle_value(torch_tensor handle)
+OPJIT_INLINE torch_ivalue opjit_handle_value(torch_tensor handle)
 {
     return (torch_ivalue)(uintptr_t)handle;
 }
 
 /* The value behind an optional that is not None. */
-OPJIT_UNUSED static torch_ivalue opjit_cell(torch_ivalue optional)
+OPJIT_INLINE torch_ivalue opjit_cell(torch_ivalue optional)
 {
     return *(const torch_ivalue *)(uintptr_t)optional;
 }
 
-OPJIT_UNUSED static double opjit_double(torch_ivalue value)
+OPJIT_INLINE double opjit_double(torch_ivalue value)
 {
     double number;
     memcpy(&number, &value, sizeof number);
     return number;
 }
 
-OPJIT_UNUSED static bool opjit_bool(torch_ivalue value)
+OPJIT_INLINE bool opjit_bool(torch_ivalue value)
 {
     return (value & 0xff) != 0;
 }
 
-OPJIT_UNUSED static torch_ivalue opjit_double_value(double number)
+OPJIT_INLINE torch_ivalue opjit_double_value(double number)
 {
     torch_ivalue value;
     memcpy(&value, &number, sizeof value);

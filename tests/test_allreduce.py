@@ -165,6 +165,29 @@ def test_a_long_sum_is_as_good_as_its_dtype(allreduce: Op, dtype: torch.dtype) -
         assert abs(allreduce(x).double().item() - exact) <= torch.finfo(dtype).eps * exact
 
 
+def test_a_float64_sum_of_float32_is_that_of_doubles(allreduce: Op) -> None:
+    for n in (5, 1000, 300_007):
+        x = torch.randn(n, 2, generator=torch.Generator().manual_seed(n))
+        for view in (x.flatten(), x[:, 0]):
+            exact = math.fsum(view.double().tolist())
+            assert abs(allreduce(view, dtype=torch.float64).item() - exact) <= 1e-14 * view.double().abs().sum().item()
+
+
+def test_integers_to_floating_are_added_exactly(allreduce: Op) -> None:
+    """Not each rounded on its own: the result is the exact sum's nearest number."""
+    for dtype in (torch.int32, torch.uint32):
+        x = (torch.arange(100_003, dtype=torch.int64) * 40_503 % (1 << 31) + (1 << 30)).to(dtype)
+        for result in (torch.float32, torch.float64):
+            assert allreduce(x, dtype=result).item() == x.to(torch.int64).sum().to(result).item()
+
+
+def test_what_a_stride_of_zero_repeats_is_counted_as_often(allreduce: Op) -> None:
+    for dtype in (torch.int8, torch.bool, torch.uint64, torch.float16, torch.float64):
+        x = (torch.arange(24) % 5).to(dtype).reshape(4, 1, 6)
+        for view in (x.expand(4, 7, 6), x[:, :, :1].expand(4, 7, 6), x[:1, :, :1].expand(4, 7, 6), x[::2].expand(2, 100_000, 6)):
+            _check(allreduce, view, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_same_bits_in_every_run_and_for_any_number_of_threads(allreduce: Op, threads: Callable[[int], None],
                                                                   dtype: torch.dtype) -> None:

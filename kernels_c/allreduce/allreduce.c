@@ -14,9 +14,12 @@
  *                               the sign bit, and back at the end by a subtraction.
  *   64-bit integers             lanes that wrap around, as torch's do
  *
- * torch.sum converts each element to the result's dtype before adding. Where that conversion is exact the sum
- * is converted instead. Else, and where elements lie apart, pieces of 1024 elements are widened to int64 or
- * double into a buffer that stays in the first cache, rounded as the conversion would, and summed from there.
+ * Elements that lie apart, or side by side in short rows only, are copied together first, in pieces of 1024, which
+ * stay in the first cache. Those that a stride of 0 repeats are added once, and their sum is multiplied.
+ *
+ * torch.sum converts each element to the result's dtype before adding. Where the converted sum is at least as good it
+ * is the sum that is converted. Else the elements of a piece are widened to int64 or double, and rounded as the
+ * conversion would.
  *
  * Layout of this file: vectors, totals, kernels, pieces, chunks, entry.
  */
@@ -58,6 +61,7 @@ typedef u32s u32s_at __attribute__((aligned(1)));
 typedef u64s u64s_at __attribute__((aligned(1)));
 typedef floats floats_at __attribute__((aligned(1)));
 typedef doubles doubles_at __attribute__((aligned(1)));
+typedef half_floats half_floats_at __attribute__((aligned(1)));
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Totals                                                                                         */
@@ -129,6 +133,14 @@ KERNEL(add_float64, doubles, ADD_FLOAT64, ADD_EXACTLY(doubles, to, (a + b) + (c 
 KERNEL(add_float32, floats, ADD_FLOAT32, fold_floats(to, (a + b) + (c + d));)
 KERNEL(add_64, u64s, ADD_INT64, to->integer += a + b + c + d;)
 
+/* float32 for a float64 result: each element is a double before it is added. */
+#define DOUBLES_AT(k_) __builtin_convertvector(*(const half_floats_at *)(const void *)(at + (k_) * (VECTOR / 2)), doubles)
+#define ADD_WIDE(even_, odd_, k_) \
+    even_ += DOUBLES_AT(2 * k_), odd_ += DOUBLES_AT(2 * k_ + 1), even_ += DOUBLES_AT(2 * k_ + 2), \
+        odd_ += DOUBLES_AT(2 * k_ + 3)
+
+KERNEL(add_wide, doubles, ADD_WIDE, ADD_EXACTLY(doubles, to, (a + b) + (c + d));)
+
 /* A bfloat16 is the upper half of a float: one word holds two. */
 #define FLOATS_OF_BFLOAT16S(even_, odd_, words_) \
     even_ += (floats)((words_) << 16), odd_ += (floats)((words_)&0xffff0000u)
@@ -181,7 +193,8 @@ KERNEL(add_8, u16s, ADD_8, b += d; a += c - (b << 8); u32s sum = WIDEN_16(a) + W
 KERNEL(add_16, u32s, ADD_16, b += d; a += c - (b << 16); to->integer += WIDEN_32(a) + WIDEN_32(b);)
 KERNEL(add_32, u64s, ADD_32, b += d; to->integer += a + c - (b << 32) + b;)
 
-/* By dtype. */
+/* By dtype; WIDE is float32 where the result is float64. */
+#define WIDE (OPJIT_FLOAT64 + 1)
 static const struct {
     kernel *add;
     uint64_t flip;
@@ -200,6 +213,7 @@ static const struct {
     [OPJIT_BFLOAT16] = {add_bfloat16, 0, 2, 8},
     [OPJIT_FLOAT32] = {add_float32, 0, 4, 24},
     [OPJIT_FLOAT64] = {add_float64, 0, 8, 53},
+    [WIDE] = {add_wide, 0, 4, 24},
 };
 
 /* Add `n` elements that lie side by side. */
@@ -236,28 +250,49 @@ typedef union word {
     double real;
 } word;
 
-/* Copy the bits of `n` elements that lie `stride` elements apart. */
-static void gather(const void *from, int size, int64_t stride, int64_t n, word *to)
+/* Copy `n` elements that lie `stride` elements apart. */
+static void gather(const void *from, int size, int64_t stride, int64_t n, void *to)
 {
 #define GATHER(type_) \
-    for (const type_ *element = (const type_ *)from; n > 0; n--, element += stride) \
-        (to++)->integer = *element
-    if (size == 1)
-        GATHER(uint8_t);
+    { \
+        typedef type_ element __attribute__((may_alias)); \
+        const element *f = (const element *)from; \
+        element *t = (element *)to; \
+        for (; n >= 4; n -= 4, f += 4 * stride, t += 4) \
+            t[0] = f[0], t[1] = f[stride], t[2] = f[2 * stride], t[3] = f[3 * stride]; \
+        for (; n > 0; n--, f += stride) \
+            *t++ = *f; \
+    }
+    if (stride == 1)
+        memcpy(to, from, (size_t)(n * size));
+    else if (size == 1)
+        GATHER(uint8_t)
     else if (size == 2)
-        GATHER(uint16_t);
+        GATHER(uint16_t)
     else if (size == 4)
-        GATHER(uint32_t);
+        GATHER(uint32_t)
     else
-        GATHER(uint64_t);
+        GATHER(uint64_t)
 }
 
 #define EACH(i) for (int64_t i = 0; i < n; i++)
 
-/* From the bits of a dtype's elements to their values: as int64, modulo 2^64, or as double. */
+/* From a dtype's elements, side by side, to their values in the same memory: as int64, modulo 2^64, or as double. */
 static void widen(word *words, opjit_dtype from, int64_t n)
 {
+#define WIDEN(type_) \
+    for (int64_t i = n; i-- > 0;) { /* from the last on: a value takes the place of elements behind its own */ \
+        type_ bits; \
+        memcpy(&bits, (const char *)words + i * (int64_t)sizeof bits, sizeof bits); \
+        words[i].integer = bits; \
+    }
     uint64_t sign = kinds[from].flip >> (64 - 8 * kinds[from].size);
+    if (kinds[from].size == 1)
+        WIDEN(uint8_t)
+    else if (kinds[from].size == 2)
+        WIDEN(uint16_t)
+    else if (kinds[from].size == 4)
+        WIDEN(uint32_t)
     if (from == OPJIT_FLOAT16)
         EACH(i) words[i].real = (double)opjit_half_to_float((opjit_half){(uint16_t)words[i].integer});
     else if (from == OPJIT_BFLOAT16)
@@ -318,21 +353,23 @@ static void convert(word *words, opjit_dtype from, opjit_dtype to, int64_t n)
 #define FEW 16                   /* elements */
 
 typedef struct plan {
-    const opjit_tensor *x;
+    const void *data;
     opjit_layout layout;
-    opjit_dtype result;
-    bool converts, in_place; /* element by element; rows are read where they lie */
-    int64_t chunk;           /* elements */
+    opjit_dtype kind, result; /* of elements, by `kinds`; of the sum */
+    bool converts, in_place;  /* element by element; rows are read where they lie */
+    int64_t numel, chunk;     /* elements: without repeats; of a chunk */
     total totals[CHUNKS];
 } plan;
 
 static void add_piece(const plan *p, word *words, int64_t n, total *to)
 {
-    opjit_dtype from = p->x->dtype, as = p->converts ? p->result : from;
-    widen(words, from, n);
-    if (p->converts)
-        convert(words, from, as, n);
-    add_elements((const unsigned char *)words, opjit_is_floating(as) ? OPJIT_FLOAT64 : OPJIT_INT64, n, to);
+    opjit_dtype as = p->kind;
+    if (p->converts) {
+        widen(words, p->kind, n);
+        convert(words, p->kind, p->result, n);
+        as = opjit_is_floating(p->result) ? OPJIT_FLOAT64 : OPJIT_INT64;
+    }
+    add_elements((const unsigned char *)words, as, n, to);
 }
 
 /* Where a walk over the elements, row by row, has come to. */
@@ -367,18 +404,18 @@ static void walk_on(walk *w, const opjit_layout *layout, int64_t n, int64_t size
 static void add_chunk(const plan *p, int64_t begin, int64_t end, total *to)
 {
     const opjit_layout *layout = &p->layout;
-    int64_t inner = layout->dim - 1, size = kinds[p->x->dtype].size, filled = 0;
+    int64_t inner = layout->dim - 1, size = kinds[p->kind].size, filled = 0;
     walk w;
     word words[PIECE];
-    walk_start(&w, layout, p->x->data, begin, size);
+    walk_start(&w, layout, p->data, begin, size);
     while (begin < end) {
         int64_t n = layout->sizes[inner] - w.at[inner];
         n = n < end - begin ? n : end - begin;
         if (p->in_place) {
-            add_elements(w.from, p->x->dtype, n, to);
+            add_elements(w.from, p->kind, n, to);
         } else {
             n = n < PIECE - filled ? n : PIECE - filled;
-            gather(w.from, (int)size, layout->strides[inner], n, words + filled);
+            gather(w.from, (int)size, layout->strides[inner], n, (char *)words + filled * size);
             filled += n;
         }
         begin += n;
@@ -396,7 +433,7 @@ static opjit_status add_chunks(int64_t begin, int64_t end, void *context)
     for (int64_t i = begin; i < end; i++) {
         int64_t first = i * p->chunk, last = first + p->chunk;
         total t = {0, 0, 0}; /* here, not in the array, whose cache lines threads share */
-        add_chunk(p, first, last < p->x->numel ? last : p->x->numel, &t);
+        add_chunk(p, first, last < p->numel ? last : p->numel, &t);
         p->totals[i] = t;
     }
     return OPJIT_OK;
@@ -404,25 +441,51 @@ static opjit_status add_chunks(int64_t begin, int64_t end, void *context)
 
 static opjit_status add_all(plan *p, total *to)
 {
-    int64_t numel = p->x->numel, least = CHUNK_BYTES / kinds[p->x->dtype].size;
-    p->chunk = (numel / CHUNKS + least) / least * least;
-    int64_t chunks = (numel + p->chunk - 1) / p->chunk;
+    int64_t least = CHUNK_BYTES / kinds[p->kind].size;
+    p->chunk = (p->numel / CHUNKS + least) / least * least;
+    int64_t chunks = (p->numel + p->chunk - 1) / p->chunk;
     OPJIT_TRY(opjit_parallel_for(0, chunks, GRAIN, add_chunks, p));
     for (int64_t i = 0; i < chunks; i++)
         total_add(to, &p->totals[i]);
     return OPJIT_OK;
 }
 
-static opjit_status add_planned(const opjit_tensor *x, opjit_dtype result, bool converts, total *to)
+/* Leave out the dimensions of stride 0. Returns how often they repeat what is left. */
+static int64_t drop_repeats(opjit_layout *layout)
+{
+    int64_t repeats = 1, dim = 0;
+    for (int64_t d = 0; d < layout->dim; d++) {
+        if (layout->strides[d] == 0) {
+            repeats *= layout->sizes[d];
+        } else {
+            layout->sizes[dim] = layout->sizes[d];
+            layout->strides[dim++] = layout->strides[d];
+        }
+    }
+    if (dim == 0) {
+        layout->sizes[0] = layout->strides[0] = 1;
+        dim = 1;
+    }
+    layout->dim = dim;
+    return repeats;
+}
+
+static opjit_status add_planned(const opjit_tensor *x, opjit_dtype kind, opjit_dtype result, bool converts, total *to)
 {
     plan p;
-    p.x = x;
+    p.data = x->data;
     p.layout = opjit_coalesce(x);
+    p.kind = kind;
     p.result = result;
     p.converts = converts;
-    int64_t inner = p.layout.dim - 1;
-    p.in_place = !converts && p.layout.strides[inner] == 1 && (inner == 0 || p.layout.sizes[inner] >= 64);
-    return add_all(&p, to);
+    int64_t repeats = drop_repeats(&p.layout), inner = p.layout.dim - 1;
+    p.numel = x->numel / repeats;
+    p.in_place = !converts && p.layout.strides[inner] == 1 && (inner == 0 || p.layout.sizes[inner] >= PIECE / 2);
+    OPJIT_TRY(add_all(&p, to));
+    to->integer *= (uint64_t)repeats;
+    to->sum *= (double)repeats;
+    to->rest *= (double)repeats;
+    return OPJIT_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -446,11 +509,14 @@ static void add_few(const void *from, opjit_dtype dtype, int64_t n, total *to)
 }
 
 /* Is the converted sum at least as good as the sum of the converted elements? */
-static bool converts_late(opjit_dtype from, opjit_dtype to)
+static bool converts_late(opjit_dtype kind, opjit_dtype to, int64_t n)
 {
-    if (from == to || to == OPJIT_BOOL || opjit_is_floating(from))
-        return from == to || (to == OPJIT_FLOAT32 && from <= OPJIT_BFLOAT16 && from >= OPJIT_FLOAT16);
-    return opjit_is_integral(to) || kinds[from].digits <= kinds[to].digits;
+    if (kind == to || kind == WIDE)
+        return true;
+    if (opjit_is_floating(kind) || to == OPJIT_BOOL)
+        return to == OPJIT_FLOAT32 && kind <= OPJIT_BFLOAT16 && kind >= OPJIT_FLOAT16;
+    bool exact = kinds[kind].size <= 4 && n <= INT32_MAX; /* the sum of integers does not wrap around */
+    return opjit_is_integral(to) || kinds[kind].digits <= kinds[to].digits || (exact && to >= OPJIT_FLOAT32);
 }
 
 static void store(const total *t, bool real, opjit_tensor *out)
@@ -476,14 +542,15 @@ opjit_status allreduce_cpu(const opjit_tensor *x, const opjit_dtype *dtype, opji
                 "allreduce takes and gives bool, integers and real floating dtypes, not %s to %s",
                 opjit_dtype_name(x->dtype), opjit_dtype_name(result));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
-    bool converts = !converts_late(x->dtype, result);
+    opjit_dtype kind = x->dtype == OPJIT_FLOAT32 && result == OPJIT_FLOAT64 ? WIDE : x->dtype;
+    bool converts = !converts_late(kind, result, x->numel);
     total sum = {0, 0, 0};
     if (x->contiguous && !converts && x->numel <= FEW)
-        add_few(x->data, x->dtype, x->numel, &sum);
-    else if (x->contiguous && !converts && x->numel * kinds[x->dtype].size <= CHUNK_BYTES)
-        add_elements((const unsigned char *)x->data, x->dtype, x->numel, &sum); /* one chunk: no plan is needed */
+        add_few(x->data, kind, x->numel, &sum);
+    else if (x->contiguous && !converts && x->numel * kinds[kind].size <= CHUNK_BYTES)
+        add_elements((const unsigned char *)x->data, kind, x->numel, &sum); /* one chunk: no plan is needed */
     else if (x->numel > 0)
-        OPJIT_TRY(add_planned(x, result, converts, &sum));
+        OPJIT_TRY(add_planned(x, kind, result, converts, &sum));
     store(&sum, opjit_is_floating(converts ? result : x->dtype), out);
     return OPJIT_OK;
 }
