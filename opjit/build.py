@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import binary, files, forks, glue, headers, loader, progress, resources, toolchain
+from opjit.commands import Commands
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
@@ -294,6 +295,7 @@ def changed(cpp_extension: Any, environment: dict[str, str | None], variables: d
 
     torch flushes Python's outputs: where one is not there, or closed, another takes its place meanwhile.
     """
+    variables = {**variables, "subprocess": Commands()}
     environment_before = {name: os.environ.get(name) for name in environment}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
     closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}

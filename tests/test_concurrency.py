@@ -464,3 +464,20 @@ def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: 
     with lock.held("key", lambda holder: None):
         assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
     assert not (lock.folder() / "key.json").exists()
+
+
+# --- interrupts ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this process is interrupted, as in a notebook; at a terminal, Ctrl-C reaches the compilers too."""
+    pids = tmp_path / "pids"
+    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
+    code = f"import opjit; opjit.add_path({str(op)!r})\ntry:\n    opjit.get('keytest::plus', 'cpu')\nexcept KeyboardInterrupt:\n    input()"
+    with helpers.process(code) as running:
+        until(lambda: pids.exists() and pids.read_text() != "", process=running)
+        os.kill(running.pid, signal.SIGINT)
+        compiler = Path(f"/proc/{pids.read_text().strip()}")
+        until(lambda: not compiler.exists(), 20, running)
+        assert list((here / "v1" / "staging").iterdir()) == []
