@@ -406,6 +406,9 @@ def _check_dependencies(recipe: Recipe, work: Path, read: list[list[Path]], comp
         if not names & recipe.inputs.keys():
             raise _fault(recipe, f"it includes {path} in a way that a scan of its #include lines does not show, so a change of that "
                                  "file would go unseen; name the file in an #include line")
+        if not any(name.startswith("<opjit>/") for name in names) and b".incbin" in Path(real).read_bytes():
+            raise _fault(recipe, f"{path} takes in a file by .incbin, of which no compiler tells, so a change of that file would go "
+                                 "unseen; put its bytes into a header (xxd -i)")
 
 
 def _fault(recipe: Recipe, what: str, command: str | None = None) -> BuildError:

@@ -383,6 +383,16 @@ def test_an_include_through_a_macro_is_refused_and_nothing_is_published(op: Path
     assert helpers.entries(tmp_path / "cache") == []
 
 
+def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_path: Path) -> None:
+    """No compiler tells of them, so a change would go unseen."""
+    (op / "data.bin").write_bytes(b"1")
+    taken = f'__asm__(".section .rodata\\nblob:\\n.incbin \\"{op}/data.bin\\"\\n.previous");\n'
+    (op / "plus.c").write_text(PLUS + taken)
+    with pytest.raises(BuildError, match=r"plus\.c takes in a file by \.incbin.*put its bytes into a header"):
+        helpers.built(op, tmp_path / "cache")
+    assert helpers.entries(tmp_path / "cache") == []
+
+
 def test_an_include_through_a_macro_is_fine_where_an_include_line_names_the_file_too(op: Path, tmp_path: Path) -> None:
     named = '#define WHERE "amount.h"\n#include WHERE\n#if 0\n#include "amount.h"\n#endif'
     (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', named))
