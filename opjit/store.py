@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,13 +69,20 @@ def default_root() -> Path:
     """$OPJIT_CACHE, else opjit/ in the user's cache folder."""
     configured = os.environ.get("OPJIT_CACHE")
     if configured:
-        return Path(os.path.abspath(os.path.expanduser(configured)))
+        path = os.path.expanduser(configured)
+        return Path(os.path.normpath(path)) if os.path.isabs(path) else _from_here(path)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):  # a user without a home, and unknown to the system
         import tempfile
 
         return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}" / "cache"
     return Path(os.path.abspath(home)) / "opjit"
+
+
+@cache
+def _from_here(path: str) -> Path:
+    """A relative path, from where the process is when it first means it: it may change its folder."""
+    return Path(os.path.abspath(path))
 
 
 class Store(NamedTuple):

@@ -631,6 +631,8 @@ def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("OPJIT_CACHE", "relative")
     monkeypatch.chdir(tmp_path)
     assert default_root() == tmp_path / "relative"
+    monkeypatch.chdir("/")
+    assert default_root() == tmp_path / "relative"  # as long as this process lives
     monkeypatch.delenv("OPJIT_CACHE")
     monkeypatch.delenv("HOME")
     assert default_root().is_absolute()
