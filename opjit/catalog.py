@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +36,8 @@ _bundled: dict[str, Path] = {}  # folders whose op.py has not run to its end, by
 _running: set[str] = set()  # those whose op.py runs now
 _searched: set[str] = set()  # folders of OPJIT_PATH, and entry points, that were looked at
 _searching = threading.RLock()
+_searchers: list[int] = []  # the thread that holds it, as often as it does
+_fresh: set[str] = set()  # ops that it found: their op.py may not have run to its end
 _again = threading.local()  # .found: the declarations of an op.py that runs again
 
 
@@ -41,6 +45,8 @@ def _renew_locks() -> None:
     """A forked child has no thread that could free a lock that was held at the fork."""
     global _searching
     _searching = threading.RLock()
+    _searchers.clear()
+    _fresh.clear()
     for op in _ops.values():
         op.lock = threading.RLock()
 
@@ -106,6 +112,8 @@ def add(declared: Op) -> Op:
     if found is not None:
         found.append(declared)
         return declared
+    if threading.get_ident() in _searchers:
+        _fresh.add(declared.qualified)
     with registration.declaring:
         registration.define(declared)
         _ops[declared.qualified] = declared
@@ -140,7 +148,7 @@ def find(name: str) -> Op:
     """
     qualified = name if "::" in name else f"opjit::{name}"
     found = declared(qualified)
-    if found is None:
+    if found is None or (qualified in _fresh and threading.get_ident() not in _searchers):  # then it waits for who declares it
         search(qualified)
         found = _ops.get(qualified)
     if found is None:
@@ -152,13 +160,28 @@ def find(name: str) -> Op:
 
 def search(qualified: str | None = None) -> None:
     """Declare the ops of OPJIT_PATH's folders, then those of installed packages, until an op is found; None is none: look at all."""
-    with _searching:
+    with _search():
+        if qualified in _ops:
+            return
         for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep):
             if path and path not in _searched:
                 _add_named(path)
                 _searched.add(path)
         if qualified is None or qualified not in _ops:
             _search_packages(qualified)
+
+
+@contextmanager
+def _search() -> Iterator[None]:
+    """One thread at a time runs op.py files. What they declare is there for others when all have run to their ends."""
+    with _searching:
+        _searchers.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            del _searchers[-1:]  # of a fork in it, the child has none
+            if not _searchers:
+                _fresh.clear()
 
 
 def _add_named(path: str) -> None:
@@ -229,7 +252,7 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     if not folders:
         raise DeclarationError(f"no op is declared in {place}: expected op.py in it, or in a folder in it")
     found: list[Op] = []
-    with _searching:
+    with _search():
         for file in (each / "op.py" for each in folders):
             real = file.resolve().parent
             if _bundled.get(real.name) == real:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import opjit
 from opjit import catalog
 from opjit.errors import DeclarationError, UnknownOp
-from tests.helpers import PLUS, fresh
+from tests.helpers import PLUS, fresh, until
 
 OP_PY = '''\
 import torch
@@ -107,6 +108,19 @@ def test_an_op_py_that_raises_shows_its_own_error_and_can_be_added_once_it_is_ri
         opjit.add_path(folder)
     (folder / "op.py").write_text(text)
     assert names(opjit.add_path(folder)) == ["pathtest::late"]
+
+
+def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "ops" / "slowly", "pathtest::slowly")
+    with (folder / "op.py").open("a") as file:
+        file.write("\n\nimport time\ntime.sleep(0.5)\n\n\n@slowly.backward\ndef backward(ctx, grad):\n    return grad\n")
+    monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "ops"))
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(catalog.find, "pathtest::slowly")
+        until(lambda: "pathtest::slowly" in catalog._ops)
+        assert not first.done()
+        assert catalog.find("pathtest::slowly")._backward is not None
+        assert first.result() is catalog.find("pathtest::slowly")
 
 
 # --- OPJIT_PATH ----------------------------------------------------------------------------------------------------------------------
