@@ -74,6 +74,14 @@ def test_strides_do_not_change_the_sum(allreduce: Callable[..., torch.Tensor], d
         assert_sum(allreduce(view), view)
 
 
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_what_a_stride_of_zero_repeats_is_counted_as_often(allreduce: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    x = numbers(4 * 300_007, dtype).reshape(4, 1, 300_007)
+    for view in (x[:, :, :9].expand(4, 7, 9), x.expand(4, 3, 300_007), x[::2].expand(2, 3, 300_007), x[:1, :, :1].expand(4, 7, 9)):
+        assert_sum(allreduce(view, dtype=torch.float64), view, torch.float64)
+        assert_sum(allreduce(view), view)
+
+
 @pytest.mark.parametrize("source", REAL, ids=str)
 @pytest.mark.parametrize("result", REAL, ids=str)
 def test_a_result_dtype_converts_each_element_first(allreduce: Callable[..., torch.Tensor], source: torch.dtype,

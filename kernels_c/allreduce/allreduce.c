@@ -23,7 +23,7 @@
  *
  * Layout of this file: vectors, totals, kernels, pieces, chunks, entry.
  */
-#include "opjit.h"
+#include "allreduce.h"
 
 /* What has to be fast is written with vectors by hand: gcc's later passes find nothing there, and cost 0.1 s. */
 #ifndef __clang__
@@ -448,26 +448,6 @@ static opjit_status add_all(plan *p, total *to)
     for (int64_t i = 0; i < chunks; i++)
         total_add(to, &p->totals[i]);
     return OPJIT_OK;
-}
-
-/* Leave out the dimensions of stride 0. Returns how often they repeat what is left. */
-static int64_t drop_repeats(opjit_layout *layout)
-{
-    int64_t repeats = 1, dim = 0;
-    for (int64_t d = 0; d < layout->dim; d++) {
-        if (layout->strides[d] == 0) {
-            repeats *= layout->sizes[d];
-        } else {
-            layout->sizes[dim] = layout->sizes[d];
-            layout->strides[dim++] = layout->strides[d];
-        }
-    }
-    if (dim == 0) {
-        layout->sizes[0] = layout->strides[0] = 1;
-        dim = 1;
-    }
-    layout->dim = dim;
-    return repeats;
 }
 
 static opjit_status add_planned(const opjit_tensor *x, opjit_dtype kind, opjit_dtype result, bool converts, total *to)

@@ -8,7 +8,7 @@
  *   a full grid    the blocks' sums go to scratch memory, and when all are there the first block adds them. All blocks
  *                  have to be resident for one to wait for the others, which a cooperative launch guarantees; it takes the
  *                  host 0.4 us longer than another, a second launch 2.5 us.
- * Each is one launch. Sums are added in a fixed order, nothing is kept between calls, and no memory needs to be zeroed: the
+ * Each is one launch. What a stride of 0 repeats is added once and multiplied. Sums are added in a fixed order, nothing is kept between calls, and no memory needs to be zeroed: the
  * op gives the same bits each time, on any stream and under CUDA graphs.
  *
  * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float, as a tree where it can; all else is
@@ -17,6 +17,8 @@
  * Layout of the file: readers (what 16 bytes of a dtype add up to), kernels, launcher.
  */
 #include "opjit_cuda.h"
+
+#include "allreduce.h"
 
 #define THREADS 512
 #define IN_FLIGHT 8      /* 16-byte loads of a thread before it adds */
@@ -316,7 +318,7 @@ static __device__ partial grid_sum(partial value, partial *of_block)
  * not static, or nvcc would put a random number into its name and the binary would not be the same each time.
  */
 template <typename partial>
-__device__ __noinline__ void finish(partial value, bool clustered, void *out, opjit_dtype dtype, void *partials)
+__device__ __noinline__ void finish(partial value, bool clustered, int64_t repeats, void *out, opjit_dtype dtype, void *partials)
 {
     value = block_sum(value);
     if (clustered)
@@ -324,13 +326,13 @@ __device__ __noinline__ void finish(partial value, bool clustered, void *out, op
     if (partials)
         value = grid_sum(value, (partial *)partials);
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        store(out, dtype, value);
+        store(out, dtype, value * (partial)repeats);
 }
 
 /* n elements without gaps, aligned to their size. */
 template <typename reader>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sum_packed(const void *memory, opjit_dtype from, int64_t n, void *out, opjit_dtype to, void *partials)
+    sum_packed(const void *memory, opjit_dtype from, int64_t n, int64_t repeats, void *out, opjit_dtype to, void *partials)
 {
     typedef typename reader::element element;
     typedef typename reader::inner inner;
@@ -365,7 +367,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         sum += (partial)reader::one(data[thread], from);
     if (thread < n - tail)
         sum += (partial)reader::one(data[tail + thread], from);
-    finish(sum, clustered, out, to, partials);
+    finish(sum, clustered, repeats, out, to, partials);
 }
 
 /* Where element i of the layout lies; `index` is wide enough to count them. */
@@ -435,8 +437,8 @@ static __device__ void add_converted(partial *sum, word64 *bits, opjit_dtype fro
 /* Any strides and any conversion. Bits that are all 0 add nothing, whatever their dtype. */
 template <typename partial>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sum_any(const void *data, opjit_dtype from, int size, const __grid_constant__ opjit_layout layout, int64_t n, void *out,
-            opjit_dtype to, bool converts, void *partials)
+    sum_any(const void *data, opjit_dtype from, int size, const __grid_constant__ opjit_layout layout, int64_t n,
+            int64_t repeats, void *out, opjit_dtype to, bool converts, void *partials)
 {
     const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
@@ -463,25 +465,46 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         else
             add_elements(&sum, bits, from, size);
     }
-    finish(sum, clustered, out, to, partials);
+    finish(sum, clustered, repeats, out, to, partials);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Launcher                                                                                       */
 
+/* Whether adding first and converting the sum gives what converting first gives. */
+static bool converts_after(opjit_dtype from, opjit_dtype to)
+{
+    if (opjit_is_integral(from))
+        return opjit_is_integral(to) && to != OPJIT_BOOL; /* modulo 2^64, then modulo less */
+    return from == to || (to == OPJIT_FLOAT32 && from != OPJIT_FLOAT64); /* float16 and bfloat16 are float32 exactly */
+}
+
 /* How a call is laid out on the device. */
 struct plan {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute attribute;
-    void *partials; /* one per block; NULL where they need none */
+    void *partials;        /* one per block; NULL where they need none */
+    int64_t n, repeats;    /* elements, and how often each counts */
+    bool packed, converts; /* without gaps; element by element */
 };
 
-static opjit_status make_plan(plan *p, const opjit_tensor *x, bool packed, cudaStream_t stream)
+/* What is to be added. */
+static void describe(plan *p, const opjit_tensor *x, opjit_dtype result, opjit_layout *layout)
 {
-    const int64_t loads = packed ? x->numel * (int64_t)opjit_dtype_size(x->dtype) / 16 : x->numel;
-    const int64_t at_once = THREADS * (packed ? IN_FLIGHT : ELEMENTS); /* by a block */
-    int device, major, processors;
+    *layout = opjit_coalesce(x);
     *p = plan();
+    p->repeats = drop_repeats(layout);
+    p->n = x->numel / p->repeats;
+    p->converts = !converts_after(x->dtype, result);
+    p->packed = layout->dim == 1 && layout->strides[0] == 1 && !p->converts;
+}
+
+/* By how many blocks, and how their sums come together. */
+static opjit_status configure(plan *p, const opjit_tensor *x, cudaStream_t stream)
+{
+    int device, major, processors;
+    const int64_t loads = p->packed ? p->n * (int64_t)opjit_dtype_size(x->dtype) / 16 : p->n;
+    const int64_t at_once = THREADS * (p->packed ? IN_FLIGHT : ELEMENTS); /* by a block */
     p->config.stream = stream;
     p->config.blockDim.x = THREADS;
     p->config.blockDim.y = p->config.blockDim.z = 1;
@@ -491,7 +514,7 @@ static opjit_status make_plan(plan *p, const opjit_tensor *x, bool packed, cudaS
         return OPJIT_OK;
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (major >= 9 && loads <= (packed ? CLUSTER_LOADS : CLUSTER_ELEMENTS)) {
+    if (major >= 9 && loads <= (p->packed ? CLUSTER_LOADS : CLUSTER_ELEMENTS)) {
         p->config.gridDim.x = CLUSTER;
         p->config.numAttrs = 1;
         p->attribute.id = cudaLaunchAttributeClusterDimension;
@@ -527,27 +550,18 @@ static const void *packed_kernel(opjit_dtype dtype)
     }
 }
 
-/* Whether adding first and converting the sum gives what converting first gives. */
-static bool converts_after(opjit_dtype from, opjit_dtype to)
-{
-    if (opjit_is_integral(from))
-        return opjit_is_integral(to) && to != OPJIT_BOOL; /* modulo 2^64, then modulo less */
-    return from == to || (to == OPJIT_FLOAT32 && from != OPJIT_FLOAT64); /* float16 and bfloat16 are float32 exactly */
-}
-
 /* By pointer and argument list: the host compiler takes 20 ms for each use of the typed cudaLaunchKernelEx. */
-static opjit_status launch(plan *p, const opjit_tensor *x, bool packed, bool converts, opjit_layout *layout,
-                           const opjit_tensor *out)
+static opjit_status launch(plan *p, const opjit_tensor *x, opjit_layout *layout, const opjit_tensor *out)
 {
     int size = (int)opjit_dtype_size(x->dtype);
-    void *data = (void *)&x->data, *from = (void *)&x->dtype, *n = (void *)&x->numel;
+    void *data = (void *)&x->data, *from = (void *)&x->dtype, *n = &p->n, *repeats = &p->repeats;
     void *result = (void *)&out->data, *to = (void *)&out->dtype;
-    void *for_packed[] = {data, from, n, result, to, &p->partials};
-    void *for_any[] = {data, from, &size, layout, n, result, to, &converts, &p->partials};
-    const void *kernel = packed                           ? packed_kernel(x->dtype)
+    void *for_packed[] = {data, from, n, repeats, result, to, &p->partials};
+    void *for_any[] = {data, from, &size, layout, n, repeats, result, to, &p->converts, &p->partials};
+    const void *kernel = p->packed                       ? packed_kernel(x->dtype)
                          : opjit_is_integral(out->dtype) ? (const void *)sum_any<word64>
                                                          : (const void *)sum_any<double>;
-    void **arguments = packed ? for_packed : for_any;
+    void **arguments = p->packed ? for_packed : for_any;
     cudaError_t error = cudaLaunchKernelExC(&p->config, kernel, arguments);
     while (error == cudaErrorCooperativeLaunchTooLarge && p->config.gridDim.x > 1) { /* the stream has a part of the device */
         (void)cudaGetLastError();
@@ -564,9 +578,9 @@ opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opj
                 "allreduce takes bool, integers and real floating dtypes, not %s",
                 opjit_dtype_name(x->dtype <= OPJIT_FLOAT64 ? result : x->dtype));
     OPJIT_TRY(opjit_empty(out, 0, NULL, result, x));
-    opjit_layout layout = opjit_coalesce(x);
-    const bool converts = !converts_after(x->dtype, result), packed = layout.dim == 1 && layout.strides[0] == 1 && !converts;
+    opjit_layout layout;
     plan p;
-    OPJIT_TRY(make_plan(&p, x, packed, stream));
-    return launch(&p, x, packed, converts, &layout, out);
+    describe(&p, x, result, &layout);
+    OPJIT_TRY(configure(&p, x, stream));
+    return launch(&p, x, &layout, out);
 }
