@@ -116,6 +116,8 @@ def test_more_than_two_to_the_31_elements_are_summed(allreduce: Callable[..., to
     assert allreduce(x).item() == count
     assert allreduce(x[::1].as_strided((count // 2,), (2,))).item() == count // 2
     assert allreduce(torch.ones((), dtype=torch.int16, device="cuda").expand(3, 1 << 30)).item() == 3 << 30
+    rows = torch.ones(40_000, 60_000, dtype=torch.int8, device="cuda")[:, 1:]  # not one dimension: their indices are divided
+    assert allreduce(rows).item() == rows.numel() > 1 << 31
 
 
 def test_the_current_stream_is_used(allreduce: Callable[..., torch.Tensor]) -> None:

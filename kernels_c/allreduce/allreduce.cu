@@ -384,6 +384,12 @@ static __device__ int64_t offset_of(const opjit_layout &layout, index i)
     return at + (int64_t)i * layout.strides[0];
 }
 
+/* The same of more elements than 32 bits count, by the slower division: a function of its own, as `finish` is. */
+__device__ __noinline__ int64_t far_offset_of(const opjit_layout &layout, int64_t i)
+{
+    return offset_of(layout, (uint64_t)i);
+}
+
 /* The bits of some elements, all asked for before one is used; where there is none, 0. */
 template <typename word>
 static __device__ void gather(word64 *bits, const void *data, const int64_t *at)
@@ -434,15 +440,26 @@ static __device__ void add_converted(partial *sum, word64 *bits, opjit_dtype fro
     }
 }
 
-/* Any strides and any conversion. Bits that are all 0 add nothing, whatever their dtype. */
+/* The one or the other. */
 template <typename partial>
+static __device__ void add(partial *sum, word64 *bits, opjit_dtype from, opjit_dtype to, int size, bool converts)
+{
+    if (converts)
+        add_converted(sum, bits, from, to);
+    else
+        add_elements(sum, bits, from, size);
+}
+
+/* Any strides and any conversion. Bits that are all 0 add nothing, whatever their dtype. */
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     sum_any(const void *data, opjit_dtype from, int size, const __grid_constant__ opjit_layout layout, int64_t n,
             int64_t repeats, void *out, opjit_dtype to, bool converts, void *partials)
 {
     const bool clustered = !partials && gridDim.x > 1, narrow = n <= INT32_MAX;
     const int64_t step = (int64_t)gridDim.x * THREADS;
-    partial sum = 0;
+    const bool integral = to <= OPJIT_UINT64;
+    word64 whole = 0;
+    double real = 0;
     if (clustered)
         cluster_arrive();
 #pragma unroll 1
@@ -452,7 +469,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int k = 0; k < ELEMENTS; k++) {
             int64_t i = first + k * step;
-            at[k] = i >= n ? -1 : narrow ? offset_of(layout, (uint32_t)i) : offset_of(layout, (uint64_t)i);
+            at[k] = i >= n ? -1 : narrow ? offset_of(layout, (uint32_t)i) : far_offset_of(layout, i);
         }
         switch (size) {
         case 1: gather<uint8_t>(bits, data, at); break;
@@ -460,12 +477,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         case 4: gather<uint32_t>(bits, data, at); break;
         default: gather<word64>(bits, data, at); break;
         }
-        if (converts)
-            add_converted(&sum, bits, from, to);
+        if (integral)
+            add(&whole, bits, from, to, size, converts);
         else
-            add_elements(&sum, bits, from, size);
+            add(&real, bits, from, to, size, converts);
     }
-    finish(sum, clustered, repeats, out, to, partials);
+    if (integral)
+        finish(whole, clustered, repeats, out, to, partials);
+    else
+        finish(real, clustered, repeats, out, to, partials);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -558,9 +578,7 @@ static opjit_status launch(plan *p, const opjit_tensor *x, opjit_layout *layout,
     void *result = (void *)&out->data, *to = (void *)&out->dtype;
     void *for_packed[] = {data, from, n, repeats, result, to, &p->partials};
     void *for_any[] = {data, from, &size, layout, n, repeats, result, to, &p->converts, &p->partials};
-    const void *kernel = p->packed                       ? packed_kernel(x->dtype)
-                         : opjit_is_integral(out->dtype) ? (const void *)sum_any<word64>
-                                                         : (const void *)sum_any<double>;
+    const void *kernel = p->packed ? packed_kernel(x->dtype) : (const void *)sum_any;
     void **arguments = p->packed ? for_packed : for_any;
     cudaError_t error = cudaLaunchKernelExC(&p->config, kernel, arguments);
     while (error == cudaErrorCooperativeLaunchTooLarge && p->config.gridDim.x > 1) { /* the stream has a part of the device */
