@@ -15,6 +15,16 @@ _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catas
 _FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
                     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
                     r"In file included from .*opjit_(?:glue\.c|kernel\.cu):\d+)")
+_NOT_C = "; an op's kernel is plain C over opjit.h: "
+# What to do about a complaint and the line under it; the first that fits is told. Those of C are for sources in C only.
+_OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
+    (r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*:\d+:\d+: (?:fatal )?error: |"
+     r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)",
+     "torch's headers are not for ops, and C++ code goes to opjit.load"),
+    (r"fatal error: '?[\w/]+'?(?:: No such file| file not found)", "a header without .h is one of C++, and C++ code goes to opjit.load"),
+    (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\", which opjit's glue does not need"),
+]]
+_OF_ALL = [(re.compile(r"fatal error: .*(?:No such file|file not found)"), "; the folder of a header goes into extra_include_paths")]
 _SHOWN = 16  # lines of the compiler's output in the message
 
 
@@ -36,18 +46,24 @@ def diagnose(output: str, op: str, target: str, logs: Path, wanted: tuple[str, s
         told = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {told}"
     else:
-        message = "\n".join([lines[first].strip(), f"while building {op} for {target}:", *lines[first + 1:first + _SHOWN]])
+        in_c = wanted is not None and wanted[0].endswith(".c")
+        complaint, hint = lines[first].strip(), _hint("\n".join(lines[first:first + 2]), in_c)
+        message = "\n".join([f"{complaint.rstrip('.')}{hint}" if hint else complaint, f"while building {op} for {target}:",
+                             *lines[first + 1:first + _SHOWN]])
     where = f"\nfull output: {log}" if log.exists() else ""
     return CompileError(message + where, op=op, target=target, command=command, log=log if where else None)
 
 
 def _told(line: str, op: str, wanted: tuple[str, str] | None) -> str:
-    """A line of a compiler's or linker's, or what it means where it speaks of opjit's glue or leaves out what to do."""
+    """A line of a compiler's or linker's, or what it means where it speaks of opjit's glue."""
     if wanted is not None:
         source, prototype = wanted
         function = prototype.partition("(")[0].split()[-1]
         if re.search(rf"undefined reference to [`']{function}'|identifier \"{function}\" is undefined", line):
             return f"{source}: error: it does not define {function}, which {op} calls: {prototype}"
-    if re.search(r"fatal error: .*(?:No such file|file not found)", line):
-        return f"{line}; the folder of a header goes into extra_include_paths"
     return line
+
+
+def _hint(complaint: str, in_c: bool) -> str:
+    """What a complaint and the line under it leave out: what to do; empty where the compiler has said it all."""
+    return next((hint for pattern, hint in [*(_OF_C if in_c else []), *_OF_ALL] if pattern.search(complaint)), "")

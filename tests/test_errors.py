@@ -314,6 +314,28 @@ def test_a_missing_header_is_shown_where_it_is_asked_for(op: Path, tmp_path: Pat
     assert re.match(re.escape(f"{op / 'plus.c'}:2:10: fatal error: amount.h: No such file"), str(refusal(op, tmp_path / "cache")))
 
 
+@pytest.mark.parametrize(("top", "hint"), [
+    ("#include <torch/extension.h>\n", "torch's headers are not for ops, and C++ code goes to opjit.load"),
+    ("#include <c10/core/Device.h>\n", "torch's headers are not for ops, and C++ code goes to opjit.load"),
+    ("#include <vector>\n", "a header without .h is one of C++, and C++ code goes to opjit.load"),
+    ('extern "C"\n', "leave out extern \"C\", which opjit's glue does not need"),
+])
+def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(op: Path, tmp_path: Path, top: str, hint: str) -> None:
+    (op / "plus.c").write_text(PLUS.replace("opjit_status plus_cpu", f"{top}opjit_status plus_cpu"))
+    first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
+    assert f"; an op's kernel is plain C over opjit.h: {hint}" in first
+    assert "extra_include_paths" not in first
+
+
+def test_a_missing_header_that_is_no_habit_of_c_plus_plus_goes_into_extra_include_paths(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text('#include "nowhere.h"\n' + PLUS)
+    assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith("; the folder of a header goes into extra_include_paths")
+    output = "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory\n"
+    for source in (None, ("own.cu", "opjit_status plus_cuda()")):
+        error = diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", source)
+        assert str(error).splitlines()[0].endswith("; the folder of a header goes into extra_include_paths")
+
+
 def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
     (op / "amount.h").write_text('#error "define AMOUNT"\n')
     assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")
