@@ -26,7 +26,7 @@ from opjit.backends import Backend
 from opjit.errors import OpjitError
 from opjit.op import Op
 
-_SEPARATOR = re.compile(r"^[ \t]*// cuda[ \t]*$", re.MULTILINE)
+_SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # quotes and all: a schema has quotes of its own
 _SWITCHES = ("--cuda",)
 _VALUED = ("--like", "--fake", "--bench", "--cflags", "--cuda-cflags", "--ldflags", "--include")
@@ -88,7 +88,8 @@ class OpjitMagics(Magics):
                           flags["--cflags"], flags["--cuda-cflags"], flags["--ldflags"], flags["--include"])
         missing = {name: backends.for_device(name).available() for name in sources}
         if all(missing.values()):
-            raise UsageError(f"there is no device for this cell: {'; '.join(filter(None, missing.values()))}")
+            reasons = [reason.partition("; ")[0] for reason in missing.values() if reason]  # what may follow is for ops in files
+            raise UsageError(f"there is no device for this cell: {'; '.join(reasons)}; without --cuda a cell is C, for the CPU")
         return _built(op, [backends.for_device(name) for name, reason in missing.items() if reason is None])
 
     def _bench(self, op: Op, arguments: str) -> None:

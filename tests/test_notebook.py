@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers import ROOT
 
@@ -149,6 +150,15 @@ def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(kernel: Kernel, li
     assert len(text.splitlines()) < 6
 
 
+def test_a_cell_of_cuda_without_a_gpu_is_not_advised_to_build_what_no_command_can_see(kernel: Kernel) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    [output] = kernel.run("%%opjit nowhere(Tensor x) -> Tensor --like x --cuda\nnonsense")
+    assert "there is no device for this cell: " in output.text
+    assert output.text.strip().endswith("; without --cuda a cell is C, for the CPU")
+    assert "opjit get" not in output.text
+
+
 def test_bench_times_a_call(kernel: Kernel) -> None:
     text = edited("1", ' --bench "x, a=2.0"').replace('    opjit_printf("in C\\n");\n', "")
     assert kernel.printed(text).splitlines()[1].startswith("scale(x, a=2.0): ")
@@ -199,10 +209,11 @@ def test_an_option_without_its_value_is_refused() -> None:
 
 
 def test_a_cell_of_both_languages_keeps_its_line_numbers() -> None:
-    cell = "int c;\n  // cuda  \nint cuda;\n// cuda kernels are below\n"
-    sources = notebook._split(cell, cuda=False)
-    assert sources["cpu"].splitlines() == ["", "int c;"]
-    assert sources["cuda"].splitlines() == ["", "", "", "int cuda;", "// cuda kernels are below"]
+    for separator in ("  // cuda  ", "//cuda", "//\tcuda"):
+        cell = f"int c;\n{separator}\nint cuda;\n// cuda kernels are below\n"
+        sources = notebook._split(cell, cuda=False)
+        assert sources["cpu"].splitlines() == ["", "int c;"]
+        assert sources["cuda"].splitlines() == ["", "", "", "int cuda;", "// cuda kernels are below"]
     assert notebook._split("int c;\n", cuda=False) == {"cpu": "\nint c;\n"}
     assert notebook._split("int c;\n", cuda=True) == {"cuda": "\nint c;\n"}
 
