@@ -47,14 +47,22 @@ class Objects(NamedTuple):
             return self.scheme + "://…"
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
+    def check(self) -> None:
+        """Refuse a URL that is none.
+
+        Raises:
+            RemoteError: says what one looks like.
+        """
+        if "://" not in self.url or (self.is_http and ("?" in self.url or "#" in self.url)):
+            raise RemoteError(f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}")
+
     def load(self) -> None:
         """Import what speaks the URL's protocol; no network is used.
 
         Raises:
             RemoteError: the URL is none, or a package is missing.
         """
-        if "://" not in self.url or (self.is_http and ("?" in self.url or "#" in self.url)):
-            raise RemoteError(f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}")
+        self.check()
         if self.is_http:
             return
         import fsspec

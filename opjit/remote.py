@@ -100,6 +100,7 @@ def required_trust() -> Trust:
 def _ask(objects: Objects, call: Callable[[_Read, Trust], _Result]) -> _Result:
     """Let a function read from the remote, for as long as a process that only wants an op can wait."""
     started = time.monotonic()
+    objects.check()  # first: a key would not help where there is no remote
     trusted = required_trust()
     objects.load()
     seconds = max(_IN_ALL - (time.monotonic() - started), _AT_LEAST)

@@ -458,6 +458,14 @@ def test_an_address_that_is_none_costs_one_warning(published: Published, monkeyp
     assert was_built_with_one_warning(ask(published.op), published)
 
 
+def test_an_address_that_is_none_is_told_of_before_the_trust_that_is_missing_too(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPJIT_TRUST")
+    monkeypatch.setenv("OPJIT_REMOTE", "nowhere")
+    assert "expected a URL" in str(remote.trouble())
+
+
 def test_a_kind_of_remote_whose_package_is_missing_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.setenv("OPJIT_REMOTE", "gs://bucket/opjit")
