@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import click
 
 from opjit import __version__
 from opjit.cli_cache import cache
-from opjit.errors import OpjitError
+from opjit.errors import CacheWarning, OpjitError
+
+_format = warnings.formatwarning  # as whoever ran this process left it
 
 
 class _Commands(click.Group):
@@ -28,6 +31,12 @@ class _Commands(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Write a torch operator in plain C or CUDA C: built on first use, cached, verified and shared."""
+    warnings.formatwarning = _formatted
+
+
+def _formatted(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of opjit's as its text, which is written for the person at the terminal; any other as it would be."""
+    return f"Warning: {message}\n" if issubclass(category, CacheWarning) else _format(message, category, filename, lineno, line)
 
 
 main.add_command(cache)

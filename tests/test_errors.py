@@ -512,3 +512,22 @@ def test_the_notes_of_missing_backends_are_whole_sentences() -> None:
     for backend in backends.all_backends():
         missing = backend.available()
         assert missing is None or " " in missing
+
+
+# --- at the command line ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_as_python_shows_them(op: Path, tmp_path: Path) -> None:
+    (op / "op.py").write_text("import warnings\nwarnings.warn('its own')\n" + helpers.OP_PY)
+
+    def get(filters: str) -> subprocess.CompletedProcess[str]:
+        cache = str(tmp_path / f"cache-{filters}")
+        return helpers.command("get", op, "--device", "cpu", OPJIT_REMOTE="nowhere", OPJIT_CACHE=cache, PYTHONWARNINGS=filters)
+
+    done = get("default")
+    ours, others = done.stderr.splitlines()[-1], done.stderr.splitlines()[:-1]
+    assert ours.startswith("Warning: the remote nowhere is not used by this process: expected a URL such as https://")
+    assert others == [f"{op / 'op.py'}:2: UserWarning: its own", "  warnings.warn('its own')"]
+    assert get("ignore").stderr == ""
+    done = get("error:the remote")
+    assert (done.returncode, "CacheWarning: the remote nowhere" in done.stderr) == (1, True)
