@@ -68,7 +68,7 @@ def list_ops() -> None:
               help="Leave the binary with its manifest in this folder, for opjit.load_library; nothing is loaded.")
 def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
     """Build OP, an op's name or the folder of one, if no cache has it, and print where its binary is."""
-    from opjit import api, catalog
+    from opjit import api, catalog, files
     from opjit.library import build_library
 
     if build_directory is not None:
@@ -77,9 +77,13 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
         return
     target = api.wanted(device, arch)
     for found in catalog.named(op):
+        entry = api.entry(found, target)
+        if files.is_own(entry.folder):
+            raise OpjitError(f"{found.qualified} for {target} was built, but no cache can keep it, so it goes when this command ends; set "
+                             "OPJIT_CACHE to a folder of your own, or give --build-directory")
         if arch is None:
-            api.ready(found, target.backend)
-        click.echo(api.entry(found, target).library)
+            api.ready(found, target.backend, entry)
+        click.echo(entry.library)
 
 
 @main.command()

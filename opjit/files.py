@@ -54,6 +54,11 @@ def until_exit(prefix: str = "opjit-") -> Path:
     return folder
 
 
+def is_own(path: Path) -> bool:
+    """Whether it lies in one of this process's temporary folders."""
+    return any(path.is_relative_to(folder) for folder, _ in _own)
+
+
 def at_end(call: Callable[[], None]) -> None:
     """Call a function when this process ends, also where it is a forked worker of multiprocessing's: those do not get to atexit."""
     atexit.register(call)

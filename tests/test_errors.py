@@ -517,6 +517,17 @@ def test_the_notes_of_missing_backends_are_whole_sentences() -> None:
 # --- at the command line ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_binary_that_goes_when_the_command_ends_is_built_once_and_is_a_failure(op: Path, tmp_path: Path, log: Path) -> None:
+    for words in (("--device", "cpu"), ("--arch", "x86-64-v2")):
+        log.write_text("")
+        done = helpers.command("get", op, *words, OPJIT_CACHE="/proc/x")
+        assert (done.returncode, done.stdout, len(log.read_text().splitlines())) == (1, "", 1)
+        assert done.stderr.splitlines()[-1].startswith("Error: keytest::plus for cpu x86-64-v")
+        assert "no cache can keep it" in done.stderr.splitlines()[-1]
+    done = helpers.command("get", op, "--device", "cpu", "--build-directory", tmp_path / "built", OPJIT_CACHE="/proc/x")
+    assert (done.returncode, Path(done.stdout.strip()).is_file()) == (0, True)
+
+
 def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_as_python_shows_them(op: Path, tmp_path: Path) -> None:
     (op / "op.py").write_text("import warnings\nwarnings.warn('its own')\n" + helpers.OP_PY)
 
