@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,34 @@ _format = warnings.formatwarning  # as whoever ran this process left it
 
 
 class _Commands(click.Group):
-    """Shows opjit's own errors as their message: they are written for the person at the terminal."""
+    """Shows opjit's own errors as their message, which is written for the person at the terminal, and an op.py's without opjit's lines."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except OpjitError as error:
             raise click.ClickException(str(error)) from error
+        except Exception as error:
+            told = _of_an_op_py(error)
+            if told is None:
+                raise
+            raise click.ClickException(told) from error
+
+
+def _of_an_op_py(error: Exception) -> str | None:
+    """What to show of an error that an op.py raised while it ran: its own lines and those under them; None of any other."""
+    from opjit import catalog
+
+    folder = next((frame.f_locals["folder"] for frame, _ in traceback.walk_tb(error.__traceback__)
+                   if frame.f_code is catalog.declare_folder.__code__), None)
+    if folder is None:
+        return None
+    file = str(folder / "op.py")
+    lines = traceback.extract_tb(error.__traceback__)
+    own = next((index for index, line in enumerate(lines) if line.filename == file), len(lines))
+    place = traceback.format_exception_only(error)[:-1] if isinstance(error, SyntaxError) else []
+    shown = "".join([*traceback.format_list(lines[own:]), *place])
+    return f"{file} raised {type(error).__name__}: {error}\n{shown}".rstrip()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
