@@ -191,14 +191,19 @@ def _add_named(path: str) -> None:
         raise DeclarationError(f"OPJIT_PATH names {path!r}, which would be another folder wherever the process starts; name it by its "
                                "absolute path")
     try:
-        folders = _op_folders(folder)
-        for each in (folder, *folders, *(each / "op.py" for each in folders)):
-            problem = files.distrusted(each.resolve())
-            if problem:
-                raise DeclarationError(f"what is in it is not run: {problem}")
+        problem = _others(folder)
+        if problem:
+            raise DeclarationError(f"what is in it is not run: {problem}")
         add_path(folder)
     except (DeclarationError, OSError) as error:
         raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
+
+
+def _others(folder: Path) -> str | None:
+    """Who else can write a folder of ops, or an op.py that add_path would run for it; None if nobody."""
+    folders = _op_folders(folder)
+    places = (folder, *folders, *(each / "op.py" for each in folders))
+    return next(filter(None, (files.distrusted(each.resolve()) for each in places)), None)
 
 
 def _search_packages(qualified: str | None) -> None:
@@ -316,10 +321,16 @@ def named(text: str) -> list[Op]:
     """What a user means at the command line: an op's name, or the path of a folder, whose ops need not be on any path.
 
     Raises:
-        UnknownOp, DeclarationError: there is no such op, or none in the folder.
+        UnknownOp, DeclarationError: there is no such op, or none in the folder; or it is a folder of op folders, such as /tmp, that
+            others can write to.
     """
     path = Path(text)
     is_path = os.sep in text or text in (".", "..")
     if is_path or ("::" not in text and declared(f"opjit::{text}") is None and (path / "op.py").is_file()):
+        if path.is_dir() and not (path / "op.py").is_file() and _op_folders(path):
+            problem = _others(path)
+            if problem:
+                raise DeclarationError(f"{text} is a folder of op folders, and what is in it is not run: {problem}; or name an op's own "
+                                       "folder")
         return add_path(path)
     return [find(text)]

@@ -188,6 +188,27 @@ def test_the_command_lists_the_environment_s_ops(tmp_path: Path) -> None:
     assert "pathtest::listed  [cpu]  listed(Tensor x) -> Tensor" in done.stdout
 
 
+# --- the command line ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "writable"), [("planted0", "."), ("planted1", "planted1"), ("planted2", "planted2/op.py")])
+def test_of_a_folder_that_the_user_names_no_op_is_run_that_somebody_else_may_have_put_there(tmp_path: Path, name: str,
+                                                                                            writable: str) -> None:
+    ops = write(tmp_path / "ops" / name, f"pathtest::{name}").parent
+    (ops / writable).chmod(0o777)
+    with pytest.raises(DeclarationError, match=r"is a folder of op folders, and what is in it is not run: .* can be written by others"):
+        catalog.named(str(ops))
+    assert catalog.declared(f"pathtest::{name}") is None
+    (ops / writable).chmod(0o755)
+    assert names(catalog.named(str(ops))) == [f"pathtest::{name}"]
+
+
+def test_an_op_s_own_folder_that_the_user_names_is_run_whoever_can_write_it(tmp_path: Path) -> None:
+    op = write(tmp_path / "shared", "pathtest::shared")
+    op.chmod(0o777)
+    assert names(catalog.named(str(op))) == ["pathtest::shared"]
+
+
 # --- entry points --------------------------------------------------------------------------------------------------------------------
 
 
