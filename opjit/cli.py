@@ -152,8 +152,9 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
         return
     if project:
         folder = new_project(name, directory, backward, cuda)
-        click.echo(f"{folder} is there: cd {shlex.quote(str(folder))}, then pip install -e '.[test]' && pytest, "
-                   "then pip wheel --no-deps .")
+        # Without isolation: the build backend is this very opjit, with its torch, which need not be on any index.
+        click.echo(f"{folder} is there: cd {shlex.quote(str(folder))}, then pip install --no-build-isolation -e '.[test]' && pytest, "
+                   "then pip wheel --no-build-isolation --no-deps .")
         return
     folder = new_op(name, directory, backward, cuda)
     place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")

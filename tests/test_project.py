@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -35,8 +37,14 @@ def test_pip_builds_a_wheel_that_runs_without_a_compiler(tmp_path: Path) -> None
     assert made.exit_code == 0, made.output
     root = tmp_path / "my-kernels"
     arch = Cpu().host_arch()
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--config-settings", f"arch={arch}", "-w", str(tmp_path / "dist"), ".",
-        cwd=root)
+    readme = (root / "README.md").read_text()
+    printed_lines = made.output.strip().replace(", then ", "\n")
+    install, wheel_it = re.findall(r"pip ((?:install|wheel) .*?)(?: && pytest|$)", printed_lines, re.MULTILINE)
+    for printed in (install, wheel_it):
+        assert "--no-build-isolation" in printed
+        assert f"pip {printed} " in readme
+    pip(*shlex.split(wheel_it), "--quiet", "--config-settings", f"arch={arch}", "-w", str(tmp_path / "dist"), cwd=root)
+    pip(*shlex.split(install), "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "installed"), cwd=root)
     assert sorted(os.listdir(root)) == ["README.md", "pyproject.toml", "src", "tests"]
     [wheel] = (tmp_path / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
