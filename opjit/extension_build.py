@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sysconfig
 import time
@@ -18,7 +19,7 @@ import torch
 
 from opjit import binary, build, extension, files, headers, progress, toolchain, trial
 from opjit.diagnosis import diagnose
-from opjit.errors import BuildError, EntryError, OpjitError
+from opjit.errors import BuildError, CompileError, EntryError, OpjitError
 from opjit.extension import Extension
 from opjit.manifest import NAME, Manifest
 from opjit.publication import Work, publish
@@ -122,12 +123,20 @@ def _run_torch_builder(wanted: Extension, arguments: Mapping[str, Any], tools: _
             told = build.output_of(error, work)
             if not wanted.sources:  # its flags map the folder in what is compiled; compilers' messages name it all the same
                 told = told.replace(f"{work}{os.sep}", "")
-            raise diagnose(told, wanted.name, wanted.for_whom, base / "logs") from None
+            raise _named(diagnose(told, wanted.name, wanted.for_whom, base / "logs"), wanted.name, told) from None
         finally:
             progress.log_commands(work, tools.ninja)
             numbered.pop(wanted.name, None)
             if before is not None:
                 numbered[wanted.name] = before
+
+
+def _named(error: CompileError, name: str, told: str) -> CompileError:
+    """With the name in front where the compilers tripped over it: it is a macro of their command, and no message says whence it comes."""
+    if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", told):
+        better = re.sub(r"\W|^(?=\d)", "_", name)
+        error.args = (f"the name {name!r} becomes TORCH_EXTENSION_NAME, which is a C++ identifier; use {better}\n{error}",)
+    return error
 
 
 def _not_from(work: Path, load: Any) -> Any:

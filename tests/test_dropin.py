@@ -294,6 +294,22 @@ def test_the_first_line_of_an_error_is_the_compilers(cache: Path, name: str, tmp
         opjit.load(name, plain(tmp_path / "a", text), extra_cflags=[flag for flag in flags if flag not in link], extra_ldflags=link)
 
 
+@pytest.mark.parametrize(("given", "better"), [("my-ext", "my_ext"), ("2nd", "_2nd")])
+def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(cache: Path, tmp_path: Path, source: Path, given: str,
+                                                                              better: str) -> None:
+    first = f"the name '{given}' becomes TORCH_EXTENSION_NAME, which is a C++ identifier; use {better}"
+    source.write_text("int TORCH_EXTENSION_NAME;\n")
+    with pytest.raises(CompileError) as caught:
+        opjit.load(given, str(source))
+    assert str(caught.value).splitlines()[0] == first
+    assert f"while building {given} for torch" in str(caught.value)
+    source.write_text("int f() { return it; }\n")  # where it does not, it is not to blame
+    with pytest.raises(CompileError, match="'it' was not declared") as caught:
+        opjit.load(given, str(source))
+    assert first not in str(caught.value)
+    assert value(opjit.load(given, plain(tmp_path / "b", PLAIN), extra_cflags=["-DVALUE=3"], is_python_module=False) or "") == 3
+
+
 def test_arguments_that_torch_refuses_are_refused(cache: Path, name: str, tmp_path: Path) -> None:
     path = plain(tmp_path / "a")
     with pytest.raises(ValueError, match="mutually exclusive"):
