@@ -176,7 +176,7 @@ def test(ops: tuple[str, ...], device: str | None, sanitize: str) -> None:
 @main.command()
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--arch", required=True, help="Archs to build for, with commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
-@click.option("--name", help="The wheel's name; default: the ops' namespace, and -ops.")
+@click.option("--name", help="The wheel's name; default: the ops' one namespace, and -ops.")
 @click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
 def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:

@@ -45,7 +45,7 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
         folders: of ops; each becomes a folder of the package.
         archs: to build for, such as ``["x86-64-v3", "sm_90"]``.
         directory: where the wheel goes.
-        name: of the project; None is the ops' namespace and ``-ops``. The package is named after it, with ``_``.
+        name: of the project; None is the ops' one namespace and ``-ops``. The package is named after it, with ``_``.
 
     Returns:
         The wheel's path.
@@ -56,6 +56,9 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
     """
     ops = {folder.resolve(): catalog.add_path(folder) for folder in folders}
     namespaces = sorted({op.schema.namespace for found in ops.values() for op in found})
+    if name is None and len(namespaces) > 1:
+        raise WheelError(f"the ops are of {len(namespaces)} namespaces, {' and '.join(namespaces)}, so none of them is the wheel's name; "
+                         "give it one: --name NAME")
     name = name or f"{namespaces[0]}-ops"
     package = package_name(name, version)
     contents: dict[str, bytes] = {}

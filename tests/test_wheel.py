@@ -234,4 +234,13 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_folders_that_hold_no_op_or_share_a_name_are_refused(plain: Path, tmp_path: Path) -> None:
     assert "there is no folder" in refused(str(tmp_path / "gone"), "--arch", "x86-64-v3")
-    assert "two folders are named plain" in refused(str(plain), str(new_op("othertest::plain", tmp_path)), "--arch", "x86-64-v3")
+    other = str(new_op("othertest::plain", tmp_path))
+    assert "two folders are named plain" in refused(str(plain), other, "--arch", "x86-64-v3", "--name", "both")
+
+
+def test_ops_of_two_namespaces_make_a_wheel_of_the_name_that_the_user_gives(plain: Path, tmp_path: Path) -> None:
+    folders = [str(plain), str(new_op("secondtest::second", tmp_path))]
+    assert "of 2 namespaces, secondtest and wheeltest, " in (told := refused(*folders, "--arch", "x86-64-v3", "-o", str(tmp_path / "dist")))
+    assert told.endswith("give it one: --name NAME\n")
+    assert not (tmp_path / "dist").exists()
+    assert make(*folders, "--arch", "x86-64-v3", "-o", str(tmp_path / "dist"), "--name", "both").name.startswith("both-0.1.0-")
