@@ -191,19 +191,14 @@ def _add_named(path: str) -> None:
         raise DeclarationError(f"OPJIT_PATH names {path!r}, which would be another folder wherever the process starts; name it by its "
                                "absolute path")
     try:
-        problem = _others(folder)
-        if problem:
-            raise DeclarationError(f"what is in it is not run: {problem}")
+        folders = _op_folders(folder)
+        for each in (folder, *folders, *(each / "op.py" for each in folders)):
+            problem = files.distrusted(each.resolve())
+            if problem:
+                raise DeclarationError(f"what is in it is not run: {problem}")
         add_path(folder)
     except (DeclarationError, OSError) as error:
         raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
-
-
-def _others(folder: Path) -> str | None:
-    """Who else can write a folder of ops, or an op.py that add_path would run for it; None if nobody."""
-    folders = _op_folders(folder)
-    places = (folder, *folders, *(each / "op.py" for each in folders))
-    return next(filter(None, (files.distrusted(each.resolve()) for each in places)), None)
 
 
 def _search_packages(qualified: str | None) -> None:
@@ -317,20 +312,27 @@ def read_again(op: Op) -> tuple[list[Op], ModuleType]:
     return found, module
 
 
+def _refuse_strangers(folder: Path) -> None:
+    """A user who names a folder of op folders may not mean each of them; one that is named itself is meant, whosever it is."""
+    for place in (part for each in _op_folders(folder) for part in (each, each / "op.py")):
+        status = place.stat()
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o002:
+            whose = "can be written by everybody" if status.st_mode & 0o002 else f"belongs to user {status.st_uid}"
+            raise DeclarationError(f"{folder} is a folder of op folders, and {place} {whose}, so none of them is run; name an op's own "
+                                   "folder")
+
+
 def named(text: str) -> list[Op]:
     """What a user means at the command line: an op's name, or the path of a folder, whose ops need not be on any path.
 
     Raises:
-        UnknownOp, DeclarationError: there is no such op, or none in the folder; or it is a folder of op folders, such as /tmp, that
-            others can write to.
+        UnknownOp, DeclarationError: there is no such op, or none in the folder; or it is a folder of op folders, such as /tmp, with one
+            of somebody else's.
     """
     path = Path(text)
     is_path = os.sep in text or text in (".", "..")
     if is_path or ("::" not in text and declared(f"opjit::{text}") is None and (path / "op.py").is_file()):
         if path.is_dir() and not (path / "op.py").is_file() and _op_folders(path):
-            problem = _others(path)
-            if problem:
-                raise DeclarationError(f"{text} is a folder of op folders, and what is in it is not run: {problem}; or name an op's own "
-                                       "folder")
+            _refuse_strangers(path)
         return add_path(path)
     return [find(text)]

@@ -909,7 +909,7 @@ def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(cpu, "open", missing, raising=False)
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     cpu._host_arch.cache_clear()
     try:
         assert cpu.Cpu().host_arch() == "x86-64-v2"
