@@ -65,13 +65,13 @@ class Objects(NamedTuple):
         self.check()
         if self.is_http:
             return
-        import fsspec
-
         try:
+            import fsspec
+
             fsspec.get_filesystem_class(self.scheme.rpartition("::")[2])
         except (ImportError, ValueError) as error:
-            raise RemoteError(f"{self.shown} needs a package that is not here: {error}; install the one that fsspec names for it, such as "
-                              "s3fs for s3:// and gcsfs for gs://") from error
+            raise RemoteError(f"{self.shown} needs a package that is not here: {error}; install fsspec, and the one that it names for "
+                              "the protocol, such as s3fs for s3:// and gcsfs for gs://") from error
 
     def read(self, name: str, limit: int, until: float) -> bytes:
         """An object's bytes.

@@ -54,6 +54,9 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
         WheelError: the folders, the name or the version cannot make a wheel.
         UnknownArch, ToolMissing, CompileError: a binary cannot be built here.
     """
+    for folder in folders:
+        if folder.is_dir() and not (folder / "op.py").is_file():
+            raise WheelError(f"expected the folder of an op, with its op.py in it, and {folder} has none; name each op's folder")
     ops = {folder.resolve(): catalog.add_path(folder) for folder in folders}
     namespaces = sorted({op.schema.namespace for found in ops.values() for op in found})
     if name is None and len(namespaces) > 1:
@@ -62,10 +65,7 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
     name = name or f"{namespaces[0]}-ops"
     package = package_name(name, version)
     contents: dict[str, bytes] = {}
-    for folder, found in ops.items():
-        if any(op.folder != folder for op in found):
-            raise WheelError(f"expected the folder of an op, with its op.py in it, and {folder} is a folder of such folders; name each of "
-                             "them")
+    for folder in ops:
         if f"{package}/{folder.name}/op.py" in contents:
             raise WheelError(f"two folders are named {folder.name}; rename one: both would be {package}/{folder.name}")
         contents.update({f"{package}/{folder.name}/{file}": content for file, content in tree(folder).items()})

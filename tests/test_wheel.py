@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -244,3 +245,11 @@ def test_ops_of_two_namespaces_make_a_wheel_of_the_name_that_the_user_gives(plai
     assert told.endswith("give it one: --name NAME\n")
     assert not (tmp_path / "dist").exists()
     assert make(*folders, "--arch", "x86-64-v3", "-o", str(tmp_path / "dist"), "--name", "both").name.startswith("both-0.1.0-")
+
+
+def test_a_folder_of_op_folders_is_refused_before_anything_in_it_is_run(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "op.py").write_text("raise SystemExit('it was run')\n")
+    done = CliRunner().invoke(main, ["wheel", str(tmp_path), "--arch", "x86-64-v3", "-o", str(tmp_path)])
+    assert done.exit_code == 1
+    assert re.search(r"expected the folder of an op, with its op\.py in it, and .* has none; name each op's folder", done.output)
