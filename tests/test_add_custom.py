@@ -142,7 +142,8 @@ def test_complex_numbers_of_one_dtype_are_added(add_custom: Op, dtype: torch.dty
     x, y = torch.randn(40, 30, dtype=dtype), torch.randn(40, 30, dtype=dtype)
     for a, b in ((x, y), (x.t(), y.t()), (x[::2, ::3], y[::2, ::3]), (x, y[0]), (x[:, :1], y[:1]), (x.conj(), y), (x.real, y.imag)):
         assert_as_torch(add_custom, a, b)
-    for a, b in ((x, y.real), (x.real, y), (x, torch.tensor(1j, dtype=COMPLEX[dtype == COMPLEX[0]]))):
+    for a, b in ((x, y.real), (x.real, y), (x, torch.tensor(1j, dtype=COMPLEX[dtype == COMPLEX[0]])), (x.real.bfloat16(), y[0, 0]),
+                 (x[0, 0], y.real.half())):
         with pytest.raises(RuntimeError, match=r"add_custom takes two complex tensors of one dtype, not \w+ and \w+"):
             add_custom(a, b)
 

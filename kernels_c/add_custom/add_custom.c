@@ -234,10 +234,10 @@ opjit_status add_custom_cpu(const opjit_tensor *self, const opjit_tensor *other,
     opjit_elements elements;
     sum s = {self->dtype, other->dtype, OPJIT_OTHER_DTYPE, elements.bytes};
     OPJIT_TRY(opjit_result_dtype(self, other, &s.result));
-    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE, "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
-                opjit_dtype_name(s.self), opjit_dtype_name(s.other));
     OPJIT_CHECK(s.result < OPJIT_COMPLEX64 || s.self == s.other,
                 "add_custom takes two complex tensors of one dtype, not %s and %s; convert one of them with .to()",
+                opjit_dtype_name(s.self), opjit_dtype_name(s.other));
+    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE, "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
                 opjit_dtype_name(s.self), opjit_dtype_name(s.other));
     OPJIT_TRY(opjit_empty_broadcast(out, self, other, s.result));
     OPJIT_TRY(opjit_elements_of(&elements, 3, (const opjit_tensor *[]){out, self, other}));
