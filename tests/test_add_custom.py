@@ -321,7 +321,8 @@ def test_one_graph_serves_all_sizes(add_custom: Op) -> None:
 
 
 @COMPILES
-def test_a_size_that_only_data_tell_meets_fewer_dimensions(add_custom: Op) -> None:
+@pytest.mark.parametrize("sizes", [(3,), (1, 3), (1, 1), (2, 1, 3)])
+def test_a_size_that_only_data_tell_broadcasts(add_custom: Op, sizes: tuple[int, ...]) -> None:
     torch._dynamo.reset()
 
     def positive(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -329,9 +330,23 @@ def test_a_size_that_only_data_tell_meets_fewer_dimensions(add_custom: Op) -> No
         result: torch.Tensor = add_custom.overload(bias, rows)
         return result
 
-    x, bias = torch.randn(9, 3), torch.randn(3)
+    x, bias = torch.randn(9, 3), torch.randn(sizes)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         torch.testing.assert_close(torch.compile(positive, backend="aot_eager", fullgraph=True)(x, bias), positive(x, bias))
+
+
+@COMPILES
+def test_a_bias_beside_a_size_that_only_data_tell_has_a_gradient(add_custom: Op) -> None:
+    torch._dynamo.reset()
+
+    def positive(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = add_custom.overload(x[x[:, 0] > 0], bias).square().sum()
+        return result
+
+    x, bias = torch.randn(9, 3), torch.randn(3, requires_grad=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.autograd.grad(torch.compile(positive, backend="aot_eager", fullgraph=True)(x, bias), bias)
+    torch.testing.assert_close(got, torch.autograd.grad(positive(x, bias), bias))
 
 
 def test_exported_it_keeps_its_name(add_custom: Op) -> None:

@@ -24,9 +24,22 @@ def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     torch._check(self.dtype == other.dtype or not dtype.is_complex, lambda: (
         f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
     for like in (self, other):
-        if like.dim() == len(sizes) and like.shape == sizes:  # tuples of two lengths would compare sizes that say nothing
+        if _same(like.shape, sizes):
             return torch.empty_like(like, dtype=dtype)
     return self.new_empty(sizes, dtype=dtype)
+
+
+def _same(one: torch.Size, other: torch.Size) -> bool:
+    """Surely so: where only data tell whether a size is 1, it is another. To ask would be an error while a graph is made."""
+    return len(one) == len(other) and all(_surely(a == b) for a, b in zip(one, other, strict=True))
+
+
+def _surely(equal: bool | torch.SymBool) -> bool:
+    if isinstance(equal, bool):
+        return equal
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import; there already where this is reached
+
+    return guard_or_false(equal)
 
 
 add_custom.reference(torch.add)
@@ -44,7 +57,7 @@ def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _reduced(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    summed = grad if grad.shape == shape else grad.sum_to_size(shape)
+    summed = grad if _same(grad.shape, shape) else grad.sum_to_size(shape)
     return summed if summed.dtype == dtype else summed.to(dtype)
 
 
