@@ -155,6 +155,12 @@ def test_other_dtypes_are_refused(add_custom: Op) -> None:
     for pair in ((x, torch.ones(3)), (torch.ones(3), x[0]), (x[0], torch.ones(3)), (x, torch.tensor(1))):
         with pytest.raises(RuntimeError, match=r"an unsupported dtype cannot be combined with another dtype; convert it with \.to"):
             add_custom(*pair)
+        with pytest.raises(RuntimeError, match=r"add_custom takes bool, integers, floating and complex dtypes, not "):
+            add_custom(*(one.to("meta") for one in pair))
+    backward = catalog.find("add_custom_backward")
+    for device in ("cpu", "meta"):
+        with pytest.raises(RuntimeError, match="add_custom_backward takes bool, integers, floating and complex dtypes"):
+            backward(x.to(device))
 
 
 # Sizes and strides --------------------------------------------------------------------------------------------------------------

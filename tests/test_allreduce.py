@@ -59,12 +59,12 @@ def test_every_dtype_pair_gives_torch_sums_result(allreduce: Op, dtype: torch.dt
             _check(allreduce, view, **({} if result is None else {"dtype": result}))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_is_refused(allreduce: Op, dtype: torch.dtype) -> None:
-    with pytest.raises(RuntimeError, match=r"allreduce takes .*, not .*complex"):
-        allreduce(torch.ones(3, dtype=dtype))
-    with pytest.raises(RuntimeError, match=r"allreduce takes .*, not .*complex"):
-        allreduce(torch.ones(3), dtype=dtype)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn])
+def test_complex_and_float8_are_refused(allreduce: Op, dtype: torch.dtype, device: str) -> None:
+    for one, result in ((dtype, None), (dtype, torch.float32), (torch.float32, dtype)):
+        with pytest.raises(RuntimeError, match=r"allreduce takes .*, not .*(complex|unsupported|float8)"):
+            allreduce(torch.ones(3, device=device).to(one), dtype=result)
 
 
 @pytest.mark.parametrize("dtype", INTEGRAL[1:])

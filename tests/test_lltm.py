@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from opjit import Op, backends, catalog, targets
-from tests.tensors import DEVICES
+from tests.tensors import COMPILES, DEVICES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "lltm"
 FLOATING = [torch.float32, torch.float64]
@@ -159,12 +159,6 @@ def test_a_zero_keeps_its_sign(forward: Op, dtype: torch.dtype) -> None:
         args[4].fill_(zero)
         for mine, theirs in zip(forward(*args), forward.plain(*args), strict=True):
             assert torch.equal(mine.signbit(), theirs.signbit())
-
-
-def test_meta_tensors_of_sizes_that_disagree_are_refused(forward: Op) -> None:
-    args = [x.to("meta") for x in arguments(2, 3, 4, torch.float32)]
-    with pytest.raises(RuntimeError, match="batch of `x` is 1"):
-        forward(args[0][:1], *args[1:])
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -351,6 +345,14 @@ def test_bad_arguments_of_the_forward_are_named(forward: Op, spoil: Callable[[li
     spoil(args)
     with pytest.raises(RuntimeError, match=re.escape(message)):
         forward(*args)
+    if message != BAD_FORWARD[-1][1]:
+        assert_refused_while_traced(forward, args, message)
+
+
+def assert_refused_while_traced(op: Op, args: list[Any], message: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        op(*(x.to("meta") if isinstance(x, Tensor) else x for x in args))
+    assert message in str(caught.value).replace("torch.", "")
 
 
 @pytest.mark.parametrize(("at", "changed", "message"), [
@@ -366,6 +368,7 @@ def test_bad_arguments_of_the_backward_are_named(forward: Op, backward: Op, at: 
     args[at] = changed(args[at])
     with pytest.raises(RuntimeError, match=re.escape(message)):
         backward(*args)
+    assert_refused_while_traced(backward, args, message)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -396,6 +399,21 @@ def test_torch_compile_and_export_take_any_batch(forward: Op) -> None:
     exported = torch.export.export(Module(), tuple(args), dynamic_shapes=((rows, None, None, rows, rows),))
     args = arguments(6, 3, 5, torch.float32)
     assert all(torch.equal(one, other) for one, other in zip(exported.module()(*args), step(*args), strict=True))
+
+
+@COMPILES
+def test_a_batch_that_only_data_tell_is_one_graph_with_gradients(forward: Op) -> None:
+    torch._dynamo.reset()
+
+    def step(mask: Tensor, x: Tensor, weights: Tensor, bias: Tensor, *states: Tensor) -> Tensor:
+        new_h, new_cell, _ = torch.ops.opjit.lltm_forward(x[mask], weights, bias, *(state[mask] for state in states))
+        total: Tensor = new_h.sum() + new_cell.square().sum()
+        return total
+
+    mask, args = torch.tensor([True, False, True, True]), [x.requires_grad_() for x in arguments(4, 3, 5, torch.float64)]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.autograd.grad(torch.compile(step, backend="aot_eager", fullgraph=True)(mask, *args), args)
+    torch.testing.assert_close(got, torch.autograd.grad(step(mask, *args), args))
 
 
 def example(script: str, *options: str) -> subprocess.CompletedProcess[str]:

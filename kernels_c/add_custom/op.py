@@ -16,10 +16,13 @@ import opjit
 INTEGRAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
+TAKEN = frozenset((*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64))  # torch itself adds no wide unsigned ones
 
 
 @opjit.op("add_custom(Tensor self, Tensor other) -> Tensor")
 def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    torch._check(self.dtype in TAKEN and other.dtype in TAKEN, lambda: (
+        f"add_custom takes bool, integers, floating and complex dtypes, not {self.dtype} and {other.dtype}"))
     dtype, sizes = torch.result_type(self, other), torch.broadcast_shapes(self.shape, other.shape)
     torch._check(self.dtype == other.dtype or not dtype.is_complex, lambda: (
         f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
@@ -106,6 +109,7 @@ def workloads(device: str) -> Iterator[opjit.Workload]:
 
 @opjit.op("add_custom_backward(Tensor grad) -> (Tensor grad_self, Tensor grad_other)")
 def add_custom_backward(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch._check(grad.dtype in TAKEN, lambda: "add_custom_backward takes bool, integers, floating and complex dtypes")
     return torch.empty_like(grad), torch.empty_like(grad)
 
 

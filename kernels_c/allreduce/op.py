@@ -11,12 +11,16 @@ import opjit
 
 INTEGRAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TAKEN = frozenset((*INTEGRAL, *FLOATING))
 
 
 @opjit.op("allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor")
 def allreduce(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     natural = x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
-    return x.new_empty((), dtype=natural if dtype is None else dtype)
+    result = natural if dtype is None else dtype
+    torch._check(x.dtype in TAKEN and result in TAKEN, lambda: (
+        f"allreduce takes and gives bool, integers and real floating dtypes, not {x.dtype} to {result}"))
+    return x.new_empty((), dtype=result)
 
 
 allreduce.reference(torch.sum)

@@ -25,9 +25,12 @@ Tensor = torch.Tensor
 @opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
           " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
 def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    torch._check(x.dim() == old_h.dim() == 2, lambda: f"lltm_forward: `x` and `old_h` have 2 dimensions, not {x.dim()} and {old_h.dim()}")
-    torch._check(x.shape[0] == old_h.shape[0], lambda: f"lltm_forward: the batch of `x` is {x.shape[0]}, that of `old_h` {old_h.shape[0]}")
-    batch, state = old_h.shape
+    op = "lltm_forward"
+    _check_tensors(op, x, {"weights": (weights, 2), "bias": (bias, 1), "old_h": (old_h, 2), "old_cell": (old_cell, 2)})
+    batch, state = _check_sizes(op, x, weights, old_h)
+    _check_size(op, "bias", bias, 0, 3 * state, "three times the state size of `old_h` is")
+    _check_size(op, "old_cell", old_cell, 0, batch, "the batch of `x` is")
+    _check_size(op, "old_cell", old_cell, 1, state, "the state size of `old_h` is")
     return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
 
@@ -37,13 +40,49 @@ def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_ce
 def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
                   inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``inputs`` and ``parameters`` say whose gradients are wanted; the others come back without elements."""
-    batch, features, state = *x.shape, old_h.shape[1]
+    op, given = "lltm_backward", {"gates": gates, "grad_h": grad_h, "grad_cell": grad_cell}
+    _check_tensors(op, x, {"weights": (weights, 2), "old_h": (old_h, 2), **{name: (one, 2) for name, one in given.items()}})
+    batch, state = _check_sizes(op, x, weights, old_h)
+    features = x.shape[1]
+    for name, one in given.items():
+        _check_size(op, name, one, 0, batch, "the batch of `x` is")
+    _check_size(op, "gates", gates, 1, 4 * state, "four times the state size of `old_h` is")
+    _check_size(op, "grad_h", grad_h, 1, state, "the state size of `old_h` is")
+    _check_size(op, "grad_cell", grad_cell, 1, state, "the state size of `old_h` is")
 
     def wanted(of: bool, *sizes: int) -> Tensor:
         return x.new_empty(sizes if of else (0,) * len(sizes))
 
     return (wanted(inputs, batch, features), wanted(parameters, 3 * state, state + features), wanted(parameters, 3 * state),
             wanted(inputs, batch, state), x.new_empty(batch, state))
+
+
+def _check_tensors(op: str, x: Tensor, others: dict[str, tuple[Tensor | None, int]]) -> None:
+    """As lltm.h has them; so are those that follow."""
+    torch._check(x.dtype in (torch.float32, torch.float64), lambda: f"{op} takes float32 and float64, not {x.dtype}")
+    for name, (one, dim) in {"x": (x, 2), **others}.items():
+        if one is not None:
+            _check_tensor(op, x, name, one, dim)
+
+
+def _check_tensor(op: str, x: Tensor, name: str, one: Tensor, dim: int) -> None:
+    torch._check(one.dtype == x.dtype, lambda: f"{op}: `{name}` is {one.dtype}, but `x` is {x.dtype}; convert one of them with .to()")
+    torch._check(one.dim() == dim, lambda: f"{op}: `{name}` must have {dim} dimension{'s' if dim > 1 else ''}, not {one.dim()}")
+
+
+def _check_sizes(op: str, x: Tensor, weights: Tensor, old_h: Tensor) -> tuple[int, int]:
+    """The batch and the states."""
+    (batch, features), state = x.shape, old_h.shape[1]
+    _check_size(op, "old_h", old_h, 0, batch, "the batch of `x` is")
+    _check_size(op, "weights", weights, 0, 3 * state, "three times the state size of `old_h` is")
+    _check_size(op, "weights", weights, 1, state + features, "the state size of `old_h` and the features of `x` together are")
+    return batch, state
+
+
+def _check_size(op: str, name: str, one: Tensor | None, d: int, size: int, meaning: str) -> None:
+    if one is not None:
+        found = one.shape[d]
+        torch._check(found == size, lambda: f"{op}: dimension {d} of `{name}` is {found}, but {meaning} {size}")
 
 
 @lltm_forward.reference

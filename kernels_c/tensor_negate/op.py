@@ -11,11 +11,13 @@ import opjit
 
 INTEGRAL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+TAKEN = frozenset((*INTEGRAL, *FLOATING, torch.uint16, torch.uint32, torch.uint64))  # torch itself negates no wide unsigned ones
 
 
 @opjit.op("tensor_negate(Tensor x) -> Tensor")
 def tensor_negate(x: torch.Tensor) -> torch.Tensor:
-    torch._check(x.dtype != torch.bool, lambda: "tensor_negate takes no bool tensor; ~x inverts it")
+    torch._check(x.dtype in TAKEN, lambda: f"tensor_negate takes integers, floating and complex dtypes, not {x.dtype}"
+                                           f"{'; ~x inverts a bool tensor' if x.dtype == torch.bool else ''}")
     return torch.empty_like(x)
 
 
