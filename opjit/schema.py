@@ -107,6 +107,10 @@ def parse(text: str) -> Schema:
     if not any(argument.kind == "Tensor" for argument in arguments):
         raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot tell which device's kernel to call; "
                           "add one, for example the tensor whose device the result should have")
+    number = next((result.kind for result in results if result.kind != "Tensor"), None)
+    if number is not None and any(argument.writes for argument in arguments):
+        raise SchemaError(f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "
+                          "together; return it as a Tensor of one element")
     return Schema(str(parsed), namespace, name, arguments, results)
 
 

@@ -247,7 +247,7 @@ def test_the_prototypes_are_torchs() -> None:
 
 SCHEMAS = [
     "f(Tensor x) -> ()", "f(Tensor x) -> Tensor", "f(Tensor x) -> (Tensor, Tensor, int, float, bool)", "f(Tensor? x) -> Tensor",
-    "f(Tensor[] xs) -> Tensor", "f(Tensor[]? xs, Tensor y) -> (Tensor, Tensor)", "f(Tensor(a!) x) -> ()", "f(Tensor(a!)? x) -> int",
+    "f(Tensor[] xs) -> Tensor", "f(Tensor[]? xs, Tensor y) -> (Tensor, Tensor)", "f(Tensor(a!) x) -> ()", "f(Tensor(a!)? x) -> Tensor",
     "f(Tensor(a!)[] xs) -> ()", "f(Tensor(a!)[]? xs, Tensor(b!) y) -> Tensor", "f(Tensor x, str s='*/ \"') -> Tensor",
     "f(Tensor x, int a, SymInt b, float c, bool d, str e, ScalarType f) -> float",
     "f(Tensor x, int? a, SymInt? b, float? c, bool? d, str? e, ScalarType? f) -> bool",

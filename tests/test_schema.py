@@ -69,13 +69,13 @@ def test_every_return_type_has_its_c_type(returns: str, c_types: list[str]) -> N
 
 
 def test_a_schema_is_read_in_full() -> None:
-    parsed = parse("optest::f(Tensor x, Tensor(a!)? y, *, int[]? n=None) -> (Tensor first, int second)")
+    parsed = parse("optest::f(Tensor x, Tensor(a!)? y, *, int[]? n=None) -> (Tensor first, Tensor second)")
     assert (parsed.namespace, parsed.name, parsed.qualified) == ("optest", "f", "optest::f")
     assert parsed.arguments == (
         Argument("x", "Tensor"),
         Argument("y", "Tensor", optional=True, writes=True),
         Argument("n", "int", optional=True, list=True, keyword_only=True))
-    assert parsed.results == (Result("first", "Tensor"), Result("second", "int"))
+    assert parsed.results == (Result("first", "Tensor"), Result("second", "Tensor"))
     assert parsed.mutates
 
 
@@ -109,6 +109,10 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor(a) x) -> Tensor(a)", "write Tensor, or Tensor(a!) if the kernel changes it"),
     ("f(Tensor(a!) x) -> Tensor(a!)", "return () and let the caller keep using the argument"),
     ("f(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", "return () and let the caller keep using the argument"),
+    ("f(Tensor(a!) x) -> int", "writes an argument and returns a plain int, which torch can neither compile nor export together; return "
+                               "it as a Tensor of one element"),
+    ("f(Tensor x, Tensor(a!)[]? ys) -> (Tensor, float)", "returns a plain float, which torch can neither compile nor export together"),
+    ("f(Tensor x, *, Tensor(a!) y) -> (bool, Tensor)", "returns a plain bool, which torch can neither compile nor export together"),
     ("f(int n) -> Tensor", "has no Tensor argument"),
     ("f() -> Tensor", "has no Tensor argument"),
     ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
