@@ -7,6 +7,7 @@ module's output changes, recipe.GLUE_GENERATOR is counted up.
 
 from __future__ import annotations
 
+import re
 from string import Template
 
 from opjit import resources
@@ -28,6 +29,9 @@ _RESERVED = frozenset([
     "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using",
     "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
 ])
+# Names that opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h> give to types and macros.
+_OF_HEADERS = re.compile(r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
+                         r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C")
 
 
 def c_names(schema: Schema) -> list[str]:
@@ -36,6 +40,7 @@ def c_names(schema: Schema) -> list[str]:
     names: list[str] = []
     for name in [*(argument.name for argument in schema.arguments),
                  *(result.name or ("out" if len(results) == 1 else f"out{index}") for index, result in enumerate(results))]:
+        name += "_" if _OF_HEADERS.fullmatch(name) else ""
         while name in _RESERVED or name in names:
             name += "_"
         names.append(name)

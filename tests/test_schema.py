@@ -190,6 +190,11 @@ C_WORDS = [
 ]
 GLUE_WORDS = ["out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
               "opjit_kernel", "i", "data", "printf", "stdin", "errno", "assert"]
+HEADER_WORDS = ["opjit_tensor", "opjit_tensors", "opjit_dtype", "opjit_status", "opjit_ints", "OPJIT_OK", "OPJIT_TRY",
+                "OPJIT_CHECK", "OPJIT_FLOAT32", "torch_ivalue", "torch_tensor", "aoti_torch_get_dim", "int64_t", "int8_t",
+                "uint64_t", "uint_fast16_t", "int_least32_t", "intptr_t", "uintmax_t", "size_t", "ptrdiff_t", "offsetof",
+                "INT64_MAX", "INT64_MIN", "UINT8_MAX", "SIZE_MAX", "INT_FAST8_MIN", "WCHAR_MAX", "INT_MAX", "LONG_MIN",
+                "CHAR_BIT", "INT64_C", "UINTMAX_C", "cudaStream_t"]
 
 
 def _legal(word: str) -> bool:
@@ -206,8 +211,8 @@ def test_torch_takes_most_c_words_as_names() -> None:
 
 @pytest.mark.parametrize(("kind", "value"), [("int", 3), ("Tensor", torch.ones(2)), ("str?", None)])
 def test_arguments_may_have_any_name(make_op: Callable[..., Op], kind: str, value: object) -> None:
-    words = [word for word in [*C_WORDS, *GLUE_WORDS] if _legal(word)]
-    for some in (words[:60], words[60:]):
+    words = [word for word in [*C_WORDS, *GLUE_WORDS, *HEADER_WORDS] if _legal(word)]
+    for some in (words[:60], words[60:120], words[120:]):
         op = make_op(f"names({', '.join(['Tensor x', *(f'{kind} {word}' for word in some)])}) -> (Tensor, Tensor)")
         declared = glue.parameters(op.schema)
         names = glue.c_names(op.schema)
@@ -221,8 +226,8 @@ def test_arguments_may_have_any_name(make_op: Callable[..., Op], kind: str, valu
 
 @pytest.mark.nvcc
 def test_arguments_may_have_any_name_in_cuda(make_op: Callable[..., Op]) -> None:
-    words = [word for word in [*C_WORDS, *GLUE_WORDS] if _legal(word)]
-    for some in (words[:60], words[60:]):
+    words = [word for word in [*C_WORDS, *GLUE_WORDS, *HEADER_WORDS] if _legal(word)]
+    for some in (words[:60], words[60:120], words[120:]):
         op = make_op(f"names({', '.join(['Tensor x', *(f'int {word}' for word in some)])}) -> (Tensor, Tensor)")
         (op.folder / "names.cu").write_text(
             f'#include "opjit_cuda.h"\nopjit_status names_cuda({", ".join(glue.parameters(op.schema))}, cudaStream_t stream)\n'
