@@ -89,10 +89,10 @@ def parse(text: str) -> Schema:
     qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"
     try:
         parsed = torch._C.parse_schema(qualified)
-    except RuntimeError as error:
-        raise SchemaError(f"torch cannot parse the schema {text!r}: {str(error).strip()}") from None
-    except UnicodeDecodeError as error:  # its message quotes a part of a letter
-        raise SchemaError(f"torch cannot parse the schema {text!r}: names hold ASCII letters, digits and _ only") from error
+    except (RuntimeError, UnicodeDecodeError) as error:
+        # Of another letter torch's message quotes a part, or says nothing.
+        told = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
+        raise SchemaError(f"torch cannot parse the schema {text!r}: {told}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
