@@ -39,8 +39,12 @@ def _renew() -> None:
     declaring = threading.RLock()
 
 
-# After forks.py has registered its own: the last of these runs first, so a fork takes the two locks in the order of an op.py that builds.
-os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
+def watch() -> None:
+    """Have forks wait; see `forks.watch`. After that: a fork takes the two locks in the order of an op.py that builds."""
+    os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
+
+
+watch()
 
 
 def define(declared: Op) -> None:
