@@ -26,6 +26,20 @@ def scale(make_op: Callable[..., Op]) -> Op:
     return make_op("scale(Tensor x, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=lambda x, *args, **kwargs: torch.empty_like(x))
 
 
+def differentiable(make_op: Callable[..., Op]) -> Op:
+    op = scale(make_op)
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[1] + keyword_only_inputs["b"]
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.factor, None
+
+    return op
+
+
 def test_defaults_that_torch_leaves_out_are_filled_in(make_op: Callable[..., Op]) -> None:
     op = scale(make_op)
     seen: list[Any] = []
@@ -86,16 +100,8 @@ def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: 
 
 
 def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
-    op = scale(make_op)
+    op = differentiable(make_op)
     wrong: list[int] = []
-
-    @op.setup_context
-    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.factor = inputs[1] + keyword_only_inputs["b"]
-
-    @op.backward
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad * ctx.factor, None
 
     def work(b: int) -> None:
         for _ in range(300):
@@ -114,16 +120,7 @@ def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
 
 
 def test_compiled_autograd_traces_the_backward_of_an_eager_call(make_op: Callable[..., Op]) -> None:
-    op = scale(make_op)
-
-    @op.setup_context
-    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.factor = inputs[1] + keyword_only_inputs["b"]
-
-    @op.backward
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad * ctx.factor, None
-
+    op = differentiable(make_op)
     x = torch.ones(3, requires_grad=True)
     loss = op(x, 4.0).sum()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
