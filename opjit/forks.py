@@ -37,9 +37,5 @@ def _renew() -> None:
 
 
 def watch() -> None:
-    """Have forks wait. Again, after a module has registered what it does before a fork: the last that is registered runs first, and
-    what is being imported may wait for the end of a fork that has come to that module's."""
+    """Have forks wait; see `registration.watch`."""
     os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
-
-
-watch()

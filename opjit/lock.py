@@ -27,11 +27,10 @@ from typing import NamedTuple
 
 from filelock import Timeout, UnixFileLock
 
-from opjit import files, forks, progress, registration
+from opjit import files, progress, registration
 from opjit.errors import CacheWarning
 
-forks.watch()  # filelock, too, has something to do before a fork, and a part of torch's builder waits for it to be done
-registration.watch()
+registration.watch()  # filelock, too, has something to do before a fork, and a part of torch's builder waits for it to be done
 
 POLL = 0.05  # seconds between a waiter's looks
 BEAT = 1.0  # seconds between a holder's signs of life

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opjit import backends, forks  # noqa: F401  registers what runs before a fork, see below
+from opjit import backends, forks
 from opjit.errors import DeclarationError, NoKernel
 from opjit.op import Function, Op
 
@@ -40,7 +40,13 @@ def _renew() -> None:
 
 
 def watch() -> None:
-    """Have forks wait; see `forks.watch`. After that: a fork takes the two locks in the order of an op.py that builds."""
+    """Have forks wait for declarations and for the imports of builds. They take the two locks in the order of an op.py that builds:
+    what runs before a fork runs in the opposite order of its registration.
+
+    Again, after a module has registered something of its own: what is being imported may wait for the end of a fork that has come to
+    that.
+    """
+    forks.watch()
     os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_renew)
 
 
