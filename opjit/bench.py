@@ -61,21 +61,17 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
     console = Console(width=110, highlight=False)
     lines = []
     copies: dict[str, float] = {}
-    for op in (op for name in names for op in catalog.named(name)):
-        devices = [device] if device else op.devices()
-        if not devices:
-            console.print(op.nowhere())
-        for each in devices:
-            called = api.get(op.qualified, each)
-            console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")
-            if each == "cuda":
-                copies[each] = copies.get(each) or _copy_bandwidth(each)
-                console.print(f"a copy of float32 2^{_COPIED.bit_length() - 1}: {copies[each] / 1e9:.0f} GB/s")
-            console.print(_HEADER)
-            for workload in op.work(each):
-                if only is None or only in workload.label:
-                    lines.append(_measure(op, called, each, workload, copies.get(each)))
-                    console.print(_shown(lines[-1]))
+    for op, each in catalog.named_on(names, device, console.print):
+        called = api.get(op.qualified, each)
+        console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")
+        if each == "cuda":
+            copies[each] = copies.get(each) or _copy_bandwidth(each)
+            console.print(f"a copy of float32 2^{_COPIED.bit_length() - 1}: {copies[each] / 1e9:.0f} GB/s")
+        console.print(_HEADER)
+        for workload in op.work(each):
+            if only is None or only in workload.label:
+                lines.append(_measure(op, called, each, workload, copies.get(each)))
+                console.print(_shown(lines[-1]))
     if not lines:
         console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
         return 1

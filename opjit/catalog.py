@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -310,6 +310,15 @@ def read_again(op: Op) -> tuple[list[Op], ModuleType]:
     for each in found:
         each.stamp = stamp  # from before it was read
     return found, module
+
+
+def named_on(names: Iterable[str], device: str | None, tell: Callable[[str], object]) -> Iterator[tuple[Op, str]]:
+    """The ops that a user means, with each device that they are to run on; None is all that are here. An op that none is for is told of."""
+    for op in (op for name in names for op in named(name)):
+        devices = [device] if device else op.devices()
+        if not devices:
+            tell(f"{op.qualified} runs on no device that is here: it has kernels for {' and '.join(op.backends()) or 'nothing'}")
+        yield from ((op, each) for each in devices)
 
 
 def _refuse_strangers(folder: Path) -> None:

@@ -242,10 +242,6 @@ class Op:
         own = self.backends()
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
-    def nowhere(self) -> str:
-        """A sentence for where `devices` names none."""
-        return f"{self.qualified} runs on no device that is here: it has kernels for {' and '.join(self.backends()) or 'nothing'}"
-
 
 def _named(qualified: str) -> Op:
     from opjit import catalog

@@ -20,6 +20,7 @@ import tempfile
 import unittest
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,15 +101,11 @@ def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> 
     checked = failed = 0
     with tempfile.TemporaryDirectory(prefix="opjit-") as scratch:
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # or it would be a folder in the user's
-        for op in (op for name in names for op in catalog.named(name)):
-            devices = [device] if device else op.devices()
-            if not devices:
-                print(op.nowhere(), flush=True)
-            for each in devices:
-                checked += 1
-                print(f"{op.qualified} on {each}", flush=True)
-                for line in itertools.chain(results(op, each), sanitize.lines(op, each, sanitizers)):
-                    failed += line.status == "failed"
-                    print(f"  {line.status:<8} {line.name:<18} {line.note}", flush=True)
+        for op, each in catalog.named_on(names, device, partial(print, flush=True)):
+            checked += 1
+            print(f"{op.qualified} on {each}", flush=True)
+            for line in itertools.chain(results(op, each), sanitize.lines(op, each, sanitizers)):
+                failed += line.status == "failed"
+                print(f"  {line.status:<8} {line.name:<18} {line.note}", flush=True)
     print(f"{failed} failed" if failed else "all hold" if checked else "nothing was checked")
     return 1 if failed or not checked else 0
