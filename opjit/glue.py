@@ -139,7 +139,7 @@ def _declare(result: Result, index: int) -> str:
 
 
 def _body(schema: Schema, function: str, stream: bool) -> list[str]:
-    """Inside run(): read each argument, call the kernel, look at what it did."""
+    """Inside opjit_run(): read each argument, call the kernel, look at what it did."""
     lines: list[str] = []
     passed: list[str] = []
     for index, argument in enumerate(schema.arguments):

@@ -740,6 +740,21 @@ def test_a_signature_that_is_not_the_schemas_does_not_compile(make_op: MakeOp, p
     assert "opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out);" in message, "the schema's"
 
 
+def test_an_authors_functions_may_have_any_names_but_opjits(make_op: MakeOp) -> None:
+    of_the_glue = ["run", "call", "status", "stack", "num_args", "boxed0", "arg0", "out0", "cell"]
+    defined = "\n".join(f"static int {name}(void) {{ return 1; }}" for name in of_the_glue)
+    op = make_op("mine(Tensor x, float? a=None) -> int", f"""
+{defined}
+opjit_status mine_cpu(const opjit_tensor *x, const double *a, int64_t *out)
+{{
+    (void)x, (void)a;
+    *out = {" + ".join(f"{name}()" for name in of_the_glue)};
+    return OPJIT_OK;
+}}
+""")
+    assert op(torch.ones(3)) == len(of_the_glue)
+
+
 def test_a_kernel_of_another_name_does_not_link(make_op: MakeOp) -> None:
     op = make_op("scale(Tensor x) -> ()", "opjit_status scale(const opjit_tensor *x)\n{\n    (void)x;\n    return OPJIT_OK;\n}\n")
     with pytest.raises(CompileError, match="scale_cpu"):
