@@ -68,9 +68,9 @@ def seconds(value: float) -> str:
     return f"{value / 1e-9:.0f} ns"
 
 
-def show(title: str, rows: Iterable[Row]) -> None:
+def show(title: str, rows: Iterable[Row], sides: tuple[str, str] = ("opjit", "peer")) -> None:
     """Print a table in plain text."""
-    lines = [Row("", "opjit", "peer", "measured", "bar", ""), *rows]
+    lines = [Row("", *sides, "measured", "bar", ""), *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(Row._fields))]
     print(f"\n{title}\ntorch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} CPUs\n")
     for line in lines:
