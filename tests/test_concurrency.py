@@ -334,6 +334,23 @@ print(code, opjit.get("allreduce", "cpu")(torch.ones(3)).item())
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 3.0\n"
 
 
+def test_a_build_for_the_cpu_starts_no_cuda_that_a_forked_child_could_not_use(here: Path) -> None:
+    """Torch's builder asks whether there is a GPU. Here a torch with CUDA is played, on a machine with a driver."""
+    code = """
+import os
+def start():
+    raise SystemExit("CUDA was started")
+torch.cuda._is_compiled = lambda: True
+torch.cuda._device_count_nvml = lambda: 1
+torch._C._cuda_getDeviceCount = start
+torch.version.cuda = "13.0"
+os.environ["CUDA_HOME"] = "/usr/local/cuda"
+before = dict(os.environ)
+print(opjit.get("allreduce", "cpu")(torch.ones(3)).item(), dict(os.environ) == before)
+"""
+    assert fresh("import opjit, torch\n" + code).stdout == "3.0 True\n"
+
+
 def test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it(here: Path) -> None:
     code = """
 import os, time

@@ -11,7 +11,7 @@ import torch
 
 import opjit
 from opjit import catalog, sanitize
-from tests.helpers import BUNDLED
+from tests.helpers import BUNDLED, fresh
 
 pytestmark = pytest.mark.gpu
 
@@ -186,6 +186,20 @@ def test_a_tensor_on_another_device_than_the_current_one(allreduce: Callable[...
     assert result.device == x.device
     assert result.item() == 3_000_000
     assert torch.cuda.current_device() == 0
+
+
+def test_a_child_forked_after_a_build_for_the_cpu_can_use_the_gpu(tmp_path: Path) -> None:
+    """Not once this process had started CUDA; torch's builder would, to know whether to warn."""
+    done = fresh("""
+        import os, opjit, torch
+        opjit.get("allreduce", "cpu")
+        child = os.fork()
+        if child == 0:
+            print(torch.ones(3, device="cuda").sum().item(), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """, {"OPJIT_CACHE": str(tmp_path)}, flags=("-W", "ignore::DeprecationWarning"))
+    assert done.stdout == "3.0\n"
 
 
 def test_a_tensor_on_the_cpu_beside_one_on_the_gpu_is_served_by_its_own_kernel(allreduce: Callable[..., torch.Tensor]) -> None:
