@@ -10,10 +10,8 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import importlib
 import io
 import json
-import logging
 import os
 import re
 import shlex
@@ -32,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, files, forks, glue, headers, loader, progress, resources, toolchain
+from opjit import binary, builder, files, forks, glue, headers, loader, progress, resources, toolchain
 from opjit.commands import Commands
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
@@ -44,7 +42,6 @@ from opjit.toolchain import Compiler, Nvcc
 
 _UNIQUE = "@unique@"
 _OBJECT = "opjit_runtime.o"
-_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
 _runtimes: dict[str, _Runtime] = {}  # what this process has compiled of RUNTIME, by all that decides it
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
@@ -237,20 +234,9 @@ def output_of(error: Exception, work: Path) -> str:
 
 
 def import_builder() -> Any:
-    """torch.utils.cpp_extension, without its warning that there is no GPU: a build needs none.
-
-    To know that, torch would start CUDA: for 0.2 s, and no child that is forked later could use it. By that variable it asks NVML.
-    """
+    """torch.utils.cpp_extension; see `builder`."""
     with torch_builder, forks.importing():
-        quiet = logging.getLogger("torch.utils.cpp_extension")
-        level, asked = quiet.level, os.environ.get(_ASK_NVML)
-        quiet.setLevel(logging.ERROR)
-        _set_environment({_ASK_NVML: "1"})
-        try:
-            return importlib.import_module("torch.utils.cpp_extension")
-        finally:
-            _set_environment({_ASK_NVML: asked})
-            quiet.setLevel(level)
+        return builder.module()
 
 
 @contextmanager

@@ -1,0 +1,57 @@
+"""Torch's extension builder as opjit gets it: torch's own, or its code without setuptools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import fresh
+
+GET = "print(opjit.get('allreduce', 'cpu')(torch.ones(3)).item(), end=' ')\n"
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
+
+
+def test_a_first_build_imports_no_setuptools() -> None:
+    done = fresh("import sys, opjit, torch\n" + GET + "print(sys.modules.keys() & {'setuptools', 'distutils', 'Cython'})")
+    assert done.stdout == "3.0 set()\n"
+
+
+def test_a_machine_without_setuptools_builds() -> None:
+    done = fresh("import sys, opjit, torch\nsys.modules['setuptools'] = None\n" + GET)
+    assert done.stdout == "3.0 "
+
+
+def test_who_imports_the_builder_after_a_build_gets_all_of_it() -> None:
+    done = fresh("import opjit, torch\n" + GET + """
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+from setuptools import Command, Extension
+print(issubclass(BuildExtension, Command), isinstance(CppExtension("x", ["x.cpp"]), Extension))
+""")
+    assert done.stdout == "3.0 True True\n"
+
+
+def test_a_builder_that_was_imported_is_the_one_that_builds() -> None:
+    done = fresh("""
+import opjit, torch
+from torch.utils import cpp_extension
+load = cpp_extension.load
+def seen(*args, **kwargs):
+    print("load", end=" ")
+    return load(*args, **kwargs)
+cpp_extension.load = seen
+""" + GET)
+    assert done.stdout == "load 3.0 "
+
+
+def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
+    done = fresh("""
+import sys, opjit, torch
+from opjit import builder
+del builder._Absent.__getattr__
+""" + GET + "print(builder.module() is sys.modules['torch.utils.cpp_extension'])")
+    assert done.stdout == "3.0 True\n"
