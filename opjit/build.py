@@ -117,13 +117,13 @@ def workspace(staged: Path) -> Iterator[Path]:
 
 def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, work: Path, entry: Path, base: Path) -> Manifest:
     entry.mkdir(mode=0o700)
-    sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
-                          recipe.target.backend.stream)
-    runtime = (resources.folder("kernels_c") / RUNTIME).read_text(encoding="utf-8")
-    for name, text in {**sources, RUNTIME: runtime}.items():
-        (work / name).write_text(text, encoding="utf-8")
-    with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins while Python imports torch's builder
+    with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins meanwhile
         making = beside.submit(_stubs, recipe, compiler, base)
+        sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
+                              recipe.target.backend.stream)
+        runtime = (resources.folder("kernels_c") / RUNTIME).read_text(encoding="utf-8")
+        for name, text in {**sources, RUNTIME: runtime}.items():
+            (work / name).write_text(text, encoding="utf-8")
         import_builder()
         stubs = making.result()
     name = f"opjit_{files.unique()}"
