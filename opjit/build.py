@@ -46,8 +46,8 @@ torch_builder = threading.Lock()  # guards cpp_extension's module variables and 
 _runtimes: dict[str, _Runtime] = {}  # what this process has compiled of RUNTIME, by all that decides it
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
-# torch writes a source's path into ninja's file with only its spaces escaped, and nvcc misreads a quote or a backslash.
-_UNWRITABLE = re.compile(r"[$:|\"\\]")
+# torch writes a source's path into ninja's file with only its spaces escaped, and nvcc misreads these quotes and a backslash.
+_UNWRITABLE = re.compile(r"[$:|\"`\\]")
 
 
 class _Runtime(NamedTuple):
@@ -191,17 +191,17 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
     places = {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work), "unique": _UNIQUE,
               **added}
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
+    include = [f"-I{places[name]}" for name in ("folder", "include", *added)]
     cpp_extension = import_builder()
     with torch_builder, _settings(cpp_extension, compiler, nvcc, ninja, work):
         try:
             cpp_extension.load(
                 name=name,
                 sources=sources,
-                extra_cflags=[quote(flag.format(**places)) for flag in flags.c],
-                extra_cuda_cflags=[quote(flag) for flag in _for_nvcc([flag.format(**places) for flag in flags.cuda])],
+                extra_cflags=[quote(flag) for flag in (*include, *(flag.format(**places) for flag in flags.c))],
+                extra_cuda_cflags=[quote(flag) for flag in _for_nvcc(include, [flag.format(**places) for flag in flags.cuda])],
                 extra_ldflags=[*objects, "-shared", quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
-                extra_include_paths=[places[name].replace("$", "$$") for name in ("folder", "include", *added)],
                 build_directory=str(work),
                 with_cuda=nvcc is not None,
                 is_python_module=False,
@@ -320,9 +320,11 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _for_nvcc(flags: list[str]) -> list[str]:
-    """What is behind -Xcompiler goes through a second shell, and nvcc splits it at commas."""
-    return [shlex.quote(flag).replace(",", "\\,") if before == "-Xcompiler" else flag
+def _for_nvcc(include: list[str], flags: list[str]) -> list[str]:
+    """Folders of headers go to the host compiler: nvcc splits an -I at commas. It splits what is behind -Xcompiler too, but not where a
+    backslash stands before the comma, and passes it through a second shell."""
+    flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
+    return [re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
             for before, flag in zip(["", *flags], flags, strict=False)]
 
 

@@ -239,7 +239,7 @@ def test_cuda_binaries_are_identical_between_build_folders(cuda_once: tuple[Path
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("name", ["with a space", "dol$lar", "smörgås-日本", "{brace} & semi;colon"])
+@pytest.mark.parametrize("name", ["with a space", "dol$lar", "smörgås-日本", "{brace} & semi;colon", "com,ma", "quo'te `tick`"])
 def test_odd_characters_in_paths_do_no_harm_to_a_cuda_build(cuda_once: tuple[Path, Entry], tmp_path: Path, name: str) -> None:
     other = built(write_op(tmp_path / name / "plus"), tmp_path / name / "cache", cuda_target("sm_80+sm_90"))
     assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
