@@ -8,6 +8,7 @@ point ``opjit.ops``. None is looked at before: a process pays for the ops that i
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import sys
@@ -96,7 +97,7 @@ def _declare_bundled(name: str | None = None) -> None:
             if folder not in _running:  # else it asks for its own op
                 _running.add(folder)
                 try:
-                    declare_folder(_bundled[folder], f"opjit_bundled.{folder}")
+                    declare_folder(_bundled[folder], "opjit_bundled")
                     del _bundled[folder]
                 finally:
                     _running.discard(folder)
@@ -277,10 +278,12 @@ def _op_folders(place: Path) -> list[Path]:
     return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
 
 
-def declare_folder(folder: Path, name: str | None = None) -> None:
-    """Run a folder's op.py, which declares its ops, as a module of a name."""
-    name = name or f"opjit_ops.{folder.name}"
-    spec = importlib.util.spec_from_file_location(name, folder / "op.py")
+def declare_folder(folder: Path, whose: str = "opjit_ops") -> None:
+    """Run a folder's op.py, which declares its ops, as a module. Pickle, dataclasses and others look what it defines up by its name."""
+    name, file = f"{whose}_{folder.name}".replace(".", "_"), str(folder / "op.py")  # pickle would import what stands before a dot
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:  # of another folder of the same name
+        name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None  # a .py file always has one
     module = importlib.util.module_from_spec(spec)

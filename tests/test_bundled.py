@@ -17,7 +17,7 @@ import sys
 import torch
 
 def ran():
-    return sorted(name.removeprefix("opjit_bundled.") for name in sys.modules if name.startswith("opjit_bundled."))
+    return sorted(name.removeprefix("opjit_bundled_") for name in sys.modules if name.startswith("opjit_bundled_"))
 """
 
 
@@ -169,7 +169,7 @@ ops = opjit.add_path(resources.folder("kernels_c") / "lltm")
 assert ran() == ["lltm"]
 assert [op.schema.name for op in ops] == ["lltm_backward", "lltm_forward"]
 assert all(op is catalog.find(op.qualified) and op.handle is not None for op in ops)
-assert sys.modules["opjit_bundled.lltm"].lltm_forward is catalog.find("lltm_forward")
+assert sys.modules["opjit_bundled_lltm"].lltm_forward is catalog.find("lltm_forward")
 """, tmp_path)
 
 
@@ -180,7 +180,7 @@ import sys
 import torch, opjit
 opjit.add_path({os.fspath(folder)!r})
 torch.ops.opjit.round_ste
-assert sys.modules["opjit_ops.round_ste"].plus is opjit.catalog.find("keytest::plus")
+assert sys.modules["opjit_ops_round_ste"].plus is opjit.catalog.find("keytest::plus")
 """, tmp_path)
 
 

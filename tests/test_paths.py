@@ -153,6 +153,47 @@ def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp
     assert "pathtest.unread" in done.stdout
 
 
+def test_two_folders_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    """What looks things up by the name of their module finds each folder's own."""
+    for place, kind in (("a", "int"), ("b", "float")):
+        folder = write(tmp_path / place / "shared", f"pathtest::shared_{place}")
+        (folder / "op.py").write_text(f"""\
+from __future__ import annotations
+
+import dataclasses
+{(folder / "op.py").read_text()}
+
+Number = {kind}
+
+
+@dataclasses.dataclass
+class Options:
+    number: Number = 1  # of {place}
+
+
+def fail():
+    raise ValueError("in {place}")
+""")
+    code = """
+        import inspect, pickle, sys, traceback, typing
+        import torch, opjit
+        from opjit import catalog
+        for place, kind in (("a", int), ("b", float)):
+            module = sys.modules[catalog.find(f"pathtest::shared_{place}").fake.__module__]
+            assert type(pickle.loads(pickle.dumps(module.Options()))) is module.Options
+            assert typing.get_type_hints(module.Options)["number"] is kind
+            assert f"# of {place}" in inspect.getsource(module.Options)
+            try:
+                module.fail()
+            except ValueError:
+                assert f'raise ValueError("in {place}")' in traceback.format_exc()
+            print(module.__name__)
+        """
+    done = fresh(code, {"OPJIT_PATH": os.pathsep.join(str(tmp_path / place) for place in ("a", "b"))})
+    first, second = done.stdout.split()
+    assert (first, second.rpartition("_")[0]) == ("opjit_ops_shared", "opjit_ops_shared")
+
+
 @pytest.mark.parametrize("flaw", ["relative", "missing", "empty", "a writable folder", "a writable op.py", "a writable op folder"])
 def test_a_folder_of_the_environment_that_cannot_be_trusted_or_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                           flaw: str) -> None:
