@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from rich.console import Console
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.benchmark import Timer
 
-from opjit import api, catalog, plot
+from opjit import api, catalog, cli_json, plot
 from opjit.errors import BadSetting
 from opjit.op import Op, Workload
 
@@ -77,7 +76,7 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
         return 1
     try:
         if json_file is not None:
-            json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))
+            json_file.write_text(cli_json.dump([asdict(line) for line in lines]))
         if plot_file is not None:
             plot.draw(lines, plot_file)
     except OSError as error:

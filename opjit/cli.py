@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from opjit import __version__
+from opjit import __version__, cli_json
 from opjit.cli_cache import cache
 from opjit.errors import CacheWarning, OpjitError
 
@@ -73,12 +73,17 @@ def demo() -> None:
 
 
 @main.command(name="list")
-def list_ops() -> None:
+@cli_json.option
+def list_ops(tell: cli_json.Tell) -> None:
     """Show the declared ops, their backends and schemas."""
     from opjit import catalog
 
     catalog.search()
-    for op in catalog.all_ops():
+    ops = catalog.all_ops()
+    if tell is not None:
+        tell([{"op": op.qualified, "schema": op.schema.text, "backends": op.backends(), "folder": op.folder} for op in ops])
+        return
+    for op in ops:
         click.echo(f"{op.qualified}  [{', '.join(op.backends())}]  {op.schema.text.partition('::')[2]}")
 
 
@@ -113,7 +118,8 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 @click.option("--device", help="Device that would run it; default: the current accelerator, else the CPU.")
 @click.option("--arch", help="Ask for this arch (sm_90, x86-64-v3, …), whatever this machine has.")
 @click.option("--against", metavar="KEY", help="Compare with the entry whose key starts so; default: the nearest.")
-def why(op: str, device: str | None, arch: str | None, against: str | None) -> None:
+@cli_json.option
+def why(op: str, device: str | None, arch: str | None, against: str | None, tell: cli_json.Tell) -> None:
     """Tell whether a request for OP, an op's name or the folder of one, would hit or miss, and which input changed if it misses.
 
     C++ extensions (opjit.load) are not looked at.
@@ -121,16 +127,21 @@ def why(op: str, device: str | None, arch: str | None, against: str | None) -> N
     from opjit import catalog
     from opjit.why import explain
 
-    for found in catalog.named(op):
-        click.echo(explain(found, device, arch, against))
+    explanations = (explain(found, device, arch, against) for found in catalog.named(op))
+    if tell is not None:
+        tell([explanation.fields() for explanation in explanations])
+        return
+    for explanation in explanations:
+        click.echo(explanation)
 
 
 @main.command()
-def doctor() -> None:
+@cli_json.option
+def doctor(tell: cli_json.Tell) -> None:
     """Find out what on this machine keeps ops from being built, cached or loaded; exit code 1 if something does."""
     from opjit import doctor as checks
 
-    checks.main()
+    checks.main(tell)
 
 
 @main.command()

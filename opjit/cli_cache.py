@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opjit import cli_json
+
 if TYPE_CHECKING:
     from opjit.transfer import Report
 
@@ -29,23 +31,32 @@ def path() -> None:
 
 
 @cache.command()
-def ls() -> None:
+@cli_json.option
+def ls(tell: cli_json.Tell) -> None:
     """List the entries: op, arch, size, how long ago it was used, key."""
     from opjit import cache
 
+    items = cache.entries()
+    if tell is not None:
+        tell([{**item._asdict(), "used": item.used} for item in items])
+        return
     now = time.time()
-    rows = [(item.op, item.arch, _size(item.size), _ago(now - item.used), item.key) for item in cache.entries()]
+    rows = [(item.op, item.arch, _size(item.size), _ago(now - item.used), item.key) for item in items]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {ago:>{widths[3]}}  {key}\n"
                        for op, arch, size, ago, key in rows), nl=False)
 
 
 @cache.command()
-def stats() -> None:
+@cli_json.option
+def stats(tell: cli_json.Tell) -> None:
     """Show what the cache holds, how often it had what was asked for, and what that saved."""
     from opjit import cache
 
     found = cache.stats()
+    if tell is not None:
+        tell({"path": cache.path(), **found._asdict()})
+        return
     places = ", ".join(f"{count} in the {where}" for where, count in found.by_place.items() if count)
     asked = found.hits + found.misses
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since)) if found.since is not None else "nothing was counted yet"

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +92,12 @@ class Explanation:
         if self.elsewhere:
             return f"{start} was never built; there are entries for {', '.join(self.elsewhere)}"
         return f"{start} was never built"
+
+    def fields(self) -> dict[str, Any]:
+        """For JSON: the attributes, and besides them the arch, a verdict and the reason."""
+        return {**asdict(self), "arch": self.target.partition(" ")[2], "state": "miss" if self.found is None else "hit",
+                "reason": self.reason, "differences": [difference._asdict() for difference in self.differences],
+                "unusable": [{"folder": folder, "reason": reason} for folder, reason in self.unusable]}
 
     def __str__(self) -> str:
         lines = [f"{self.op} for {self.target}: {'a hit' if self.found else 'a miss'}; {self.outcome}"]

@@ -551,6 +551,19 @@ def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: En
     assert time.time() - entry.library.stat().st_atime > DAY
 
 
+def test_ls_and_stats_as_json_are_what_python_gets(entry: Entry) -> None:
+    done = command("ls", "--json")
+    [found] = json.loads(done.stdout)
+    [item] = cache.entries()
+    assert found == {"folder": str(entry.folder), "op": "keytest::plus", "arch": entry.folder.parent.name, "key": entry.key,
+                     "size": item.size, "read": item.read, "written": item.written, "published": item.published, "used": item.used}
+    stats = command("stats", "--json")
+    assert json.loads(stats.stdout) == {"path": str(cache.path()), **cache.stats()._asdict()}
+    assert json.loads(stats.stdout).keys() == {"path", "entries", "size", "hits", "by_place", "misses", "builds", "built", "saved", "since"}
+    assert command("clear").exit_code == done.exit_code == stats.exit_code == 0
+    assert json.loads(command("ls", "--json").stdout) == []
+
+
 def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry: Entry, op: Path) -> None:
     good, flipped, foreign, misplaced = [entry.folder, *planted(entry, 3)]
     content = bytearray((flipped / "keytest.plus.so").read_bytes())

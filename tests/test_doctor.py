@@ -128,6 +128,24 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkey
     assert doctor.show() == 1
 
 
+@pytest.mark.parametrize("state", [WARNING, PROBLEM])
+def test_the_command_s_json_is_the_findings_and_its_exit_code_the_same(state: str) -> None:
+    code = f"""
+from opjit import cli, doctor
+
+def check():
+    print("a remark")
+    yield doctor.Finding("thing", {state!r}, "seen", "do it")
+
+doctor.CHECKS = {{"thing": check}}
+cli.main()
+"""
+    done, plain = (subprocess.run([sys.executable, "-c", code, "doctor", *words], env=environment(), capture_output=True, text=True,
+                                  timeout=240, check=False) for words in (["--json"], []))
+    assert json.loads(done.stdout) == [{"about": "thing", "state": state, "seen": "seen", "todo": "do it"}]
+    assert done.returncode == plain.returncode == (1 if state == PROBLEM else 0)
+
+
 def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path: Path) -> None:
     """Removing that folder would hang as well."""
     code = (

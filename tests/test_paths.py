@@ -229,6 +229,16 @@ def test_the_command_lists_the_environment_s_ops(tmp_path: Path) -> None:
     assert "pathtest::listed  [cpu]  listed(Tensor x) -> Tensor" in done.stdout
 
 
+def test_the_command_lists_them_as_json_and_what_an_op_py_prints_is_not_in_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "listed", "pathtest::listed")
+    with (folder / "op.py").open("a") as file:
+        file.write("print('a remark')\n")
+    done = fresh("from opjit.cli import main; main(['list', '--json'])", {"OPJIT_PATH": str(tmp_path)})
+    assert {"op": "pathtest::listed", "schema": "pathtest::listed(Tensor x) -> Tensor", "backends": ["cpu"],
+            "folder": str(folder)} in json.loads(done.stdout)
+    assert "a remark" in done.stderr
+
+
 # --- the command line ----------------------------------------------------------------------------------------------------------------
 
 

@@ -371,6 +371,29 @@ def test_the_command_prints_the_explanation_and_an_error_in_a_sentence(declared:
     assert "unknown arch" in told
 
 
+def test_the_command_s_json_says_what_the_text_says(declared: opjit.Op) -> None:
+    def run(*words: str) -> tuple[int, Any]:
+        done = CliRunner().invoke(cli.main, ["why", declared.qualified, "--device", "cpu", "--json", *words])
+        return done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.stdout
+
+    entry = build_it(declared)
+    code, [hit] = run()
+    assert code == 0
+    arch = entry.folder.parent.name
+    assert hit == {"op": declared.qualified, "target": f"cpu {arch}", "arch": arch, "key": entry.key, "state": "hit",
+                   "found": str(entry.folder), "place": "the cache", "against": None, "differences": [], "unusable": [], "elsewhere": {},
+                   "outcome": "a request would use it", "reason": opjit.explain(declared, "cpu").reason}
+    (declared.folder / "amount.h").write_text("#define AMOUNT 13.0f\n\n")
+    code, [miss] = run()
+    assert (code, miss["state"], miss["found"], miss["against"]) == (0, "miss", None, str(entry.folder))
+    assert miss["differences"] == [{"what": "header", "text": "amount.h changed, 2 lines, 1 before"}]
+    (entry.folder / manifest.NAME).write_bytes(b"{")
+    [unusable] = run()[1][0]["unusable"]
+    assert unusable["folder"] == str(entry.folder)
+    assert "not JSON" in unusable["reason"]
+    assert run("--arch", "sm_1") == (1, "")
+
+
 def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tuple[Path, Entry], tmp_path: Path) -> None:
     for number in range(60):
         (op / f"h{number}.h").write_text("\n")

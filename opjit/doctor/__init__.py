@@ -70,23 +70,32 @@ def _answer(name: str, check: Callable[[], Iterable[Finding]], answer: queue.Sim
     answer.put(findings)
 
 
-def main() -> NoReturn:
+def main(tell: Callable[[object], None] | None = None) -> NoReturn:
     """The command: `show`, and the end of the process."""
-    code = show()
+    code = show(tell)
     if any(thread.name.startswith(_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         os._exit(code)  # an orderly end would remove the hanging check's folder, and hang as well
     sys.exit(code)
 
 
-def show() -> int:
-    """Run every check and print what it found: a table on a terminal, else a line for each. Returns the command's exit code."""
+def show(tell: Callable[[object], None] | None = None) -> int:
+    """Run every check and print what it found: a table on a terminal, else a line for each. Returns the command's exit code.
+
+    Args:
+        tell: takes the findings instead.
+    """
     from rich.console import Console
 
     with warnings.catch_warnings():  # torch's remarks on a driver are the checks' to tell
         warnings.simplefilter("ignore")
         with Console(stderr=True).status("looking"):
             findings = examine()
+    count = {state: sum(finding.state == state for finding in findings) for state in (PROBLEM, WARNING)}
+    code = 1 if count[PROBLEM] else 0
+    if tell is not None:
+        tell([finding._asdict() for finding in findings])
+        return code
     if sys.stdout.isatty():
         _print_table(findings)
     else:
@@ -94,9 +103,8 @@ def show() -> int:
             print(f"{finding.state:<8} {finding.about}: {finding.seen}")
             if finding.todo:
                 print(f"{'':<8} do: {finding.todo}")
-    count = {state: sum(finding.state == state for finding in findings) for state in (PROBLEM, WARNING)}
     print(", ".join(f"{number} {state}{'s' * (number != 1)}" for state, number in count.items()))
-    return 1 if count[PROBLEM] else 0
+    return code
 
 
 def _print_table(findings: list[Finding]) -> None:
