@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.benchmark import Timer
 
-from opjit import api, catalog, cli_json, plot
+from opjit import api, build, catalog, cli_json, plot
 from opjit.errors import BadSetting
 from opjit.op import Op, Workload
 
@@ -141,6 +140,9 @@ def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
 
 def _medians(functions: list[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Seconds a call of each function, which take turns."""
+    build.import_builder(whole=True)  # as the timer would, with a remark
+    from torch.utils.benchmark import Timer
+
     threads = torch.get_num_threads()  # a Timer of its own accord measures with one
     timers = [Timer("f(*args, **kwargs)", globals={"f": f, "args": args, "kwargs": kwargs}, num_threads=threads) for f in functions]
     counts = [max(1, min(20_000, int(_ROUND_SECONDS / timer.timeit(3).median))) for timer in timers]

@@ -233,10 +233,10 @@ def output_of(error: Exception, work: Path) -> str:
     return told
 
 
-def import_builder() -> Any:
-    """torch.utils.cpp_extension; see `builder`."""
+def import_builder(whole: bool = False) -> Any:
+    """torch.utils.cpp_extension, or its code for builds alone; see `builder`."""
     with torch_builder, forks.importing():
-        return builder.module()
+        return builder.whole() if whole else builder.module()
 
 
 @contextmanager

@@ -34,6 +34,12 @@ def module() -> Any:
     return sys.modules.get(_NAME) or _own()
 
 
+def whole() -> Any:
+    """The module, for who is about to import it anyway, such as by torch.utils.benchmark."""
+    with _no_questions():
+        return importlib.import_module(_NAME)
+
+
 @cache
 def _own() -> Any:
     with _no_questions():

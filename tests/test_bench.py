@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import opjit
 from opjit import Op, bench
 from opjit.cli import main
+from tests.helpers import fresh
 
 MakeOp = Callable[..., Op]
 
@@ -132,3 +133,15 @@ def test_a_file_that_cannot_be_written_is_told_below_the_numbers(option: str) ->
     assert done.exit_code == 1
     assert "optest::parts on cpu" in done.output
     assert "Error: what was measured is not written: [Errno 2]" in done.output.splitlines()[-1]
+
+
+def test_a_cuda_build_of_torch_does_not_remark_that_there_is_no_gpu(tmp_path: Path) -> None:
+    done = fresh("""
+        import torch
+        torch.version.cuda, torch.cuda._is_compiled, torch.cuda.is_available = "13.0", lambda: True, lambda: False
+        from opjit import bench, notebook
+        bench._medians([len], ([],), {})
+        from torch.utils import cpp_extension
+        print(cpp_extension.CUDA_HOME)
+        """, {"CUDA_HOME": str(tmp_path)})
+    assert (done.stdout, done.stderr) == (f"{tmp_path}\n", "")
