@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from opjit import api, catalog, files, plan, ranks
 from opjit.display import Display, live, plain
-from opjit.errors import BadSetting, BuildError, CacheWarning, NoKernel, OpjitError, PrecompileError
+from opjit.errors import BadSetting, BuildError, CacheWarning, NoKernel, OpjitError, PrecompileError, one_string
 from opjit.plan import Wanted
 from opjit.progress import logger
 from opjit.recipe import Recipe
@@ -104,8 +104,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     if ops is not None and recorded is not None:
         raise OpjitError("opjit.precompile takes ops or recorded, not both")
     for parameter, given in (("ops", ops), ("archs", archs)):
-        if isinstance(given, str):  # or each letter would be one
-            raise BadSetting(f"opjit.precompile: {parameter} is a list of strings, not the string {given!r}; write [{given!r}]")
+        if isinstance(given, str):
+            raise BadSetting(one_string("opjit.precompile", parameter, given))
     work = ordered(ops, archs, store) if recorded is None else listed(recorded, archs, store)
     for remark in work.remarks:
         logger.warning(remark)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from opjit import api, backends, catalog, progress, ranks, targets
-from opjit.errors import BadSetting, CacheWarning, OpjitError
+from opjit.errors import BadSetting, CacheWarning, OpjitError, one_string
 from opjit.item import Item, Make
 from opjit.jobstore import Lost, connect
 from opjit.op import Op
@@ -74,8 +74,8 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
         >>> allreduce(torch.ones(3))
         tensor(3.)
     """
-    if isinstance(names, str):  # or each letter would be one
-        raise BadSetting(f"opjit.distributed.ready: names is a list of strings, not the string {names!r}; write [{names!r}]")
+    if isinstance(names, str):
+        raise BadSetting(one_string("opjit.distributed.ready", "names", names))
     target = targets.here(backends.for_device(targets.device_type(device)))
     outcomes = share([(catalog.find(name), target) for name in names])
     for outcome in outcomes:

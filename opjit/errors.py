@@ -147,3 +147,8 @@ class UnknownEntry(OpjitError, LookupError):
 
 class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op works all the same."""
+
+
+def one_string(where: str, parameter: str, given: str) -> str:
+    """What to say of a string where a list of strings is wanted: each of its letters would be one."""
+    return f"{where}: {parameter} is a list of strings, not the string {given!r}; write [{given!r}]"

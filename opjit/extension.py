@@ -22,7 +22,7 @@ import torch
 
 from opjit import files, headers, resources, store, toolchain
 from opjit.backends import cpu
-from opjit.errors import BuildError, EntryError, ToolMissing
+from opjit.errors import BuildError, EntryError, ToolMissing, one_string
 from opjit.recipe import FORMAT, base_key, document_key
 from opjit.store import Entry, Store
 from opjit.toolchain import Compiler, Nvcc
@@ -224,8 +224,7 @@ def _strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
     """A list of strings among the arguments; None is an empty one."""
     value = arguments[parameter]
     if isinstance(value, str):
-        raise BuildError(f"{arguments['name']}: {parameter} is a list of strings, not the string {value!r}; write [{value!r}]",
-                         op=str(arguments["name"]), target="torch's extension builder")
+        raise BuildError(one_string(arguments["name"], parameter, value), op=str(arguments["name"]), target="torch's extension builder")
     if not isinstance(value, (list, tuple, type(None))) or not all(isinstance(item, str) for item in value or ()):
         raise Unusual
     return [item.strip() for item in value or ()]
