@@ -30,8 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, builder, files, forks, glue, headers, loader, progress, resources, toolchain
-from opjit.commands import Commands
+from opjit import binary, builder, commands, files, forks, glue, headers, loader, progress, resources, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
@@ -287,7 +286,7 @@ def changed(cpp_extension: Any, environment: dict[str, str | None], variables: d
 
     torch flushes Python's outputs: where one is not there, or closed, another takes its place meanwhile.
     """
-    variables = {**variables, "subprocess": Commands()}
+    variables = {**variables, "subprocess": commands.Commands()}
     environment_before = {name: os.environ.get(name) for name in environment}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
     closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
@@ -354,7 +353,10 @@ def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
         made = folder / f".{files.unique()}"
         command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
         progress.logger.debug(shlex.join(command))
-        done = subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        with tempfile.TemporaryFile(dir=folder) as given:
+            given.write(source.encode())
+            given.seek(0)
+            done = commands.run(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         told = done.stdout.decode(errors="replace").strip()
         if any(reason in told for reason in _FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(made))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, build, extension, files, headers, progress, toolchain, trial
+from opjit import binary, build, commands, extension, files, headers, progress, toolchain, trial
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, CompileError, EntryError, OpjitError
 from opjit.extension import Extension
@@ -150,7 +150,7 @@ def _not_from(work: Path, load: Any) -> Any:
 
 def _found(wanted: Extension, tools: _Tools, work: Path, started: int) -> dict[str, str]:
     """The headers that only the compiler found, by content."""
-    done = subprocess.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE, check=False)
+    done = commands.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
     read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
     trusted = extension.versioned(tools.cxx, tools.nvcc, [sysconfig.get_path("include"), sysconfig.get_path("platinclude"), str(work)])
     found = {}

@@ -1,7 +1,8 @@
-"""Imports that no fork may cut in two.
+"""What no fork of another thread may cut in two: a forked child has its parent's locks and files, and none of its threads.
 
-A forked child has its parent's import locks and none of its threads: a module that another thread was importing is locked in the child
-for good. What a build needs is imported by the thread that builds first, for much of that build's time; so a fork waits until it is there.
+A module that another thread was importing is locked in the child for good. What a build needs is imported by the thread that builds first,
+for much of that build's time. And of a process that another thread was starting, the child has the ends of the pipes: who waits in the
+parent for the process to close them, waits for the child too. So a fork waits until neither is under way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _PATIENCE = 5.0  # seconds that a fork waits; the imports take half of one, but filelock, half imported, may wait for the fork
-_importing = threading.RLock()  # who holds it takes no other lock of opjit's
+# Who holds one takes no other lock of opjit's. They are two, so that a build's first process need not wait for its imports.
+_importing = threading.RLock()
+_starting = threading.RLock()
 
 
 @contextmanager
@@ -22,18 +25,27 @@ def importing() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """While the block starts a process, the forks of other threads wait."""
+    with _starting:
+        yield
+
+
 def _acquire() -> None:
-    _importing.acquire(timeout=_PATIENCE)
+    for lock in (_importing, _starting):
+        lock.acquire(timeout=_PATIENCE)
 
 
 def _release() -> None:
-    with suppress(RuntimeError):  # the wait had ended without it
-        _importing.release()
+    for lock in (_starting, _importing):
+        with suppress(RuntimeError):  # the wait had ended without it
+            lock.release()
 
 
 def _renew() -> None:
-    global _importing
-    _importing = threading.RLock()
+    global _importing, _starting
+    _importing, _starting = threading.RLock(), threading.RLock()
 
 
 def watch() -> None:

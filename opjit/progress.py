@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opjit import commands
 from opjit.environment import is_on
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def timed(what: str, build: Callable[[], Entry]) -> Entry:
 def log_commands(work: Path, ninja: str) -> None:
     """Tell the log the commands of a build, also of one that failed; costs a process, and that only at DEBUG."""
     if logger.isEnabledFor(logging.DEBUG) and (work / "build.ninja").is_file():
-        done = subprocess.run([os.path.join(ninja, "ninja"), "-t", "commands"], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, errors="replace", check=False)
+        done = commands.run([os.path.join(ninja, "ninja"), "-t", "commands"], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True, errors="replace")
         for command in done.stdout.splitlines():
             logger.debug(command)
 

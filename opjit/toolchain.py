@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files, forks
+from opjit import commands, files, forks
 from opjit.errors import ToolMissing
 
 
@@ -161,11 +161,8 @@ def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     logging.getLogger("opjit").debug("%s", " ".join(command))
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                              env=environment, stdin=subprocess.DEVNULL) as process:
-            if meanwhile is not None:
-                meanwhile()
-            return process.communicate()[0]
+        return str(commands.run(command, meanwhile=meanwhile, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                errors="replace", env=environment, stdin=subprocess.DEVNULL).stdout)
     except OSError as error:
         return str(error)
 

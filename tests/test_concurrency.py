@@ -351,6 +351,50 @@ print(opjit.get("allreduce", "cpu")(torch.ones(3)).item(), dict(os.environ) == b
     assert fresh("import opjit, torch\n" + code).stdout == "3.0 True\n"
 
 
+@pytest.mark.parametrize("build", [
+    'opjit.get("allreduce", "cpu")',
+    'opjit.load("forked", ["forked.cpp"], is_python_module=False)',
+])
+def test_children_forked_while_another_thread_starts_compilers_do_not_keep_its_build_waiting(
+    build: str, here: Path, tmp_path: Path
+) -> None:
+    """For as long as they live: they would have the ends of the pipes from the compilers, and to them."""
+    (tmp_path / "forked.cpp").write_text("int forked;")
+    code = f"""
+import os, queue, signal, subprocess, threading, time
+import torch, opjit
+torch.set_num_threads(1)
+moments, children = queue.SimpleQueue(), []
+
+def slow(function):
+    def called(*arguments, **others):
+        moments.put("there are pipes")
+        time.sleep(0.3)
+        return function(*arguments, **others)
+    return called
+
+def work():
+    {build}
+    moments.put("built")
+
+subprocess.Popen._execute_child = slow(subprocess.Popen._execute_child)
+subprocess.Popen.communicate = slow(subprocess.Popen.communicate)
+threading.Thread(target=work, daemon=True).start()
+try:
+    while moments.get(timeout=20) != "built":
+        child = os.fork()
+        if child == 0:
+            time.sleep(100)
+            os._exit(0)
+        children.append(child)
+finally:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+print(len(children) > 4)
+"""
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning"), cwd=tmp_path).stdout == "True\n"
+
+
 def test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it(here: Path) -> None:
     code = """
 import os, time
