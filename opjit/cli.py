@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -61,6 +65,34 @@ def _formatted(message: Warning | str, category: type[Warning], filename: str, l
     return f"Warning: {message}\n" if issubclass(category, CacheWarning) else _format(message, category, filename, lineno, line)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, as from a job scheduler, and SIGHUP end a command that builds as Ctrl-C does: with its compilers, and nothing half done.
+
+    Not one that runs kernels: a loop in C that has no end would not end at SIGTERM then.
+    """
+    received = signal.SIGINT
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]  # else nohup's
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = signal.Signals(number)
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)  # a second one would cut the end short
+        raise KeyboardInterrupt
+
+    for number in heeded:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"interrupted by {received.name}; what was built stays, and the same command goes on from there", err=True)
+        sys.exit(128 + received)
+    finally:
+        for number in heeded:
+            signal.signal(number, signal.SIG_DFL)
+
+
 main.add_command(cache)
 
 
@@ -93,6 +125,7 @@ def list_ops(tell: cli_json.Tell) -> None:
 @click.option("--arch", help="Build for this arch (sm_90, x86-64-v3, …), whatever this machine has; nothing is loaded.")
 @click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
               help="Leave the binary with its manifest in this folder, for opjit.load_library; nothing is loaded.")
+@_interruptible()
 def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
     """Build OP, an op's name or the folder of one, if no cache has it, and print where its binary is."""
     from opjit import api, catalog, files
@@ -190,6 +223,7 @@ def test(ops: tuple[str, ...], device: str | None, sanitize: str) -> None:
 @click.option("--name", help="The wheel's name; default: the ops' one namespace, and -ops.")
 @click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
+@_interruptible()
 def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
     """Make a wheel of op FOLDERs: sources, and binaries for the archs, which need no compiler where they are installed."""
     from opjit.wheel import make
@@ -206,6 +240,7 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
 @click.option("--store", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
               help="Fill this store in place of the cache, for an image or for OPJIT_LAYERS; everybody may read it.")
+@_interruptible()
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, store: Path | None) -> None:
     """Build each OP, an op's name or the folder of one, before it is asked for; exit code 1 if one cannot be built."""
     from opjit import ahead, display
@@ -216,11 +251,7 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
     work = ahead.listed(recorded, archs, store) if recorded is not None else ahead.ordered(ops or None, archs, store)
     for remark in work.remarks:
         click.echo(remark, err=True)
-    try:
-        report = ahead.run(work, jobs, lambda names: display.live(sys.stdout, names) if sys.stdout.isatty() else display.plain(click.echo))
-    except KeyboardInterrupt:
-        click.echo("interrupted; what was built stays, and the same command goes on from there", err=True)
-        sys.exit(130)
+    report = ahead.run(work, jobs, lambda names: display.live(sys.stdout, names) if sys.stdout.isatty() else display.plain(click.echo))
     for complaint in ahead.complaints(report.failed):
         click.echo(f"Error: {complaint}", err=True)
     click.echo(report)

@@ -2,7 +2,7 @@
 
 Processes, because torch's builder needs a whole process to itself; forked, because importing torch takes a second. Each leads a process
 group of its own, which its compilers are in: Ctrl-C reaches this process alone, and it ends the groups. When this process dies in
-whatever way, the others see it at the end of a pipe, and end.
+whatever way, the others see it at the end of a pipe, and end. Their end is an interrupt, so that they leave nothing half done.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any, NamedTuple
 
 from opjit import counters, files
@@ -24,6 +25,7 @@ from opjit.errors import OpjitError
 
 TICK = 0.2  # seconds between two times that the caller is given the word
 _PATIENCE = 5.0  # seconds between the polite signal and the other one
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Event(NamedTuple):
@@ -142,16 +144,20 @@ def _start(work: Callable[[int, Callable[[str], None]], Any], alive: int, life: 
         if pid == 0:
             code = 1
             try:
-                os.setpgid(0, 0)
-                ours.close()
-                os.close(life)
-                _become(mask)
-                threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
-                _serve(work, theirs)
-                code = 0
+                try:
+                    os.setpgid(0, 0)
+                    ours.close()
+                    os.close(life)
+                    _become(mask)
+                    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+                    _serve(work, theirs)
+                    code = 0
+                except KeyboardInterrupt:
+                    code = 128 + signal.SIGTERM
+                finally:
+                    files.remove_own()
+                    counters.write()
             finally:
-                files.remove_own()
-                counters.write()
                 os._exit(code)
         with suppress(OSError):  # it did so itself, or has ended
             os.setpgid(pid, pid)
@@ -161,8 +167,9 @@ def _start(work: Callable[[int, Callable[[str], None]], Any], alive: int, life: 
 
 @contextmanager
 def _uninterrupted() -> Iterator[set[int]]:
-    """Keep Ctrl-C waiting until the child has left this process's group."""
-    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])}
+    """Keep signals waiting until the child has left this process's group and does with them what is its own."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    mask = {int(number) for number in blocked}
     try:
         yield mask
     finally:
@@ -170,16 +177,25 @@ def _uninterrupted() -> Iterator[set[int]]:
 
 
 def _become(mask: set[int]) -> None:
-    """A process that signals end, whatever this one's parent does with them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGINT, signal.SIGTERM})
+    """A process that signals interrupt, whatever this one's parent does with them."""
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - _SIGNALS)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Once: a job scheduler may send each process a signal, and this one's parent sends it another."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_with_parent(alive: int) -> None:
     """The pipe's other end is the parent's alone; nothing is ever written to it."""
     os.read(alive, 1)
     os.killpg(0, signal.SIGTERM)
+    time.sleep(_PATIENCE)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(work: Callable[[int, Callable[[str], None]], Any], pipe: Connection) -> None:

@@ -318,6 +318,13 @@ def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Pop
         time.sleep(0.01)
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:
     """Take and free the lock of a key; the warnings it gave."""
     with cache_warnings() as texts, lock.held(key, waiting):

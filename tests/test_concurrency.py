@@ -22,7 +22,7 @@ import opjit
 from opjit import api, build, lock, targets
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import cache_warnings, fake_compiler, fresh, hold, until
+from tests.helpers import cache_warnings, fake_compiler, fresh, hold, is_alive, until
 
 MakeOp = Callable[..., opjit.Op]
 ADD = """
@@ -538,7 +538,34 @@ def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path:
     code = f"import opjit; opjit.add_path({str(op)!r})\ntry:\n    opjit.get('keytest::plus', 'cpu')\nexcept KeyboardInterrupt:\n    input()"
     with helpers.process(code) as running:
         until(lambda: pids.exists() and pids.read_text() != "", process=running)
+        time.sleep(0.5)  # for it to come from the start of ninja to the wait for its end
         os.kill(running.pid, signal.SIGINT)
-        compiler = Path(f"/proc/{pids.read_text().strip()}")
-        until(lambda: not compiler.exists(), 20, running)
+        until(lambda: not is_alive(int(pids.read_text())), 20, running)
+        until(lambda: list((here / "v1" / "staging").iterdir()) == [], 20, running)
+
+
+def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
+    with helpers.process(f"from opjit.cli import main; main(['get', {str(op)!r}])") as running:
+        until(lambda: pids.exists() and pids.read_text() != "", process=running)
+        time.sleep(0.5)  # as above
+        os.kill(running.pid, signal.SIGTERM)
+        told = "interrupted by SIGTERM; what was built stays, and the same command goes on from there\n"
+        assert running.communicate(timeout=20) == ("", told)
+        assert running.returncode == 128 + signal.SIGTERM
+        assert not is_alive(int(pids.read_text()))
         assert list((here / "v1" / "staging").iterdir()) == []
+
+
+def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = tmp_path / "reached"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")))
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with helpers.process(f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])") as running:
+        until(reached.exists, process=running)
+        os.kill(running.pid, signal.SIGHUP)
+        assert running.communicate(timeout=60)[0].endswith(".so\n")
