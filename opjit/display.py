@@ -1,4 +1,5 @@
-"""What a person sees while many builds run: at a terminal one display that changes in place, elsewhere a line for each that ended."""
+"""What a person sees while many builds run: at a terminal one display that changes in place, elsewhere a line for each that ended, or
+takes long."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from opjit import progress
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -14,23 +17,32 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Display:
-    """Told what happens; this one shows each end as a line of text."""
+    """Told what happens; this one shows as a line of text each end, and what takes long."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
+        self._begun: dict[int, tuple[float, str]] = {}  # since when, and what was said last; without those whose length was told
 
     def started(self, number: int, name: str) -> None:
         """A build began."""
+        self._begun[number] = time.monotonic(), f"building {name}"
 
     def says(self, number: int, text: str) -> None:
         """It waits for something, or has come to another step."""
+        if number in self._begun:
+            self._begun[number] = self._begun[number][0], text
 
     def ended(self, number: int, name: str, state: str, seconds: float) -> None:
         """A build ended: "built", "there" or "failed"."""
+        self._begun.pop(number, None)
         self._say(f"{'already there' if state == 'there' else state}: {name}, {seconds:.1f} s")
 
     def tick(self) -> None:
         """Time has passed."""
+        for number, (since, text) in list(self._begun.items()):
+            if time.monotonic() - since > progress.LONG:
+                del self._begun[number]
+                self._say(f"{progress.LONG:.0f} s, and still {text}")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The logger ``opjit`` tells at INFO where each op was found, why it was not, how long its build took and where that went, and at DEBUG
 the commands. OPJIT_VERBOSE=1 prints the INFO lines to stderr, for who has not set up logging. A pipe or a log file sees nothing
-unless it asks for it.
+unless it asks for it, but for what takes LONG: that is a warning, so that nobody looks at a program that hangs without knowing where.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 _stepping: ContextVar[Callable[[str], None] | None] = ContextVar("stepping", default=None)
 logger = logging.getLogger("opjit")
+LONG = 60.0  # seconds, after which even those are told who asked for nothing
 
 
 def told(listener: Callable[[str], None]) -> AbstractContextManager[None]:
@@ -102,7 +104,27 @@ def shown(message: str) -> Iterator[Callable[[str], None]]:
     if not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
         from rich.console import Console
 
-        with Console(stderr=True).status(message) as status:
-            yield status.update
+        with Console(stderr=True).status(message) as status, _reminding(message, status.update) as change:
+            yield change
     else:
-        yield say
+        with _reminding(message, say) as change:
+            yield change
+
+
+@contextmanager
+def _reminding(now: str, show: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Warn of what goes on when the block has taken LONG; yields a function that shows what else goes on, and then warns of that."""
+
+    def change(text: str) -> None:
+        nonlocal now
+        now = text
+        show(text)
+
+    timer = threading.Timer(LONG, lambda: logger.warning("%.0f s, and process %d is still %s", LONG, os.getpid(), now))
+    timer.daemon = True
+    with suppress(RuntimeError):  # the process may have no more threads
+        timer.start()
+    try:
+        yield change
+    finally:
+        timer.cancel()

@@ -527,6 +527,30 @@ def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: 
     assert not (lock.folder() / "key.json").exists()
 
 
+# --- what takes long -----------------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_builds_or_waits_for_long_is_told_once_of_what_though_no_log_was_asked_for(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    slow = f"if {helpers.COMPILES}; then touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=slow)))
+    code = helpers.declare(op) + "from opjit import progress; progress.LONG = 2.0; opjit.get('keytest::plus', 'cpu')"
+    with helpers.process(code) as builder:
+        until(reached.exists, process=builder)
+        with helpers.process(code) as waiter:
+            target = targets.here(helpers.cpu())
+            assert builder.stderr is not None
+            assert waiter.stderr is not None
+            assert builder.stderr.readline() == f"2 s, and process {builder.pid} is still building keytest::plus for {target}\n"
+            assert re.fullmatch(f"2 s, and process {waiter.pid} is still waiting for keytest::plus: process {builder.pid}, which has been "
+                                r"building it since \d\d:\d\d:\d\d \(compiling\)\n", waiter.stderr.readline())
+            go.touch()
+            assert builder.communicate(timeout=60) == ("", "")
+            assert waiter.communicate(timeout=60) == ("", "")
+
+
 # --- interrupts ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import ahead, catalog, cli, headers, plan, pool, prune, publication, store, targets
+from opjit import ahead, catalog, cli, display, headers, plan, pool, prune, publication, store, targets
 from opjit.errors import BadSetting, CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.store import Store
 from tests import helpers
@@ -413,6 +413,22 @@ def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_pa
     assert "waiting" in text or os.cpu_count() != 1
     assert "built: " not in text
     assert text.rstrip().splitlines()[-1].startswith("\x1b") or "2 built, 0 already there" in text.splitlines()[-1]
+
+
+def test_a_log_is_told_once_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    shown = display.Display(lines.append)
+    shown.started(0, "one")
+    shown.started(1, "two")
+    shown.started(2, "three")
+    shown.says(1, "waiting for two: process 4711")
+    shown.tick()
+    shown.ended(2, "three", "built", 1.0)
+    monkeypatch.setattr("opjit.progress.LONG", -1.0)
+    shown.tick()
+    shown.says(1, "building two")
+    shown.tick()
+    assert lines == ["built: three, 1.0 s", "-1 s, and still building one", "-1 s, and still waiting for two: process 4711"]
 
 
 def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_and_writes_nothing(tmp_path: Path, here: Path) -> None:
