@@ -41,7 +41,7 @@ from opjit.toolchain import Compiler, Nvcc
 
 _UNIQUE = "@unique@"
 _OBJECT = "opjit_runtime.o"
-torch_builder = threading.Lock()  # guards cpp_extension's module variables and the environment while a build uses them
+torch_builder = threading.Lock()  # guards cpp_extension's module variables while a build uses them
 _runtimes: dict[str, _Runtime] = {}  # what this process has compiled of RUNTIME, by all that decides it
 _undo: list[Callable[[], None]] = []  # puts back what a build under way has changed
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -282,17 +282,16 @@ def unlocked(cpp_extension: Any, work: Path) -> dict[str, Any]:
 
 @contextmanager
 def changed(cpp_extension: Any, environment: dict[str, str | None], variables: dict[str, Any]) -> Iterator[None]:
-    """Environment and module variables of torch's builder, for a build that holds `torch_builder`; also a fork puts them back.
+    """Environment and module variables of torch's builder, for a build that holds `torch_builder`; also a fork puts the latter back.
 
     torch flushes Python's outputs: where one is not there, or closed, another takes its place meanwhile.
     """
-    variables = {**variables, "subprocess": commands.Commands()}
-    environment_before = {name: os.environ.get(name) for name in environment}
+    own = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    variables = {**variables, "os": commands.System(own), "subprocess": commands.Commands(own)}
     variables_before = {name: getattr(cpp_extension, name) for name in variables}
     closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
 
     def put_back() -> None:
-        _set_environment(environment_before)
         for name, value in variables_before.items():
             setattr(cpp_extension, name, value)
         for name, value in closed.items():
@@ -300,7 +299,6 @@ def changed(cpp_extension: Any, environment: dict[str, str | None], variables: d
 
     _undo.append(put_back)
     try:
-        _set_environment(environment)
         for name, value in variables.items():
             setattr(cpp_extension, name, value)
         for name in closed:
@@ -309,14 +307,6 @@ def changed(cpp_extension: Any, environment: dict[str, str | None], variables: d
     finally:
         _undo.remove(put_back)
         put_back()
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _for_nvcc(include: list[str], flags: list[str]) -> list[str]:

@@ -1,7 +1,10 @@
-"""Commands that an interrupt ends together with what they started, and whose end no fork of another thread holds up."""
+"""Commands that an interrupt ends together with what they started, and whose end no fork of another thread holds up; and how torch's
+builder comes to start its own that way, in an environment of its own.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -45,10 +48,31 @@ class Commands:
     At an interrupt `subprocess.run` would kill ninja, and its compilers, each in a process group of its own, would go on to their end.
     """
 
-    run = staticmethod(run)
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
 
     def __getattr__(self, name: str) -> Any:
         return getattr(subprocess, name)
 
+    def run(self, command: Any, **settings: Any) -> subprocess.CompletedProcess[Any]:
+        return run(command, **{"env": self._environment, **settings})
+
     def check_output(self, command: Any, **settings: Any) -> Any:
-        return run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
+        return self.run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
+
+
+class System:
+    """Stands in for the module ``os`` where torch's builder looks at the environment.
+
+    The process's own is everybody's: other threads, and what they start, would see a build's settings, and C code that reads it while
+    it is changed may crash.
+    """
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environ = environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def getenv(self, name: str, default: str | None = None) -> str | None:
+        return self.environ.get(name, default)

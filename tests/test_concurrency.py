@@ -303,6 +303,25 @@ print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 [2.0]\n"
 
 
+def test_while_a_thread_builds_the_environment_of_the_process_stays_as_it_is(op: Path, here: Path, tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    slow = fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")
+    code = (
+        helpers.declare(op)
+        + f"""
+import os, threading, time
+os.environ["CC"] = {str(slow)!r}
+before = dict(os.environ)
+builder = threading.Thread(target=lambda: opjit.get("keytest::plus", "cpu"))
+builder.start()
+while not os.path.exists({str(reached)!r}):
+    time.sleep(0.01)
+print(dict(os.environ) == before, builder.is_alive())
+"""
+    )
+    assert fresh(code).stdout == "True True\n"
+
+
 @pytest.mark.parametrize("module", ["opjit.build", "opjit.lock", "torch.utils.cpp_extension"])
 def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(module: str, op: Path, here: Path) -> None:
     code = (
