@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import commands, files, forks
+from opjit import files, forks
 from opjit.errors import ToolMissing
 
 
@@ -158,6 +158,8 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
 
 def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
     """What a command prints; `meanwhile` is done while it runs."""
+    from opjit import commands
+
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     logging.getLogger("opjit").debug("%s", " ".join(command))
     try:
