@@ -755,6 +755,20 @@ opjit_status mine_cpu(const opjit_tensor *x, const double *a, int64_t *out)
     assert op(torch.ones(3)) == len(of_the_glue)
 
 
+def test_an_authors_macros_and_pragmas_mean_nothing_to_the_glue(make_op: MakeOp) -> None:
+    of_the_glue = ["call", "status", "stack", "handle", "num_args", "boxed0", "arg0", "out0", "device_type"]
+    defined = "\n".join(f"#define {name} 64" for name in of_the_glue)
+    op = make_op("mine(Tensor x) -> Tensor", f"""
+opjit_status mine_cpu(const opjit_tensor *x, opjit_tensor *out)
+{{
+    return opjit_empty_like(out, x, x->dtype);
+}}
+{defined}
+#pragma GCC poison opjit_raise
+""")
+    assert op(torch.ones(3)).shape == (3,)
+
+
 def test_a_kernel_of_another_name_does_not_link(make_op: MakeOp) -> None:
     op = make_op("scale(Tensor x) -> ()", "opjit_status scale(const opjit_tensor *x)\n{\n    (void)x;\n    return OPJIT_OK;\n}\n")
     with pytest.raises(CompileError, match="scale_cpu"):
