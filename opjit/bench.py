@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from opjit import api, build, catalog, cli_json, plot
 from opjit.errors import BadSetting
 from opjit.op import Op, Workload
+from opjit.samples import Sample, outcome
 
 _ROUNDS = 9
 _ROUND_SECONDS = 0.02
@@ -107,13 +108,14 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
 def _errors(op: Op, called: Callable[..., Any], workload: Workload) -> tuple[float, float]:
     """How far the op and its reference are from the exact result; stops where the op is plainly wrong."""
     args, kwargs = workload.args, workload.kwargs
-    result, expected = _tensors(called(*args, **kwargs)), _tensors(op.plain(*args, **kwargs))
+    sample = Sample(args, kwargs)
+    result, expected = outcome(called, op, sample), outcome(op.plain, op, sample)
     # Where every result takes many elements to make, its error grows as a random walk.
-    longest = max(t.numel() for t in _tensors([args, kwargs])) / max(1, max(t.numel() for t in expected))
+    longest = max(t.numel() for t in sample.tensors()) / max([1, *(t.numel() for t in _tensors(expected))])
     torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2 * max(1.0, longest ** 0.5), equal_nan=True,
                                msg=lambda text: f"{op.qualified} is wrong on {workload.label}: {text}")
-    exact = _tensors(op.plain(*tree_map(_double, args), **tree_map(_double, kwargs)))
-    return _distance(result, exact), _distance(expected, exact)
+    exact = _tensors(outcome(op.plain, op, Sample(*tree_map(_double, (args, kwargs)))))
+    return _distance(_tensors(result), exact), _distance(_tensors(expected), exact)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -97,6 +97,24 @@ def test_an_op_that_is_wrong_is_not_measured(make_op: MakeOp, tmp_path: Path) ->
     assert not (tmp_path / "lines.json").exists()
 
 
+@pytest.mark.parametrize(("schema", "c", "reference"), [
+    ("made(Tensor(a!) x) -> ()", "opjit_tensor *x) { ((float *)x->data)[0] += 1;", lambda x: x[:1].add_(1) and None),
+    ("made(Tensor x) -> int", "const opjit_tensor *x, int64_t *out) { *out = x->numel + 1;", lambda x: x.numel() + 1),
+])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_op_that_returns_no_tensor_is_validated_and_measured(make_op: MakeOp, tmp_path: Path, schema: str, c: str,
+                                                                reference: Callable[[torch.Tensor], Any], wrong: bool) -> None:
+    op = make_op(schema, f"opjit_status made_cpu({c.replace('1;', '9;') if wrong else c} return OPJIT_OK; }}")
+    op.reference(reference)
+    op.workloads(lambda device: iter([opjit.Workload("the only one", (torch.arange(4.0),), {}, 16)]))
+    if wrong:
+        with pytest.raises(AssertionError, match="is wrong on the only one"):
+            measured(tmp_path / "lines.json", op.qualified)
+    else:
+        [line] = measured(tmp_path / "lines.json", op.qualified)[1]
+        assert line["error"] == line["reference_error"] == 0
+
+
 @pytest.mark.usefixtures("parts")
 def test_a_plot_is_a_picture_of_what_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
