@@ -80,7 +80,7 @@ def _under_gcc(op: Op, names: Sequence[str]) -> str:
         done = _child([op], [sys.executable], str(library), {
             "LD_PRELOAD": " ".join([*runtimes, _CXX]), "UBSAN_OPTIONS": "print_stacktrace=1",
             "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"})
-    return _verdict(done)
+    return _verdict(done, op.folder)
 
 
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
@@ -115,7 +115,7 @@ def _under_tool(op: Op, name: str) -> str:
     tool = find_tool()
     if tool is None:
         raise Skipped("no compute-sanitizer: it comes with the CUDA Toolkit")
-    return _verdict(under_tool(tool, name, [op]))
+    return _verdict(under_tool(tool, name, [op]), op.folder)
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
@@ -136,12 +136,14 @@ def _child(ops: Sequence[Op], command: list[str], library: str, changes: dict[st
                           env={**os.environ, "PYTHONPATH": path, **changes}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def _verdict(done: subprocess.CompletedProcess[str]) -> str:
+def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     if done.returncode == 0:
         return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
     report = _REPORT.search(done.stdout)
     told = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
-    raise AssertionError(f"exit code {done.returncode}: {told}")
+    place = re.search(rf"^ *#\d+ \S+ in \S+ ({re.escape(str(folder))}/\S+)", done.stdout, re.MULTILINE)
+    where = f"{place[1]}: " if place and place[1] not in told else ""
+    raise AssertionError(f"exit code {done.returncode}: {where}{told}")
 
 
 def _uploaded(value: object) -> object:

@@ -104,7 +104,8 @@ def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> 
         for op, each in catalog.named_on(names, device, partial(print, flush=True)):
             checked += 1
             print(f"{op.qualified} on {each}", flush=True)
-            for line in itertools.chain(results(op, each), sanitize.lines(op, each, sanitizers)):
+            # The sanitizers first: what they are there to find may end this process.
+            for line in itertools.chain(sanitize.lines(op, each, sanitizers), results(op, each)):
                 failed += line.status == "failed"
                 print(f"  {line.status:<8} {line.name:<18} {line.note}", flush=True)
     print(f"{failed} failed" if failed else "all hold" if checked else "nothing was checked")

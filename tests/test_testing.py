@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,7 +157,8 @@ opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
 
 
 @pytest.mark.parametrize(("statement", "told"), [
-    ("to[x->numel] = from[0];", "heap-buffer-overflow"),
+    ("to[x->numel] = from[0];", r"wrong\.c:11: .*heap-buffer-overflow"),
+    ("memcpy(to + x->numel, from, 4);", r"wrong\.c:11: .*heap-buffer-overflow"),
     ("int shift = 40 + (int)x->numel; if ((1 << shift) == 3) return OPJIT_OK;", "shift exponent"),
 ])
 def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> None:
@@ -167,7 +170,17 @@ def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> Non
     if line.status == "skipped":
         pytest.skip(line.note)
     assert line.status == "failed"
-    assert told in line.note, line.note
+    assert re.search(told, line.note), line.note
+
+
+def test_the_sanitizers_come_before_the_checks_that_what_they_find_may_end(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "((volatile float *)8)[0] = to[0];")
+    done = subprocess.run([sys.executable, "-m", "opjit", "test", str(folder), "--device", "cpu", "--sanitize", "address"],
+                          capture_output=True, text=True, check=False)
+    if "skipped  address" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode < 0, "the signal that ends the checks themselves"
+    assert re.search(r"failed   address .*wrong\.c:11: .*SEGV", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("name", sanitize.FOR_C)
