@@ -107,6 +107,23 @@ def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
     assert {"results", "compile dynamic", "export", "threads"} <= {line.name for line in found if line.status == "ok"}
 
 
+def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_meta_tensors(make_op: Callable[..., Op]) -> None:
+    op = make_op("filled(Tensor x) -> Tensor", """
+        opjit_status filled_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            int64_t size = ((const int64_t *)x->data)[0];
+            OPJIT_TRY(opjit_empty(out, 1, &size, OPJIT_INT64, x));
+            memset(out->data, 0, size * sizeof size);
+            return OPJIT_OK;
+        }
+        """, fake=lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
+    op.reference(lambda x: x.new_zeros(int(x[0])))
+    op.samples(lambda device: iter([((torch.tensor([3], device=device),), {})]))
+    with pytest.raises(Skipped, match="a size of the result depends on elements"):
+        CHECKS["fake kernel"](op, "cpu")
+    assert testing.outcome_of("opcheck", lambda: CHECKS["opcheck"].run(op, "cpu")).status == "ok"
+
+
 def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
     op = _negated(make_op)
     for name, why in (("gradcheck", "the op has no backward"), ("two devices", "the op takes one tensor"), ("cuda graph", "for CUDA")):
