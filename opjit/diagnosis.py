@@ -10,20 +10,23 @@ from opjit import files
 from opjit.errors import CompileError
 
 _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
-                        r"cannot find -l|: error: |fatal error|multiple definition of )")
+                        r"Unresolved extern function |cannot find -l|: error: |fatal error|multiple definition of )")
 # Lines about the command, not the code: ninja's frame, and gcc's remark on a C++ flag that torch always passes.
 _FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
                     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
                     r"In file included from .*opjit_(?:glue\.c|kernel\.cu):\d+)")
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
-# What to do about a complaint and the line under it; the first that fits is told. Those of C are for sources in C only.
+# What to do about a complaint and the line under it; the first that fits is told. Those of C are for ops' sources in C only.
 _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
     (r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*:\d+:\d+: (?:fatal )?error: |"
      r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)",
      "torch's headers are not for ops, and C++ code goes to opjit.load"),
     (r"fatal error: '?[\w/]+'?(?:: No such file| file not found)", "a header without .h is one of C++, and C++ code goes to opjit.load"),
+    (r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'", "#include \"opjit_printf.h\" for it"),
     (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\", which opjit's glue does not need"),
 ]]
+_OF_OPS = [(re.compile(r"undefined reference to |Unresolved extern function "),
+            "; an op is compiled from one source: define it there, or #include the file that does, or name its library in extra_ldflags")]
 _OF_ALL = [(re.compile(r"fatal error: .*(?:No such file|file not found)"), "; the folder of a header goes into extra_include_paths")]
 _SHOWN = 16  # lines of the compiler's output in the message
 
@@ -46,8 +49,7 @@ def diagnose(output: str, op: str, target: str, logs: Path, wanted: tuple[str, s
         told = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {told}"
     else:
-        in_c = wanted is not None and wanted[0].endswith(".c")
-        complaint, hint = lines[first].strip(), _hint("\n".join(lines[first:first + 2]), in_c)
+        complaint, hint = lines[first].strip(), _hint("\n".join(lines[first:first + 2]), wanted[0] if wanted else None)
         message = "\n".join([f"{complaint.rstrip('.')}{hint}" if hint else complaint, f"while building {op} for {target}:",
                              *lines[first + 1:first + _SHOWN]])
     where = f"\nfull output: {log}" if log.exists() else ""
@@ -64,6 +66,7 @@ def _told(line: str, op: str, wanted: tuple[str, str] | None) -> str:
     return line
 
 
-def _hint(complaint: str, in_c: bool) -> str:
+def _hint(complaint: str, source: str | None) -> str:
     """What a complaint and the line under it leave out: what to do; empty where the compiler has said it all."""
-    return next((hint for pattern, hint in [*(_OF_C if in_c else []), *_OF_ALL] if pattern.search(complaint)), "")
+    known = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
+    return next((hint for pattern, hint in known if pattern.search(complaint)), "")

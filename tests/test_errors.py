@@ -336,6 +336,18 @@ def test_a_missing_header_that_is_no_habit_of_c_plus_plus_goes_into_extra_includ
         assert str(error).splitlines()[0].endswith("; the folder of a header goes into extra_include_paths")
 
 
+def test_a_use_of_opjit_printf_without_its_header_names_it(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'))
+    assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith('; an op\'s kernel is plain C over opjit.h: '
+                                                                         '#include "opjit_printf.h" for it')
+
+
+def test_a_device_function_that_is_never_defined_is_the_first_line(tmp_path: Path) -> None:
+    output = "[1/2] nvcc\nptxas fatal   : Unresolved extern function '_Z1gf'\n"
+    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
+    assert told.startswith("ptxas fatal   : Unresolved extern function '_Z1gf'; an op is compiled from one source: define it there")
+
+
 def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
     (op / "amount.h").write_text('#error "define AMOUNT"\n')
     assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")
@@ -347,7 +359,7 @@ def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path
     )
     error = refusal(op, tmp_path / "cache")
     assert isinstance(error, CompileError)
-    assert "undefined reference to `helper_without_body'" in str(error).splitlines()[0]
+    assert "undefined reference to `helper_without_body'; an op is compiled from one source: define it there" in str(error).splitlines()[0]
     assert error.command is not None
     assert "-shared" in error.command
 
