@@ -30,7 +30,7 @@ from opjit.errors import (
 )
 from opjit.store import Store
 from tests import helpers
-from tests.helpers import PLUS, built, fake_compiler, program
+from tests.helpers import PLUS, PLUS_CUDA, built, cuda_target, fake_compiler, program, write_op
 
 MakeOp = Callable[..., opjit.Op]
 
@@ -346,6 +346,28 @@ def test_a_device_function_that_is_never_defined_is_the_first_line(tmp_path: Pat
     output = "[1/2] nvcc\nptxas fatal   : Unresolved extern function '_Z1gf'\n"
     told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
     assert told.startswith("ptxas fatal   : Unresolved extern function '_Z1gf'; an op is compiled from one source: define it there")
+
+
+UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
+
+
+def test_a_status_that_nobody_looks_at_does_not_compile(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace(*UNCHECKED))
+    assert "ignoring return value of 'opjit_empty_like'" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("line", "changed", "told"), [
+    (*UNCHECKED, "ignoring return value of .*opjit_empty_like"),
+    ("return OPJIT_LAUNCHED();", "OPJIT_LAUNCHED(); return OPJIT_OK;", "ignoring return value of .*opjit_cuda_status"),
+    ("return OPJIT_LAUNCHED();", "", "control reaches end of non-void function"),
+])
+def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda_either(tmp_path: Path, line: str, changed: str,
+                                                                                        told: str) -> None:
+    op = write_op(tmp_path / "op", plus_cu=PLUS_CUDA.replace(line, changed))
+    with pytest.raises(CompileError) as caught:
+        built(op, tmp_path / "cache", cuda_target("sm_90"))
+    assert re.search(told, str(caught.value).splitlines()[0])
 
 
 def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ NEEDED = frozenset({"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libgcc_s.so.1"
 
 # Mistakes that C forgives and that would only show when the library is loaded, or as a crash.
 STRICT = ("-Werror=implicit-function-declaration", "-Werror=implicit-int", "-Werror=int-conversion",
-          "-Werror=incompatible-pointer-types", "-Werror=return-type")
+          "-Werror=incompatible-pointer-types", "-Werror=return-type", "-Werror=unused-result")
 # No folder of the machine may reach the binary: __FILE__ becomes the plain file name.
 # The last map that fits is taken: an op's folder may lie inside the include folder.
 PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=", "-ffile-prefix-map={folder}/=")

@@ -56,7 +56,8 @@ class Cuda:
         # every machine. The seed takes the place of a random one in the names that nvcc makes up.
         cuda = ("-std=c++17", "-O3", "--split-compile=4", "--frandom-seed=opjit",
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
-                "-Xcompiler", "-fvisibility=hidden", *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
+                "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
+                *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
                 "-MD", "-MF", "opjit_kernel.deps")
         needed = NEEDED | {"libtorch_cuda.so", "libstdc++.so.6", f"libcudart.so.{runtime.removeprefix('cuda')}"}
         return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)
