@@ -370,6 +370,19 @@ def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda
     assert re.search(told, str(caught.value).splitlines()[0])
 
 
+@pytest.mark.nvcc
+def test_half_and_bfloat16_have_cudas_own_arithmetic(tmp_path: Path) -> None:
+    code = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+template <typename T> __global__ void half_kernel(T *x) { x[0] = static_cast<T>(static_cast<float>(x[1]) + 1.0f); }
+template __global__ void half_kernel(__half *);
+template __global__ void half_kernel(__nv_bfloat16 *);
+__global__ void product(__half *x, __half2 *y) { x[0] = x[1] * x[2]; y[0] = y[1] + y[2]; }
+"""
+    built(write_op(tmp_path / "op", plus_cu=PLUS_CUDA + code), tmp_path / "cache", cuda_target("sm_90"))
+
+
 def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
     (op / "amount.h").write_text('#error "define AMOUNT"\n')
     assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")

@@ -52,9 +52,11 @@ class Cuda:
     def flags(self, arch: str, runtime: str) -> Flags:
         numbers = [part.removeprefix("sm_") for part in arch.split("+")]
         c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
+        # torch takes CUDA's own arithmetic of half and bfloat16 away, for the sake of its C++ types, which an op does not have.
+        arithmetic = (f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS"))
         # Four threads of the device compilers take turns at the kernels; the binary depends on their number, so it is the same on
         # every machine. The seed takes the place of a random one in the names that nvcc makes up.
-        cuda = ("-std=c++17", "-O3", "--split-compile=4", "--frandom-seed=opjit",
+        cuda = ("-std=c++17", "-O3", "--split-compile=4", "--frandom-seed=opjit", *arithmetic,
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
                 *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
