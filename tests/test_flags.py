@@ -99,6 +99,7 @@ def test_flags_come_behind_opjit_s_own(declare: Declare) -> None:
     source = VALUE.replace("VALUE;", "0;\n#ifdef __OPTIMIZE__\n    *out = 1;\n#endif")
     assert declare(source)(X) == 1
     assert declare(source, extra_cflags=["-O0"])(X) == 0
+    assert declare(source.replace("__OPTIMIZE__", "__OPTIMIZE_SIZE__"), extra_cflags=["-Os"])(X) == 1
 
 
 @pytest.mark.parametrize("text", ["a b", "it's", "{folder} and {", "$HOME $$ `id`", "a,b;c", "back\\\\slash", "smörgås", "@unique"])
