@@ -32,6 +32,8 @@
  *     int[] float[] bool[] Tensor[]      const opjit_ints *, opjit_floats *, opjit_bools *, opjit_tensors *
  *     -> Tensor  int  float  bool        opjit_tensor *  int64_t *  double *  bool *
  *
+ * The parameters' names are yours. Headers of libc are read before your file: -D_GNU_SOURCE goes into extra_cflags.
+ *
  * A folder may declare several ops and hold their kernels in one file, named after the folder. It is compiled for each
  * of them, with OPJIT_OP_<op> defined: what the others need can be left out.
  *
