@@ -10,7 +10,8 @@ from opjit import files
 from opjit.errors import CompileError
 
 _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
-                        r"Unresolved extern function |cannot find -l|: error: |fatal error|multiple definition of )")
+                        r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
+                        r"multiple definition of )")
 # Lines about the command, not the code: ninja's frame, and gcc's remark on a C++ flag that torch always passes.
 _FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
                     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
@@ -27,7 +28,10 @@ _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
 ]]
 _OF_OPS = [(re.compile(r"undefined reference to |Unresolved extern function "),
             "; an op is compiled from one source: define it there, or #include the file that does, or name its library in extra_ldflags")]
-_OF_ALL = [(re.compile(r"fatal error: .*(?:No such file|file not found)"), "; the folder of a header goes into extra_include_paths")]
+_OF_ALL = [
+    (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; the folder of a header goes into extra_include_paths"),
+    (re.compile(r"not supported on \.target 'sm_\d+'"), "; what an arch has alone is in the target with an a behind it, such as sm_90a"),
+]
 _SHOWN = 16  # lines of the compiler's output in the message
 
 
@@ -63,6 +67,8 @@ def _told(line: str, op: str, wanted: tuple[str, str] | None) -> str:
         function = prototype.partition("(")[0].split()[-1]
         if re.search(rf"undefined reference to [`']{function}'|identifier \"{function}\" is undefined", line):
             return f"{source}: error: it does not define {function}, which {op} calls: {prototype}"
+        if "cannot be used to initialize an entity" in line and "opjit_kernel.cu" in line:
+            return f"{source}: error: {function} is not as the schema of {op} asks, {prototype}: {line.partition('error: ')[2]}"
     return line
 
 

@@ -54,8 +54,12 @@ def function_name(schema: Schema, backend: str) -> str:
 
 def parameters(schema: Schema) -> list[str]:
     """The kernel's parameters as C declares them, without a backend's stream."""
-    types = [*map(_c_type, schema.arguments), *(f"{_RESULT_TYPES[result.kind]} *" for result in schema.results)]
-    return [f"{c_type}{name}" for c_type, name in zip(types, c_names(schema), strict=True)]
+    return [f"{c_type}{name}" for c_type, name in zip(_types(schema), c_names(schema), strict=True)]
+
+
+def _types(schema: Schema) -> list[str]:
+    """Of the kernel's parameters, as they stand before a name."""
+    return [*map(_c_type, schema.arguments), *(f"{_RESULT_TYPES[result.kind]} *" for result in schema.results)]
 
 
 def prototype(schema: Schema, backend: str, stream: str | None) -> str:
@@ -81,9 +85,12 @@ def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream:
         return {"opjit_glue.c": c_glue}
     wrapped = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
     c_glue = _c_glue(schema, text, wrapped, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
+    types = _types(schema)
+    numbered = [f"opjit_{i}" for i in range(len(types))]  # behind the author's macros and headers, the schema's names may mean anything
     wrapper = Template(resources.template("glue.cu.in")).substitute(
-        text, types=", ".join([*declared, f"{stream} stream"]), parameters=", ".join([*declared, "void *stream"]),
-        arguments=", ".join([*c_names(schema), f"({stream})stream"]))
+        text, types=", ".join([*types, stream]),
+        parameters=", ".join([*(f"{of}{name}" for of, name in zip(types, numbered, strict=True)), "void *opjit_stream"]),
+        arguments=", ".join([*numbered, f"({stream})opjit_stream"]))
     return {"opjit_glue.c": c_glue, "opjit_kernel.cu": wrapper}
 
 

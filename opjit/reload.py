@@ -68,6 +68,8 @@ def refresh(known: Op, extra: Sequence[Backend] = ()) -> None:
         raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which never changes; load a newer library with "
                                "opjit.load_library")
     with _reloading:
+        if known.file is not None and not known.file.exists():
+            raise DeclarationError(f"{known.file}, which declares {known.qualified}, is not there any more")
         if known.stamp_now() == known.stamp:
             put([known], known.qualified, extra)
             return

@@ -96,6 +96,9 @@ def parse(text: str) -> Schema:
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
+    if hasattr(torch._ops._OpNamespace, name) or name in vars(torch._ops._OpNamespace(namespace)):
+        raise SchemaError(f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute that every namespace of torch's has; "
+                          "choose another name")
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
     results = tuple(_result(text, result) for result in parsed.returns)
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):

@@ -348,6 +348,12 @@ def test_a_device_function_that_is_never_defined_is_the_first_line(tmp_path: Pat
     assert told.startswith("ptxas fatal   : Unresolved extern function '_Z1gf'; an op is compiled from one source: define it there")
 
 
+def test_an_instruction_of_one_arch_alone_names_the_target_that_has_it(tmp_path: Path) -> None:
+    output = "[1/2] nvcc\nptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'\n"
+    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
+    assert told.splitlines()[0].endswith("; what an arch has alone is in the target with an a behind it, such as sm_90a")
+
+
 UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
 
 

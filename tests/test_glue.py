@@ -786,9 +786,22 @@ def test_a_cuda_signature_that_is_not_the_schemas_does_not_compile(make_op: Make
     with pytest.raises(CompileError) as caught:
         api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
     message = str(caught.value)
-    assert "error" in message.splitlines()[0]
-    assert "int64_t" in message or "long" in message, "the author's"
-    assert "double a" in message or "double" in message, "the schema's"
+    first = message.splitlines()[0]
+    assert "scale.cu: error: scale_cuda is not as the schema of" in first
+    assert "opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)" in first, "the schema's"
+    assert "int64_t" in first, "the author's"
+
+
+@pytest.mark.nvcc
+def test_an_argument_may_have_the_name_of_a_macro_in_the_kernels_headers(make_op: MakeOp) -> None:
+    op = make_op("scale(Tensor x, float errno) -> Tensor", cuda="""
+        #include <cerrno>
+        opjit_status scale_cuda(const opjit_tensor *x, double number, opjit_tensor *out, cudaStream_t stream)
+        {
+            return opjit_empty_like(out, x, x->dtype);
+        }
+        """)
+    assert api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
 
 
 @pytest.mark.nvcc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -390,6 +391,16 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
         assert value(op) == 2.0
         os.replace(_saved(tmp_path / "new.h", "#define SLOPE 6\n"), tmp_path / "shared.h")  # as editors save
         until(lambda: value(op) == 6.0, 30)
+
+
+def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: Folder, log: pytest.LogCaptureFixture) -> None:
+    op = opjit.get(folder.name, "cpu")
+    with opjit.watch(folder.path, interval=0.02):
+        shutil.rmtree(folder.path)
+        until(lambda: "stays as it was" in log.text, 30)
+        assert value(op) == 2.0
+    assert f"{folder.path / 'op.py'}, which declares" in log.text
+    assert "Traceback" not in log.text
 
 
 def _saved(path: Path, text: str) -> Path:

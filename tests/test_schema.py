@@ -123,6 +123,8 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor x, ...) -> Tensor", "any number of values"),
     ("f(Tensor x) -> ...", "any number of values"),
     ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
+    ("__init__(Tensor x) -> Tensor", "torch.ops.optest.__init__ is an attribute"),
+    ("name(Tensor x) -> Tensor", "torch.ops.optest.name is an attribute"),
 ])
 def test_a_refusal_names_the_way_out(schema: str, says: str) -> None:
     with pytest.raises(SchemaError) as caught:
