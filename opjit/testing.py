@@ -14,12 +14,14 @@ or ``testing.check(OP, "cpu")`` for all of them at once. A check returns a note,
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import tempfile
 import unittest
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -89,6 +91,20 @@ def _sentence(error: BaseException) -> str:
     return text if len(text) <= 400 else f"{text[:400]} …"
 
 
+@contextmanager
+def _told_of_crashes() -> Iterator[None]:
+    """Where a kernel ends the process, Python says on stderr in which check it was."""
+    enabled = not faulthandler.is_enabled()
+    if enabled:
+        with suppress(OSError, RuntimeError):  # stderr is no file, or is not there
+            faulthandler.enable()
+    try:
+        yield
+    finally:
+        if enabled:
+            faulthandler.disable()
+
+
 def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> int:
     """Print a table for each op and device; returns the command's exit code.
 
@@ -99,7 +115,7 @@ def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> 
     from opjit import sanitize
 
     checked = failed = 0
-    with tempfile.TemporaryDirectory(prefix="opjit-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="opjit-") as scratch, _told_of_crashes():
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # or it would be a folder in the user's
         for op, each in catalog.named_on(names, device, partial(print, flush=True)):
             checked += 1

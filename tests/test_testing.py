@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from opjit import Op, catalog, sanitize, testing
 from opjit.cli import main
-from opjit.samples import LAYOUTS, Skipped, laid_out
+from opjit.samples import LAYOUTS, Sample, Skipped, assert_same_gradients, laid_out
 
 CHECKS = {check.name: check for check in testing.CHECKS}
 NEGATED = """
@@ -198,6 +198,8 @@ def test_the_sanitizers_come_before_the_checks_that_what_they_find_may_end(tmp_p
         pytest.skip(done.stdout)
     assert done.returncode < 0, "the signal that ends the checks themselves"
     assert re.search(r"failed   address .*wrong\.c:11: .*SEGV", done.stdout), done.stdout
+    assert "Segmentation fault" in done.stderr
+    assert re.search(r'opjit/checks/results.py", line \d+ in _', done.stderr), done.stderr  # in which check
 
 
 @pytest.mark.parametrize("name", sanitize.FOR_C)
@@ -224,6 +226,32 @@ def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
     assert any(line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"] for line in lines)
     assert any(line.split(maxsplit=2) == ["skipped", "memcheck", "is for CUDA kernels"] for line in lines)
     assert re.fullmatch(r"\d+ failed", lines[-1])
+
+
+class _Steps(torch.autograd.Function):
+    """softmax, with a gradient in steps that are each rounded to the tensors' dtype, and then scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return ctx.scale * y * (grad - (grad * y).sum(-1, keepdim=True)), None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [8, 24, 64])
+def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wrong(dtype: torch.dtype, n: int) -> None:
+    sample = Sample((torch.randn(4, n, generator=torch.Generator().manual_seed(n)).to(dtype) * 3,), {})
+    steps: Callable[..., torch.Tensor] = _Steps.apply
+    assert assert_same_gradients(sample, lambda x: torch.softmax(x, -1), lambda x: steps(x, 1.0))
+    with pytest.raises(AssertionError, match=r"gradient of tensor 0.*not close"):
+        assert_same_gradients(sample, lambda x: torch.softmax(x, -1), lambda x: steps(x, 1.1))
 
 
 @pytest.mark.parametrize(("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")])
