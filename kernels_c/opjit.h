@@ -42,6 +42,7 @@
  * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.
  * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
  * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
+ * For more threads there is opjit_parallel_for; the compiler passes over #pragma omp.
  * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, shows its text where Python's print() would.
  *
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
