@@ -148,8 +148,8 @@ def flags_of(op: Op, target: Target) -> Flags:
 def compilers(backend: Backend, store: Store) -> dict[str, str] | None:
     """Who would compile; None where somebody is missing or does not work, and then anybody's binary will do."""
     try:
+        nvcc = toolchain.find_nvcc(store.notes) if backend.uses_nvcc else None
         compiler = toolchain.find_compiler(store.notes)
-        nvcc = toolchain.find_nvcc(store.notes) if compiler is not None and backend.uses_nvcc else None
     except ToolMissing:
         return None
     return None if compiler is None or (backend.uses_nvcc and nvcc is None) else toolchain.identity(compiler, nvcc)

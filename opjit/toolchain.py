@@ -196,9 +196,16 @@ def _ask_compiler(path: str, language: str = "c") -> dict[str, str]:
 
 
 def _ask_nvcc(path: str) -> dict[str, str]:
-    text = _run(path, "--version")
+    text = ""
+
+    def ask_version() -> None:
+        nonlocal text
+        text = _run(path, "--version")
+        _prepare_build()
+
+    dryrun = _run(path, "--dryrun", "-E", "-x", "cu", os.devnull, meanwhile=ask_version)
     release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
-    root = re.search(r"^#\$ TOP=(.+)$", _run(path, "--dryrun", "-E", "-x", "cu", os.devnull), re.MULTILINE)
+    root = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
     if release is None or root is None:
         raise ToolMissing("nvcc", f"{path} is not an nvcc that works: `{path} --version` printed {text.strip()[:200]!r}")
     return {"root": os.path.realpath(root[1].strip()), "version": release[1], "build": release[2]}

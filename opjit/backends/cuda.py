@@ -55,8 +55,9 @@ class Cuda:
         # torch takes CUDA's own arithmetic of half and bfloat16 away, for the sake of its C++ types, which an op does not have.
         arithmetic = (f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS"))
         # Four threads of the device compilers take turns at the kernels; the binary depends on their number, so it is the same on
-        # every machine. The seed takes the place of a random one in the names that nvcc makes up.
-        cuda = ("-std=c++17", "-O3", "--split-compile=4", "--frandom-seed=opjit", *arithmetic,
+        # every machine. The seed takes the place of a random one in the names that nvcc makes up. -O1 is for the host's part, which
+        # launches kernels and is read faster so; those are optimised in any case.
+        cuda = ("-std=c++17", "-O1", "--split-compile=4", "--frandom-seed=opjit", *arithmetic,
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
                 *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
