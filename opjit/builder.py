@@ -31,7 +31,7 @@ class _Absent(ModuleType):
 
 def module() -> Any:
     """The module if somebody has imported it; else its code once more, as a module of opjit's own that nobody else sees."""
-    return sys.modules.get(_NAME) or _own()
+    return importlib.import_module(_NAME) if _NAME in sys.modules else _own()  # another thread may be at it still
 
 
 def whole() -> Any:

@@ -55,3 +55,22 @@ from opjit import builder
 del builder._Absent.__getattr__
 """ + GET + "print(builder.module() is sys.modules['torch.utils.cpp_extension'])")
     assert done.stdout == "3.0 True\n"
+
+
+def test_a_builder_that_another_thread_is_importing_is_waited_for() -> None:
+    done = fresh("""
+import importlib, sys, threading, time, opjit, torch
+reached = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "setuptools":
+            reached.set()
+            time.sleep(1)
+
+sys.meta_path.insert(0, Slow())
+importer = threading.Thread(target=importlib.import_module, args=("torch.utils.cpp_extension",))
+importer.start()
+reached.wait(60)
+""" + GET + "importer.join()")
+    assert done.stdout == "3.0 "
