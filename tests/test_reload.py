@@ -228,7 +228,7 @@ def test_a_mistake_leaves_everything_as_it_was_until_it_is_mended(folder: Folder
         (folder.path / "op.py").unlink()
     kinds = {"the source": CompileError, "op.py's code": ValueError, "op.py's syntax": SyntaxError, "op.py's name": DeclarationError,
              "the schema": opjit.errors.SchemaError, "the schema's source": CompileError, "no source": NoKernel,
-             "no op.py": FileNotFoundError}
+             "no op.py": DeclarationError}
     for _ in range(2):
         with pytest.raises(kinds[mistake]):
             folder.reload()
