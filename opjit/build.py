@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import binary, builder, commands, files, forks, glue, headers, loader, progress, resources, toolchain
+from opjit import builder, commands, files, forks, glue, headers, loader, progress, resources, stubs, toolchain
 from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
@@ -116,21 +115,18 @@ def workspace(staged: Path) -> Iterator[Path]:
 
 def _make_entry(recipe: Recipe, compiler: Compiler, nvcc: Nvcc | None, ninja: str, work: Path, entry: Path, base: Path) -> Manifest:
     entry.mkdir(mode=0o700)
-    with ThreadPoolExecutor(1) as beside:  # the linker makes the stand-ins meanwhile
-        making = beside.submit(_stubs, recipe, compiler, base)
-        sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
-                              recipe.target.backend.stream)
-        runtime = (resources.folder("kernels_c") / RUNTIME).read_text(encoding="utf-8")
-        for name, text in {**sources, RUNTIME: runtime}.items():
-            (work / name).write_text(text, encoding="utf-8")
-        import_builder()
-        stubs = making.result()
+    sources = glue.render(recipe.schema, recipe.target.backend.name, recipe.target.backend.dispatch_key, recipe.source.name,
+                          recipe.target.backend.stream)
+    runtime = (resources.folder("kernels_c") / RUNTIME).read_text(encoding="utf-8")
+    for name, text in {**sources, RUNTIME: runtime}.items():
+        (work / name).write_text(text, encoding="utf-8")
     name = f"opjit_{files.unique()}"
     started = time.perf_counter()
     progress.step("compiling")
     compiled = _put_runtime(recipe, work)
     _run_torch_builder(recipe, name, [str(work / source) for source in (*sources, *([] if compiled else [RUNTIME]))],
-                       [quote(_OBJECT)] if compiled else [], work, stubs, compiler, nvcc, ninja, base)
+                       [quote(_OBJECT)] if compiled else [], work, stubs.make(base, compiler.machine, recipe.flags.stubs), compiler, nvcc,
+                       ninja, base)
     seconds = time.perf_counter() - started
     progress.step("checking")
     read = [headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")) for listing in work.glob("*.deps")]
@@ -182,7 +178,7 @@ def _runtime_key(recipe: Recipe) -> str:
     return json.dumps([own, recipe.flags.c, recipe.toolchain], sort_keys=True)
 
 
-def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: list[str], work: Path, stubs: Path, compiler: Compiler,
+def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: list[str], work: Path, linked: Path, compiler: Compiler,
                        nvcc: Nvcc | None, ninja: str, base: Path) -> None:
     """Call torch.utils.cpp_extension.load: build, do not load."""
     flags = recipe.flags
@@ -199,7 +195,7 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
                 sources=sources,
                 extra_cflags=[quote(flag) for flag in (*include, *(flag.format(**places) for flag in flags.c))],
                 extra_cuda_cflags=[quote(flag) for flag in _for_nvcc(include, [flag.format(**places) for flag in flags.cuda])],
-                extra_ldflags=[*objects, "-shared", quote(f"-L{stubs}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
+                extra_ldflags=[*objects, "-shared", quote(f"-L{linked}"), "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed",
                                *flags.link, "-Wl,-z,defs", "-Wl,-s"],
                 build_directory=str(work),
                 with_cuda=nvcc is not None,
@@ -320,57 +316,6 @@ def _for_nvcc(include: list[str], flags: list[str]) -> list[str]:
 def quote(flag: str) -> str:
     """For the shell, and then for ninja. What stands for a unique name becomes the process id of the command's own shell."""
     return shlex.quote(flag).replace("$", "$$").replace(_UNIQUE, "$$$$")
-
-
-def _stubs(recipe: Recipe, compiler: Compiler, base: Path) -> Path:
-    """A folder with stand-ins for torch's libraries, made once.
-
-    Linking against the real ones takes ld 0.2 s and ties a build to the torch at hand. A stand-in has the name and the
-    functions that opjit_shim.h declares, so -z defs finds a misspelled or unsupported function when the op is linked.
-    """
-    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text()
-    folder = base / "stubs" / f"{compiler.machine}-{hashlib.sha256(header.encode()).hexdigest()[:16]}"
-    missing = [name for name in recipe.flags.stubs if not _is_stand_in(folder / f"{name}.so", name)]
-    if not missing:
-        return folder
-    files.make_private(folder)
-    for unused in ("c10", "torch", "c10_cuda", "torch_cuda"):  # named by torch's own link flags, needed by nobody
-        _appear(folder / f"lib{unused}.a", b"!<arch>\n")
-    declared = set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header))
-    for name in missing:
-        functions = sorted(f for f in declared if bool(re.search("cuda_(stream|caching|mm|addmm)", f)) == (name == "libtorch_cuda"))
-        source = "".join(f".globl {function}\n.type {function},@function\n{function}:\n.size {function},0\n" for function in functions)
-        made = folder / f".{files.unique()}"
-        command = [compiler.path, "-shared", "-nostdlib", f"-Wl,-soname,{name}.so", "-o", str(made), "-x", "assembler", "-"]
-        progress.logger.debug(shlex.join(command))
-        with tempfile.TemporaryFile(dir=folder) as given:
-            given.write(source.encode())
-            given.seek(0)
-            done = commands.run(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        told = done.stdout.decode(errors="replace").strip()
-        if any(reason in told for reason in _FULL):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(made))
-        if done.returncode != 0 or not _is_stand_in(made, name):
-            raise _fault(recipe, f"{compiler.path} cannot make a shared library (exit code {done.returncode}): {told or 'no output'}",
-                         shlex.join(command))
-        files.sync(made)
-        os.replace(made, folder / f"{name}.so")
-    return folder
-
-
-def _is_stand_in(path: Path, name: str) -> bool:
-    try:
-        content = path.read_bytes()
-        binary.inspect(content)
-    except (OSError, EntryError):
-        return False
-    return f"\0{name}.so\0".encode() in content
-
-
-def _appear(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{files.unique()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
 
 
 def _check_dependencies(recipe: Recipe, work: Path, read: list[list[Path]], compiler: Compiler, nvcc: Nvcc | None) -> None:

@@ -20,7 +20,7 @@ def run(command: Any, *, check: bool = False, meanwhile: Callable[[], object] | 
 
     Args:
         meanwhile: is done while the command runs.
-        settings: of `subprocess.Popen`. Let stdin be a file: of a pipe that was written to, a forked child would have the end.
+        settings: of `subprocess.Popen`. stdin is no pipe: a forked child would have the end that is written to.
     """
     with forks.starting():
         process = subprocess.Popen(command, **settings)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _PATIENCE = 5.0  # seconds that a fork waits; the imports take half of one, but filelock, half imported, may wait for the fork
-# Who holds one takes no other lock of opjit's. They are two, so that a build's first process need not wait for its imports.
+# Who holds one takes no other lock of opjit's. They are two, so that no process waits for the imports of another thread.
 _importing = threading.RLock()
 _starting = threading.RLock()
 

@@ -167,8 +167,7 @@ def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:
     return program(path, f"#!/bin/sh\n{before}\n'{real_compiler()}' \"$@\"\ncode=$?\n{after}\nexit $code\n")
 
 
-# True in a fake compiler when it compiles an op's glue (not when it is asked who it is, makes stand-ins, compiles the runtime,
-# or links).
+# True in a fake compiler when it compiles an op's glue (not when it is asked who it is, compiles the runtime, or links).
 COMPILES = 'case " $* " in *" -c "*opjit_glue.c*) true;; *) false;; esac'
 # True when it makes an op's library from objects.
 LINKS = 'case " $* " in *" -ltorch_cpu "*) true;; *) false;; esac'
