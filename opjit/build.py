@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import builder, commands, files, forks, glue, headers, loader, progress, resources, stubs, toolchain
-from opjit.diagnosis import diagnose
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
 from opjit.publication import Work, publish
@@ -205,6 +204,8 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
         except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
             if isinstance(error, OpjitError):
                 raise
+            from opjit.diagnosis import diagnose
+
             backend = recipe.target.backend
             raise diagnose(output_of(error, work), recipe.schema.qualified, str(recipe.target), base / "logs",
                            (str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream))) from None
