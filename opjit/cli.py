@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -69,10 +70,11 @@ def _formatted(message: Warning | str, category: type[Warning], filename: str, l
 def _interruptible() -> Iterator[None]:
     """SIGTERM, as from a job scheduler, and SIGHUP end a command that builds as Ctrl-C does: with its compilers, and nothing half done.
 
-    Not one that runs kernels: a loop in C that has no end would not end at SIGTERM then.
+    Not one that runs kernels: a loop in C that has no end would not end at SIGTERM then. Nor one that a program calls in a thread.
     """
     received = signal.SIGINT
-    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]  # else nohup's
+    ours = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    heeded = [number for number in ours if signal.getsignal(number) is signal.SIG_DFL]  # else nohup's
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal received

@@ -604,6 +604,17 @@ def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_ha
         assert list((here / "v1" / "staging").iterdir()) == []
 
 
+def test_opjit_get_works_in_a_thread_which_can_heed_no_signals(here: Path) -> None:
+    done = fresh("""
+import threading
+from opjit.cli import main
+thread = threading.Thread(target=main, args=(["get", "allreduce", "--device", "cpu"],), kwargs={"standalone_mode": False})
+thread.start()
+thread.join()
+""")
+    assert done.stdout.endswith(".so\n")
+
+
 def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = tmp_path / "reached"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")))
