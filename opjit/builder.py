@@ -71,6 +71,7 @@ def _no_questions() -> Iterator[None]:
         yield
     finally:
         quiet.setLevel(level)
-        os.environ.pop(_ASK_NVML)
-        if asked is not None:
+        if asked is None:
+            os.environ.pop(_ASK_NVML, None)  # another thread may have put the environment back
+        else:
             os.environ[_ASK_NVML] = asked

@@ -48,6 +48,18 @@ cpp_extension.load = seen
     assert done.stdout == "load 3.0 "
 
 
+def test_the_environment_may_change_while_the_builder_is_imported() -> None:
+    done = fresh("""
+import os, sys, opjit, torch
+class Clear:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.utils.cpp_extension":
+            os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+sys.meta_path.insert(0, Clear())
+""" + GET)
+    assert done.stdout == "3.0 "
+
+
 def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
     done = fresh("""
 import sys, opjit, torch
