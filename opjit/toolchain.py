@@ -158,7 +158,8 @@ def _remembered(memory: Path | None, kind: str, path: str, names: tuple[str, ...
 
 def _run(*command: str, meanwhile: Callable[[], object] | None = None) -> str:
     """What a command prints; `meanwhile` is done while it runs."""
-    from opjit import commands
+    with forks.importing():
+        from opjit import commands
 
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     logging.getLogger("opjit").debug("%s", " ".join(command))

@@ -322,20 +322,27 @@ print(dict(os.environ) == before, builder.is_alive())
     assert fresh(code).stdout == "True True\n"
 
 
-@pytest.mark.parametrize("module", ["opjit.build", "opjit.lock", "torch.utils.cpp_extension"])
+@pytest.mark.parametrize("module", ["opjit.commands", "opjit.build", "opjit.lock", "torch.utils.cpp_extension"])
 def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(module: str, op: Path, here: Path) -> None:
     code = (
         helpers.declare(op)
         + f"""
-import os, signal, sys, threading, time
+import importlib.machinery, os, signal, sys, threading, time
 torch.set_num_threads(1)
 reached = threading.Event()
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == {module!r} and not reached.is_set():
+        if name != {module!r} or reached.is_set():
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def slow(module):
             reached.set()
             time.sleep(1)
+            run(module)
+        spec.loader.exec_module = slow
+        return spec
 
 sys.meta_path.insert(0, Slow())
 builder = threading.Thread(target=lambda: opjit.get("allreduce", "cpu"))
