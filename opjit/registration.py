@@ -11,7 +11,7 @@ import linecache
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ def _acquire() -> None:
 
 
 def _release() -> None:
-    declaring.release()
+    with suppress(RuntimeError):  # `watch` was called again while the fork waited: this is once more than `_acquire`
+        declaring.release()
 
 
 def _renew() -> None:
