@@ -92,7 +92,8 @@ def note(op: Op, target: Target) -> None:
     """Where `opjit record` runs this process: an op is in use for a target."""
     path = os.environ.get("OPJIT_RECORD")
     if path:
-        from opjit import record
+        with forks.importing():
+            from opjit import record
 
         record.note(op, target, path)
 
@@ -113,7 +114,8 @@ def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
         return build_once(op, recipe, store)
     counters.hit(where, store.base, found.seconds, started)
     if followed():
-        from opjit import progress
+        with forks.importing():
+            from opjit import progress
 
         progress.say(f"{op.qualified} for {target} is built already: {found.folder}")
     return found

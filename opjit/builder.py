@@ -62,7 +62,8 @@ def _import(name: str, *details: Any, **named: Any) -> ModuleType:
 @contextmanager
 def _no_questions() -> Iterator[None]:
     """Torch does not warn that there is no GPU, which no build needs, and asks NVML for one: to ask CUDA takes 0.2 s where there is a GPU,
-    and then no child that is forked later could use it."""
+    and then no child that is forked later could use it. For the 4 ms of the import that is in the process's environment: torch.cuda reads
+    it there."""
     quiet = logging.getLogger(_NAME)
     level, asked = quiet.level, os.environ.get(_ASK_NVML)
     quiet.setLevel(logging.ERROR)

@@ -288,7 +288,11 @@ def declare_folder(folder: Path, whose: str = "opjit_ops") -> None:
     assert spec.loader is not None  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # as after an import that failed
+        raise
 
 
 def read_again(op: Op) -> tuple[list[Op], ModuleType]:

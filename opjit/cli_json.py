@@ -18,7 +18,7 @@ def dump(found: object) -> str:
 
 
 def _teller(ctx: click.Context, _: click.Parameter, asked: bool) -> Tell:
-    """Whatever else is printed, by an op.py say, goes to stderr."""
+    """Whatever else Python prints, in an op.py say, goes to stderr."""
     if not asked:
         return None
     stdout = sys.stdout

@@ -142,7 +142,7 @@ def _start(work: Callable[[int, Callable[[str], None]], Any], alive: int, life: 
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
         if pid == 0:
-            code = 1
+            code, interrupted = 1, False
             try:
                 try:
                     os.setpgid(0, 0)
@@ -153,11 +153,14 @@ def _start(work: Callable[[int, Callable[[str], None]], Any], alive: int, life: 
                     _serve(work, theirs)
                     code = 0
                 except KeyboardInterrupt:
-                    code = 128 + signal.SIGTERM
+                    interrupted = True
                 finally:
                     files.remove_own()
                     counters.write()
             finally:
+                if interrupted:  # the parent shall read from the status what ended it
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    os.kill(os.getpid(), signal.SIGTERM)
                 os._exit(code)
         with suppress(OSError):  # it did so itself, or has ended
             os.setpgid(pid, pid)

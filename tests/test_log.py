@@ -25,7 +25,10 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     known = catalog.declared("logtest::plus")
     if known is None:
         [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", "logtest")))
-    monkeypatch.setattr(known, "folder", write_op(tmp_path / "plus"))
+    folder = write_op(tmp_path / "plus")
+    with open(folder / "plus.c", "a", encoding="utf-8") as source:
+        source.write(f"/* {tmp_path} */\n")  # a key of its own: else a build of the same op in another test's process is waited for
+    monkeypatch.setattr(known, "folder", folder)
     return known
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -304,3 +305,11 @@ def test_an_unknown_op_is_still_unknown(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OPJIT_PATH", "")
     with pytest.raises(UnknownOp, match=r"did you mean allreduce\?"):
         catalog.find("alreduce")
+
+
+def test_an_op_py_that_raises_leaves_no_module_behind(tmp_path: Path) -> None:
+    (tmp_path / "raises").mkdir()
+    (tmp_path / "raises" / "op.py").write_text("raise KeyError('no')\n")
+    with pytest.raises(KeyError):
+        opjit.add_path(tmp_path / "raises")
+    assert "opjit_ops_raises" not in sys.modules
