@@ -68,11 +68,12 @@ def refresh(known: Op, extra: Sequence[Backend] = ()) -> None:
         raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which never changes; load a newer library with "
                                "opjit.load_library")
     with _reloading:
-        if known.file is not None and not known.file.exists():
-            raise DeclarationError(f"{known.file}, which declares {known.qualified}, is not there any more")
-        if known.stamp_now() == known.stamp:
+        stamp = known.stamp_now()
+        if stamp == known.stamp:
             put([known], known.qualified, extra)
             return
+        if stamp is None:
+            raise DeclarationError(f"{known.file}, which declares {known.qualified}, is not there any more")
         before = [op for op in catalog.all_ops() if op.file == known.file]
         newer, module = catalog.read_again(known)
         names = {op.qualified for op in newer}

@@ -393,6 +393,19 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
         until(lambda: value(op) == 6.0, 30)
 
 
+def test_an_op_that_no_file_declares_is_reloaded_with_its_sources(tmp_path: Path) -> None:
+    """At a prompt, or in a cell: the declaration's file is one that is not there."""
+    (tmp_path / "grow.c").write_text(SOURCE.format(slope="2", parameters=""))
+    name = f"reloadtest_typed{next(_number)}::grow"
+    text = f"@opjit.op('{name}(Tensor x) -> Tensor')\ndef grow(x): return torch.empty_like(x)\n"
+    exec(compile(text, str(tmp_path / "<stdin>"), "exec"), {"opjit": opjit, "torch": torch})
+    op = opjit.get(name, "cpu")
+    assert value(op) == 2.0
+    (tmp_path / "grow.c").write_text(SOURCE.format(slope="3", parameters=""))
+    assert opjit.get(name, "cpu", reload=True) is op
+    assert value(op) == 3.0
+
+
 def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: Folder, log: pytest.LogCaptureFixture) -> None:
     op = opjit.get(folder.name, "cpu")
     with opjit.watch(folder.path, interval=0.02):
