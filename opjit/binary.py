@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from opjit.errors import EntryError
 
-_MACHINES = {62: "x86_64", 183: "aarch64"}
+MACHINES = {"x86_64": 62, "aarch64": 183}  # by the numbers that ELF has for them
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
 _FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -53,7 +53,8 @@ def machine(content: bytes) -> str:
     """
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
         raise EntryError("it is no 64-bit little-endian ELF file")
-    return _MACHINES.get(struct.unpack_from("<H", content, 18)[0], "another machine")
+    number = struct.unpack_from("<H", content, 18)[0]
+    return next((name for name, known in MACHINES.items() if known == number), "another machine")
 
 
 def _inspect(content: bytes) -> Binary:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import builder, commands, files, forks, glue, headers, loader, progress, resources, stubs, toolchain
+from opjit import binary, builder, commands, files, forks, glue, headers, loader, progress, resources, stubs, toolchain
 from opjit.errors import BuildError, EntryError, OpjitError, ToolMissing
 from opjit.manifest import NAME, Manifest
 from opjit.publication import Work, publish
@@ -80,6 +80,9 @@ def build(recipe: Recipe, store: Store, kept: bool = False) -> Entry:
         BuildError: the tools ran and left no good binary; or the store cannot keep one that must be kept.
     """
     compiler = toolchain.require_compiler(store.notes)
+    if compiler.machine.partition("-")[0] not in binary.MACHINES:
+        raise ToolMissing("cc", f"the C compiler makes code for {compiler.machine}, and opjit builds for {' and '.join(binary.MACHINES)}; "
+                                "set CC to another")
     nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
     if nvcc is not None and recipe.target.backend.runtime(nvcc.version) != recipe.target.runtime:
         raise ToolMissing("nvcc", f"{recipe.schema.qualified} is wanted for {recipe.target}, and the nvcc in {nvcc.root} is that of CUDA "

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from opjit import files, resources
+from opjit import binary, files, resources
 
-_MACHINES = {"x86_64": 62, "aarch64": 183}
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
 _UNUSED = ("c10", "torch", "c10_cuda", "torch_cuda")  # named by torch's own link flags, needed by nobody
 # The parts of a file in the order of their section headers, and each part's type, flags and the size of its entries.
@@ -29,7 +28,7 @@ def make(base: Path, triple: str, names: Iterable[str]) -> Path:
 
     Args:
         base: of the store that keeps it.
-        triple: what the compiler compiles for, such as ``x86_64-linux-gnu``.
+        triple: what the compiler compiles for, such as ``x86_64-linux-gnu``; its machine is one of `binary.MACHINES`.
 
     Raises:
         OSError: they cannot be written.
@@ -68,7 +67,7 @@ def library(name: str, functions: Sequence[str], machine: str) -> bytes:
         end += -(-len(content) // 8) * 8
     tags = {14: strings[name], 5: places[".dynstr"], 6: places[".dynsym"], 10: len(parts[".dynstr"]), 11: 24, 0: 0}
     parts[".dynamic"] = b"".join(struct.pack("<QQ", *tag) for tag in tags.items())
-    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, _MACHINES[machine], 1, 0, 64, end, 0, 64, 56, 2, 64, 6, 5)
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, binary.MACHINES[machine], 1, 0, 64, end, 0, 64, 56, 2, 64, 6, 5)
     segments = struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, end, end, 4096) + struct.pack(
         "<IIQQQQQQ", 2, 4, *[places[".dynamic"]] * 3, *[len(parts[".dynamic"])] * 2, 8)
     body = b"".join(content + bytes(-len(content) % 8) for content in parts.values())

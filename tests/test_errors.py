@@ -526,6 +526,13 @@ def test_a_library_that_asks_for_more_than_it_may_is_not_published(
     assert re.search(r"libextra\.so\.1|run path", str(refusal(op, tmp_path / "cache")))
 
 
+def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^Target: .*/Target: riscv64-linux-gnu/'\n"
+    monkeypatch.setenv("CC", str(program(tmp_path / "cc", other)))
+    with pytest.raises(ToolMissing, match="makes code for riscv64-linux-gnu, and opjit builds for x86_64 and aarch64; set CC to another"):
+        built(op, tmp_path / "cache")
+
+
 def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then kill -9 $$; fi")))
     assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
