@@ -207,7 +207,8 @@ def _run_torch_builder(recipe: Recipe, name: str, sources: list[str], objects: l
         except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
             if isinstance(error, OpjitError):
                 raise
-            from opjit.diagnosis import diagnose
+            with forks.importing():
+                from opjit.diagnosis import diagnose
 
             backend = recipe.target.backend
             raise diagnose(output_of(error, work), recipe.schema.qualified, str(recipe.target), base / "logs",
