@@ -22,7 +22,7 @@ from opjit import catalog
 
 OPS = ("add_custom", "round_ste", "tensor_negate")
 ROUNDS = 15
-Side = tuple[Callable[..., Any], tuple[Any, ...]]
+Side = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 
 def arguments(name: str, power: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
@@ -40,7 +40,7 @@ def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str
     return {"opjit": (op, args), "torch": (plain, args), "copy": (torch.Tensor.copy_, (torch.empty_like(args[0]), args[0]))}
 
 
-def seconds_on_cuda(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+def seconds_on_cuda(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(4):
@@ -50,7 +50,7 @@ def seconds_on_cuda(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
     return float(start.elapsed_time(end) / 4000)
 
 
-def timer(call: Callable[..., Any], args: tuple[Any, ...]) -> Timer:
+def timer(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Timer:
     names = [f"a{index}" for index in range(len(args))]
     return Timer(f"call({', '.join(names)})", globals={"call": call, **dict(zip(names, args, strict=True))},
                  num_threads=torch.get_num_threads())

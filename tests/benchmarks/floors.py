@@ -5,7 +5,7 @@
 A row compares the least that any op needs with torch's own time, and with the bar that is set for opjit's op. FAIL says that no op that
 torch calls as an operator meets the bar on this machine.
 
-    operator        a C++ operator (TORCH_LIBRARY, peers/floors_ext.cpp) that allocates its result and does nothing else, against
+    operator        a C++ operator (TORCH_LIBRARY, peers/call_ext.cpp) that allocates its result and does nothing else, against
                     torch's function, which has a Python binding of its own
     read            a C op that reads the memory once and keeps nothing, with as many threads as torch has
     multiplications a C op that makes as many multiplications and additions, in registers, as the product of an LLTM cell of batch 16,
@@ -22,11 +22,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from common import HERE, Row, load_peer, path_with_tools, ratio, show
-from elementwise import Side, arguments, timer
-from lltm import calls
+from elementwise import arguments
+from lltm import Call, calls, duel
 
 import opjit
 from opjit import catalog
@@ -36,7 +37,6 @@ from cells import LLTM, State, make
 
 BATCH, FEATURES, STATE = 16, 32, 128
 MULTIPLICATIONS = BATCH * 3 * STATE * (FEATURES + STATE) + 4 * BATCH * STATE * 12
-ROUND_SECONDS = 0.01
 
 
 class Multiplications(LLTM):
@@ -47,31 +47,26 @@ class Multiplications(LLTM):
         return new_h, new_cell
 
 
-def duel(what: str, floor: Side, peer: Side, bar: float, rounds: int) -> Row:
-    timers = [timer(*side) for side in (floor, peer)]
-    counts = [max(3, int(ROUND_SECONDS / each.timeit(20).mean)) for each in timers]
-    spent: tuple[list[float], list[float]] = [], []
-    for turn in range(rounds):
-        for side in (0, 1) if turn % 2 else (1, 0):
-            spent[side].append(timers[side].timeit(counts[side]).mean)
-    return ratio(what, *spent, bar)
+def against(what: str, floor: Call, peer: Call, bar: float, rounds: int) -> Row:
+    spent = duel({"floor": floor, "torch": peer}, rounds)
+    return ratio(what, spent["floor"], spent["torch"], bar)
 
 
 def operators(rounds: int) -> Iterator[Row]:
     scalar, like = torch.ops.peer.scalar.default, torch.ops.peer.like.default
     for power, bar in ((10, 1.05), (12, 0.8), (14, 0.8)):
         x = torch.randn(1 << power)
-        yield duel(f"operator, sum of float32 2^{power}", (scalar, (x,)), (torch.sum, (x,)), bar, rounds)
+        yield against(f"operator, sum of float32 2^{power}", partial(scalar, x), partial(torch.sum, x), bar, rounds)
     for name in ("add_custom", "round_ste", "tensor_negate"):
         args = arguments(name, 12, torch.float32, "cpu")
-        yield duel(f"operator, {name} of float32 2^12", (like, args[:1]), (catalog.find(name).plain, args), 1.0, rounds)
+        yield against(f"operator, {name} of float32 2^12", partial(like, args[0]), partial(catalog.find(name).plain, *args), 1.0, rounds)
 
 
 def reads(rounds: int) -> Iterator[Row]:
     read = opjit.get("opjit_bench::read", "cpu")
     for power in range(15, 21):
         x = torch.randn(1 << power)
-        yield duel(f"read, sum of float32 2^{power}", (read, (x,)), (torch.sum, (x,)), 0.8, rounds)
+        yield against(f"read, sum of float32 2^{power}", partial(read, x), partial(torch.sum, x), 0.8, rounds)
 
 
 def cell(rounds: int) -> Row:
@@ -79,7 +74,7 @@ def cell(rounds: int) -> Row:
     x, *state = (torch.randn(BATCH, width).requires_grad_() for width in (FEATURES, STATE, STATE))
     cells = Multiplications(FEATURES, STATE), make("py", FEATURES, STATE, torch.float32, "cpu")
     floor, plain = (calls(each, each.parameters(), x, tuple(state))["forward, no_grad"] for each in cells)
-    return duel("multiplications, LLTM forward, no_grad", (floor, ()), (plain, ()), 0.35, rounds)
+    return against("multiplications, LLTM forward, no_grad", floor, plain, 0.35, rounds)
 
 
 def main() -> None:
@@ -89,7 +84,7 @@ def main() -> None:
     os.environ["PATH"] = path_with_tools()
     catalog.declare_folder(HERE / "ops" / "floors")
     with tempfile.TemporaryDirectory() as build, torch.inference_mode():
-        load_peer(["floors_ext.cpp"], build)
+        load_peer(["call_ext.cpp"], build)
         show(f"The least that an op can take on the CPU, {torch.get_num_threads()} threads (medians)",
              [*operators(rounds), *reads(rounds)], ("floor", "torch"))
         torch.set_num_threads(1)
