@@ -2,7 +2,7 @@
  * opjit.h - write a torch operator in plain C.
  *
  * An op is a schema in op.py and one C function. opjit generates the function's prototype from the
- * schema, compiles your file behind it, and registers the result with torch:
+ * schema, compiles your file with it, and registers the result with torch:
  *
  *     schema     scale(Tensor x, float a) -> Tensor
  *
@@ -32,30 +32,32 @@
  *     int[] float[] bool[] Tensor[]      const opjit_ints *, opjit_floats *, opjit_bools *, opjit_tensors *
  *     -> Tensor  int  float  bool        opjit_tensor *  int64_t *  double *  bool *
  *
- * The parameters' names are yours. Headers of libc are read before your file: -D_GNU_SOURCE goes into extra_cflags.
+ * You choose the parameters' names. libc's headers are included before your file: pass -D_GNU_SOURCE in extra_cflags.
  *
- * A folder may declare several ops and hold their kernels in one file, named after the folder. It is compiled for each
- * of them, with OPJIT_OP_<op> defined: what the others need can be left out.
+ * A folder may declare several ops and hold their kernels in one file, named after the folder. The file is compiled once
+ * for each op, with OPJIT_OP_<op> defined, so that #ifdef can leave out what the others need.
  *
  * Memory: inputs are borrowed, outputs are handed over, scratch is freed after the call. You never free.
  * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it
  * becomes a Python RuntimeError with the op, file, line and text. Never exit, abort, longjmp or throw.
  * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
- * Threads: a function may be called from several threads at once, without the GIL. Keep no state of your own.
- * For more threads there is opjit_parallel_for; the compiler passes over #pragma omp.
- * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, shows its text where Python's print() would.
+ * Threads: several threads may call a function at once, without the GIL. Keep no state of your own.
+ * Use opjit_parallel_for to run on more threads; the compiler ignores #pragma omp.
+ * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, prints where Python's print() would.
  *
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
- *           8 half precision. For ops that work element by element there is more in opjit_elementwise.h.
+ * More:     opjit_elementwise.h (broadcasting, dtype promotion, any strides)  opjit_convert.h (from dtype to dtype)
+ *           opjit_half.h (float16, bfloat16)  opjit_cuda.h (.cu files)
  *
  * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
- * library; its first screen says what little state there is.
+ * library; its first screen lists the state it keeps.
  */
 #ifndef OPJIT_H
 #define OPJIT_H
 
 #include <string.h>
 
+#include "opjit_half.h"
 #include "opjit_shim.h"
 
 #ifdef __cplusplus
@@ -65,15 +67,8 @@ extern "C" {
 #define OPJIT_UNUSED __attribute__((unused))
 #define OPJIT_MUST_USE __attribute__((warn_unused_result))
 
-/* A call would cost more than what these functions do, at run time and, without optimisation, to compile. */
+/* Always inlined: the call would cost more than the body. */
 #define OPJIT_INLINE OPJIT_UNUSED static inline __attribute__((always_inline))
-
-/* Small functions that a CUDA kernel may call too. */
-#ifdef __CUDACC__
-#define OPJIT_HOST_DEVICE OPJIT_INLINE __host__ __device__
-#else
-#define OPJIT_HOST_DEVICE OPJIT_INLINE
-#endif
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 1. Dtypes                                                                                      */
@@ -94,7 +89,7 @@ typedef enum opjit_dtype {
     OPJIT_FLOAT64,
     OPJIT_COMPLEX64,
     OPJIT_COMPLEX128,
-    OPJIT_OTHER_DTYPE, /* float8, quantized and whatever torch adds: refuse it, or look at nothing but its sizes */
+    OPJIT_OTHER_DTYPE, /* float8, quantized and all that torch adds: reject it, or use only its sizes */
     OPJIT_DTYPE_COUNT = OPJIT_OTHER_DTYPE
 } opjit_dtype;
 
@@ -104,13 +99,13 @@ const char *opjit_dtype_name(opjit_dtype dtype);
 /* Bytes of one element; 0 for OPJIT_OTHER_DTYPE. */
 size_t opjit_dtype_size(opjit_dtype dtype);
 
-OPJIT_INLINE bool opjit_is_floating(opjit_dtype dtype)
+OPJIT_HOST_DEVICE bool opjit_is_floating(opjit_dtype dtype)
 {
     return dtype >= OPJIT_FLOAT16 && dtype <= OPJIT_FLOAT64;
 }
 
 /* Integers and bool. */
-OPJIT_INLINE bool opjit_is_integral(opjit_dtype dtype)
+OPJIT_HOST_DEVICE bool opjit_is_integral(opjit_dtype dtype)
 {
     return dtype <= OPJIT_UINT64;
 }
@@ -120,7 +115,7 @@ OPJIT_INLINE bool opjit_is_integral(opjit_dtype dtype)
 
 #define OPJIT_MAX_DIM 64 /* torch's own limit */
 
-/* A view of a torch tensor, valid for the length of the call. */
+/* A view of a torch tensor, valid during the call. */
 typedef struct opjit_tensor {
     void *data;              /* first element; may be NULL when numel is 0 */
     int64_t numel;           /* number of elements */
@@ -128,11 +123,11 @@ typedef struct opjit_tensor {
     const int64_t *sizes;    /* dim entries */
     const int64_t *strides;  /* dim entries, in elements */
     opjit_dtype dtype;
-    int32_t device_type;     /* torch's number */
+    int32_t device_type;     /* as torch numbers them */
     int32_t device_index;    /* -1 for the CPU */
     bool contiguous;         /* in row-major order without gaps */
-    torch_tensor handle;     /* torch's tensor; NULL for an output that was not made yet */
-    struct opjit_call *call; /* the glue's own */
+    torch_tensor handle;     /* torch's tensor; NULL for an output that does not exist yet */
+    struct opjit_call *call; /* for the glue */
 } opjit_tensor;
 
 typedef struct opjit_ints {
@@ -158,7 +153,7 @@ typedef struct opjit_tensors {
 /* ---------------------------------------------------------------------------------------------- */
 /* 3. Errors                                                                                      */
 
-/* NULL is success. An error carries its own text, so it can travel between threads; the glue frees it. */
+/* NULL is success. An error owns its text, so it may cross threads; the glue frees it. */
 typedef struct opjit_error *opjit_status;
 
 #define OPJIT_OK ((opjit_status)0)
@@ -166,40 +161,40 @@ typedef struct opjit_error *opjit_status;
 __attribute__((format(printf, 3, 4), returns_nonnull, cold)) opjit_status opjit_error_new(const char *file, int line,
                                                                                          const char *format, ...);
 
-/* Return an error from the function at hand: OPJIT_FAIL("x is %s", why). */
+/* Return an error from the current function: OPJIT_FAIL("x is %s", why). */
 #define OPJIT_FAIL(...) return opjit_error_new(__FILE__, __LINE__, __VA_ARGS__)
 
-/* ... unless the condition holds: OPJIT_CHECK(a > 0, "a must be positive, not %f", a). */
+/* The same unless the condition holds: OPJIT_CHECK(a > 0, "a must be positive, not %f", a). */
 #define OPJIT_CHECK(condition, ...) \
     do { \
-        if (__builtin_expect(!(condition), 0)) \
+        if (!(condition)) \
             OPJIT_FAIL(__VA_ARGS__); \
     } while (0)
 
-/* Pass on the error of a function that returns opjit_status. */
+/* Return the error, if any, of a call that returns opjit_status. */
 #define OPJIT_TRY(call_) \
     do { \
         opjit_status opjit_try_ = (call_); \
-        if (__builtin_expect(opjit_try_ != OPJIT_OK, 0)) \
+        if (opjit_try_ != OPJIT_OK) \
             return opjit_try_; \
     } while (0)
 
-/* Pass on the error of a function of torch's C interface (opjit_shim.h). */
+/* The same for a call of torch's C interface (opjit_shim.h). */
 #define OPJIT_TORCH(call_) \
     do { \
-        if (__builtin_expect((call_) != 0, 0)) \
+        if ((call_) != 0) \
             return opjit_torch_error(__FILE__, __LINE__, #call_); \
     } while (0)
 
-/* torch keeps the text of its errors from 2.13 on; before, it prints them to stderr. */
+/* The text is torch's own from 2.13 on; earlier versions print it to stderr. */
 __attribute__((returns_nonnull, cold)) opjit_status opjit_torch_error(const char *file, int line, const char *what);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 4. Memory                                                                                      */
 
 /*
- * Make an output with uninitialised elements, on the device of `like` (any tensor argument), with the given
- * strides in elements; strides NULL means contiguous. Calling it twice for one output is an error.
+ * Create an output with uninitialised elements on the device of `like` (any tensor argument). `strides` counts elements;
+ * NULL means contiguous. Create each output once: a second call is an error.
  */
 OPJIT_MUST_USE opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes,
                                                 const int64_t *strides, opjit_dtype dtype, const opjit_tensor *like);
@@ -212,14 +207,14 @@ OPJIT_MUST_USE OPJIT_INLINE opjit_status opjit_empty(opjit_tensor *out, int64_t 
 }
 
 /*
- * An output of the sizes of `like` and the strides that torch.empty_like would give it: those of `like` where it is
- * dense, else dense with the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
+ * An output with the sizes of `like` and the strides of torch.empty_like: those of `like` if it is dense, else dense with
+ * the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
  */
 OPJIT_MUST_USE opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype);
 
 /*
- * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends (on CUDA in
- * stream order, so a kernel that was launched may still use it). 0 bytes give a pointer that must not be read.
+ * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends. On CUDA it is freed in
+ * stream order, so launched kernels may still use it. A pointer to 0 bytes must not be read.
  */
 OPJIT_MUST_USE opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like);
 
@@ -229,9 +224,9 @@ OPJIT_MUST_USE opjit_status opjit_scratch(void **memory, int64_t bytes, const op
 typedef opjit_status opjit_range_body(int64_t begin, int64_t end, void *context);
 
 /*
- * Call body(begin, end, context) on parts of the range that cover it, on torch's thread pool: in the caller's
- * thread when the range is not longer than `grain` or when already inside a parallel region. The body runs in
- * other threads: share through context, allocate nothing, return an error as anywhere. The first error is returned.
+ * Split the range into parts and call body(begin, end, context) for each on torch's thread pool. A range of at most `grain`,
+ * or one inside another parallel region, runs in the caller's thread. The body runs in other threads: share data through
+ * context, do not allocate, return errors as usual. The first error is returned.
  */
 OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit_range_body *body,
                                                void *context);
@@ -240,15 +235,15 @@ OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64
 /* 6. Dtype dispatch                                                                              */
 
 /*
- * C has no templates: the block is compiled once for each dtype, with `scalar_t` as its C type.
+ * C has no templates: the block is compiled for each dtype, with `scalar_t` as its C type.
  *
  *     OPJIT_DISPATCH_FLOATING(x->dtype, "scale", {
  *         const scalar_t *from = (const scalar_t *)x->data;
  *         ...
  *     });
  *
- * A dtype outside the set returns an error that names the op and the dtype. float16 and bfloat16 are storage
- * types without arithmetic (section 8); give them a case of their own: OPJIT_CASE(OPJIT_FLOAT16, opjit_half, {...}).
+ * Any other dtype returns an error that names the op and the dtype. C has no arithmetic for float16 and bfloat16
+ * (opjit_half.h); give them a case of their own: OPJIT_CASE(OPJIT_FLOAT16, opjit_half, {...}).
  */
 #define OPJIT_CASE(dtype_, type_, ...) \
     case dtype_: { \
@@ -284,7 +279,7 @@ OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64
 /* ---------------------------------------------------------------------------------------------- */
 /* 7. Strided access                                                                              */
 
-/* Where element `index`, counted in row-major order, lies: its offset from data, in elements. */
+/* The offset from data, in elements, of element `index`, counted in row-major order. */
 OPJIT_HOST_DEVICE int64_t opjit_offset(const opjit_tensor *t, int64_t index)
 {
     int64_t offset = 0;
@@ -305,107 +300,12 @@ typedef struct opjit_layout {
 } opjit_layout;
 
 /*
- * The elements of `t` in the order that reads memory best, in as few dimensions as possible: dimensions of size
- * 1 dropped, the others sorted by stride, neighbours merged where one continues the other. For work that does
- * not care about the order, such as a sum: a transposed or permuted tensor becomes one contiguous dimension.
- * An empty tensor gives one dimension of size 0, a scalar one of size 1.
+ * The elements of `t` in memory order, in as few dimensions as possible: drops dimensions of size 1, sorts the others by
+ * stride and merges neighbours where one continues the other. For work that may take elements in any order, such as a sum:
+ * a transposed or permuted tensor becomes one contiguous dimension. An empty tensor gives one dimension of size 0, a scalar
+ * one of size 1.
  */
 opjit_layout opjit_coalesce(const opjit_tensor *t);
-
-/* ---------------------------------------------------------------------------------------------- */
-/* 8. Half precision                                                                              */
-
-/* Storage of float16 and bfloat16; compute in float. Conversions round to nearest even and keep NaN. */
-typedef struct opjit_half {
-    uint16_t bits;
-} opjit_half;
-
-typedef struct opjit_bfloat16 {
-    uint16_t bits;
-} opjit_bfloat16;
-
-OPJIT_HOST_DEVICE float opjit_float_of_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-OPJIT_HOST_DEVICE uint32_t opjit_bits_of_float(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-OPJIT_HOST_DEVICE float opjit_bfloat16_to_float(opjit_bfloat16 value)
-{
-    return opjit_float_of_bits((uint32_t)value.bits << 16);
-}
-
-OPJIT_HOST_DEVICE opjit_bfloat16 opjit_float_to_bfloat16(float value)
-{
-    opjit_bfloat16 result;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-#else
-    uint32_t bits = opjit_bits_of_float(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        result.bits = 0x7fc0;
-    else
-        result.bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-#endif
-    return result;
-}
-
-OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
-{
-#ifdef __CUDA_ARCH__
-    float converted;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(value.bits));
-    return converted;
-#elif defined(__F16C__)
-    typedef short opjit_halfs_ __attribute__((vector_size(16)));
-    typedef long long opjit_words_ __attribute__((vector_size(16)));
-    const opjit_words_ bits = {value.bits, 0};
-    return __builtin_ia32_vcvtph2ps((opjit_halfs_)bits)[0];
-#else
-    uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
-    uint32_t bits;
-    if (rest >= 0x7c00u)
-        bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13; /* infinity, NaN */
-    else if (rest >= 0x400u)
-        bits = sign | ((rest << 13) + 0x38000000u); /* normal: the exponent's bias grows by 112 */
-    else /* subnormal: rest times 2^-24, exactly */
-        bits = sign | opjit_bits_of_float((float)rest * 5.9604644775390625e-8f);
-    return opjit_float_of_bits(bits);
-#endif
-}
-
-OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
-{
-    opjit_half result;
-#ifdef __CUDA_ARCH__
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-#elif defined(__F16C__)
-    typedef float opjit_floats_ __attribute__((vector_size(16)));
-    typedef long long opjit_words_ __attribute__((vector_size(16)));
-    const opjit_floats_ number = {value, 0, 0, 0};
-    result.bits = (uint16_t)((opjit_words_)__builtin_ia32_vcvtps2ph(number, 0))[0]; /* to nearest, ties to even */
-#else
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u)
-        rest = 0x7e00u;
-    else if (rest >= 0x477ff000u) /* 65520 and more round to infinity */
-        rest = 0x7c00u;
-    else if (rest >= 0x38800000u) /* normal */
-        rest = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
-    else /* subnormal: adding 0.5 puts the wanted bits last, rounded */
-        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u;
-    result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
-#endif
-    return result;
-}
 
 #ifdef __cplusplus
 }

@@ -3,33 +3,30 @@
  *
  *     #include "opjit_cuda.h"
  *
- *     static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
+ *     static __global__ void scale_kernel(const float *from, const opjit_layout layout, float *to, float a, int64_t n)
  *     {
  *         OPJIT_KERNEL_LOOP(i, n)
- *             to[i] = a * from[i];
+ *             to[i] = a * from[opjit_offset(layout, i)];
  *     }
  *
  *     opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)
  *     {
  *         OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "scale takes float32, not %s", opjit_dtype_name(x->dtype));
- *         OPJIT_CHECK(x->contiguous, "scale takes a contiguous tensor; call .contiguous() on it");
- *         OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
- *         if (x->numel == 0)
- *             return OPJIT_OK;
- *         scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data,
- *                                                                      (float)a, x->numel);
+ *         OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+ *         scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>(
+ *             (const float *)x->data, opjit_layout_of(x), (float *)out->data, (float)a, x->numel);
  *         return OPJIT_LAUNCHED();
  *     }
  *
- * The device of the tensors is current and `stream` is torch's current stream on it: launch everything there,
- * never synchronise, and the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory
- * that is safe to use until the call's kernels have run. No extern "C" is needed.
+ * The tensors' device is current, and `stream` is torch's current stream on it. Launch everything there and never
+ * synchronise: then the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory that stays valid
+ * until the call's kernels have run. No extern "C" is needed.
  *
- * Debugging: printf in a __global__ function keeps its text on the device until a synchronisation, which writes it to
- * the standard output's file descriptor: torch.cuda.synchronize() in Python, or behind the launch, for the time of it,
+ * Debugging: the device keeps the text of printf in a __global__ function until the next synchronisation, then writes it to
+ * the standard output's file descriptor. Call torch.cuda.synchronize() in Python or, while debugging, after the launch:
  *
  *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
- *     opjit_printf("scale done\n"); // of opjit_printf.h: the device's lines come before this one
+ *     opjit_printf("scale done\n"); // of opjit_printf.h: comes after the device's lines
  */
 #ifndef OPJIT_CUDA_H
 #define OPJIT_CUDA_H
@@ -72,6 +69,37 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_multiprocessors(int *count
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
     return OPJIT_OK;
+}
+
+/* A tensor's sizes and strides to pass to a kernel by value: its own are in host memory. */
+OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_tensor *t)
+{
+    opjit_layout layout;
+    layout.dim = t->contiguous ? 1 : t->dim;
+    for (int64_t d = 0; d < layout.dim; d++) {
+        layout.sizes[d] = t->contiguous ? t->numel : t->sizes[d];
+        layout.strides[d] = t->contiguous ? 1 : t->strides[d];
+    }
+    return layout;
+}
+
+/* Split off the innermost dimension of an index. nvcc divides in 32 bits where both numbers fit. */
+OPJIT_UNUSED static __device__ int64_t opjit_split_index(int64_t *index, int64_t size)
+{
+    const uint64_t outer = (uint64_t)*index / (uint64_t)size;
+    const int64_t inner = *index - (int64_t)outer * size;
+    *index = (int64_t)outer;
+    return inner;
+}
+
+/* In a kernel, as opjit_offset() on the host: where element `index`, counted in row-major order, lies. */
+OPJIT_UNUSED static __device__ int64_t opjit_offset(const opjit_layout &layout, int64_t index)
+{
+    int64_t offset = 0;
+#pragma unroll 1
+    for (int d = (int)layout.dim - 1; d > 0; d--)
+        offset += opjit_split_index(&index, layout.sizes[d]) * layout.strides[d];
+    return offset + index * layout.strides[0];
 }
 
 #endif

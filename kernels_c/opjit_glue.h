@@ -2,8 +2,7 @@
  * opjit_glue.h - what the generated glue calls: reading boxed arguments, freeing them, raising. See opjit_runtime.c.
  *
  * The generated file names the op, declares its kernel and spells out one call; everything that does not depend on
- * the schema is declared here. An op's author never needs it. Where OPJIT_LISTS is 1 the op takes lists or
- * strings: few do, so the others do not compile what is needed for that.
+ * the schema is declared here. An op's author never needs it.
  *
  * Ownership: the stack owns its arguments. The generated kernel frees each of them whatever happened, then the call's
  * memory; only then does it raise, because the exception skips the rest of it.
@@ -86,6 +85,14 @@ opjit_dtype opjit_dtype_of(torch_ivalue value);
 OPJIT_MUST_USE opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name,
                                               opjit_tensor *view);
 
+/* Lists' items are in memory of the call; a string is torch's. */
+OPJIT_MUST_USE opjit_status opjit_read_string(torch_ivalue value, const char **text);
+OPJIT_MUST_USE opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *list);
+OPJIT_MUST_USE opjit_status opjit_read_floats(opjit_call *call, torch_ivalue value, opjit_floats *list);
+OPJIT_MUST_USE opjit_status opjit_read_bools(opjit_call *call, torch_ivalue value, opjit_bools *list);
+OPJIT_MUST_USE opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
+                                               opjit_tensors *list);
+
 /* Host memory until the call ends, 16-byte aligned. */
 OPJIT_MUST_USE opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory);
 
@@ -107,116 +114,17 @@ OPJIT_MUST_USE opjit_status opjit_check_output(const opjit_tensor *out, const ch
  */
 OPJIT_MUST_USE opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out,
                                               const char *name);
+OPJIT_MUST_USE opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out,
+                                                   const char *name);
 
 void opjit_free_tensor(torch_ivalue value);
+void opjit_free_tensors(torch_ivalue value); /* a list, with its tensors */
+void opjit_free_list(torch_ivalue value);    /* of numbers */
+void opjit_free_string(torch_ivalue value);
 void opjit_free_cell(torch_ivalue optional); /* of an optional, without what it holds */
 void opjit_free_call(opjit_call *call);
 
 /* Free the error and throw it as torch's own exception type, which Python sees as a RuntimeError. Needs -fexceptions. */
 __attribute__((cold)) void opjit_raise(const char *op, opjit_status status);
-
-/* ---------------------------------------------------------------------------------------------- */
-/* Lists and strings                                                                              */
-
-#if defined(OPJIT_LISTS) && OPJIT_LISTS
-
-OPJIT_UNUSED static opjit_status opjit_read_string(torch_ivalue value, const char **text)
-{
-    OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
-    return OPJIT_OK;
-}
-
-/* Copy a list's boxed items into memory of the call. */
-OPJIT_UNUSED static opjit_status opjit_read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items,
-                                                  int64_t *len)
-{
-    torch_list list = (torch_list)(uintptr_t)value;
-    size_t size;
-    void *memory;
-    OPJIT_TORCH(torch_list_size(list, &size));
-    OPJIT_TRY(opjit_host_block(call, size * sizeof **items, &memory));
-    *items = (torch_ivalue *)memory;
-    for (size_t i = 0; i < size; i++)
-        OPJIT_TORCH(torch_list_get_item(list, i, *items + i));
-    *len = (int64_t)size;
-    return OPJIT_OK;
-}
-
-OPJIT_UNUSED static opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *list)
-{
-    torch_ivalue *items;
-    OPJIT_TRY(opjit_read_items(call, value, &items, &list->len));
-    list->data = (const int64_t *)items; /* the boxed form of an int is the int */
-    return OPJIT_OK;
-}
-
-/* A list whose items are unboxed one by one. */
-#define OPJIT_READ_NUMBERS(name_, list_, type_, unbox_) \
-    OPJIT_UNUSED static opjit_status name_(opjit_call *call, torch_ivalue value, list_ *list) \
-    { \
-        torch_ivalue *items; \
-        void *memory; \
-        OPJIT_TRY(opjit_read_items(call, value, &items, &list->len)); \
-        OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(type_), &memory)); \
-        for (int64_t i = 0; i < list->len; i++) \
-            ((type_ *)memory)[i] = unbox_(items[i]); \
-        list->data = (const type_ *)memory; \
-        return OPJIT_OK; \
-    }
-
-OPJIT_READ_NUMBERS(opjit_read_floats, opjit_floats, double, opjit_double)
-OPJIT_READ_NUMBERS(opjit_read_bools, opjit_bools, bool, opjit_bool)
-
-OPJIT_UNUSED static opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
-                                                    opjit_tensors *list)
-{
-    torch_ivalue *items;
-    void *memory;
-    OPJIT_TRY(opjit_read_items(call, value, &items, &list->len));
-    OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(opjit_tensor), &memory));
-    for (int64_t i = 0; i < list->len; i++)
-        OPJIT_TRY(opjit_read_tensor(call, items[i], writes, name, (opjit_tensor *)memory + i));
-    list->data = (const opjit_tensor *)memory;
-    return OPJIT_OK;
-}
-
-OPJIT_UNUSED static opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out,
-                                                        const char *name)
-{
-    torch_list list = (torch_list)(uintptr_t)others;
-    size_t size = 0;
-    torch_ivalue item;
-    (void)torch_list_size(list, &size);
-    for (size_t i = 0; i < size; i++)
-        if (torch_list_get_item(list, i, &item) == 0)
-            status = opjit_check_fresh(status, item, out, name);
-    return status;
-}
-
-OPJIT_UNUSED static void opjit_free_string(torch_ivalue value)
-{
-    (void)torch_delete_string((torch_string)(uintptr_t)value);
-}
-
-/* Of numbers. */
-OPJIT_UNUSED static void opjit_free_list(torch_ivalue value)
-{
-    (void)torch_delete_list((torch_list)(uintptr_t)value);
-}
-
-/* With its tensors. */
-OPJIT_UNUSED static void opjit_free_tensors(torch_ivalue value)
-{
-    torch_list list = (torch_list)(uintptr_t)value;
-    size_t size = 0;
-    torch_ivalue item;
-    (void)torch_list_size(list, &size);
-    for (size_t i = 0; i < size; i++)
-        if (torch_list_get_item(list, i, &item) == 0)
-            opjit_free_tensor(item);
-    (void)torch_delete_list(list);
-}
-
-#endif /* OPJIT_LISTS */
 
 #endif

@@ -5,13 +5,11 @@
  *     ...
  *     opjit_printf("x[0] = %g\n", x0);
  *
- * The text goes to Python's sys.stdout and is flushed: in a terminal, a pipe, a test's captured output or a notebook cell
- * it stands in order between the lines that Python prints. (Plain printf fills a buffer of C's own, which a pipe or a
- * notebook sees late or never.) In other threads than the main one, such as those of opjit_parallel_for, and without
- * Python, it goes straight to the standard output's file descriptor. In CUDA's device code use plain printf, which is
- * seen after the next synchronisation.
- *
- * A header of its own, so that only an op that prints is compiled with it.
+ * The text goes to Python's sys.stdout and is flushed, so that it appears in order between the lines that Python prints: in
+ * a terminal, a pipe, a test's captured output or a notebook cell. (Plain printf fills C's own buffer, which a pipe or a
+ * notebook shows late or never.) In other threads than the main one, such as those of opjit_parallel_for, and without
+ * Python, the text goes straight to the standard output's file descriptor. In CUDA device code use plain printf; its text
+ * appears after the next synchronisation.
  */
 #ifndef OPJIT_PRINTF_H
 #define OPJIT_PRINTF_H
@@ -28,8 +26,8 @@ extern "C" {
 #endif
 
 /*
- * Python's, where the process has one: functions of its limited API, the same in every version, found as its extension
- * modules find them. Weak, so that the library also loads without Python.
+ * Python's limited API, which is the same in every version, resolved as for an extension module. Weak, so that the library
+ * also loads in a process without Python.
  */
 typedef struct opjit_python opjit_python;
 __attribute__((weak)) extern int Py_IsInitialized(void);
@@ -41,7 +39,7 @@ __attribute__((weak)) extern opjit_python *PyObject_CallMethod(opjit_python *obj
 __attribute__((weak)) extern void Py_DecRef(opjit_python *object);
 __attribute__((weak)) extern void PyErr_Clear(void);
 
-/* sys.stdout.write(text); sys.stdout.flush(). What they raise is dropped: the op has no part in it. */
+/* sys.stdout.write(text); sys.stdout.flush(). Exceptions are dropped: the op did not cause them. */
 static inline void opjit_python_print(const char *bytes)
 {
     int state = PyGILState_Ensure();
@@ -58,8 +56,8 @@ static inline void opjit_python_print(const char *bytes)
 }
 
 /*
- * Only the main thread waits for Python's lock: a caller may hold that lock for as long as it waits for the threads of
- * an opjit_parallel_for.
+ * Only the main thread takes the GIL: a caller may hold it while it waits for the threads of an opjit_parallel_for, and
+ * another thread would wait for ever.
  */
 __attribute__((format(printf, 1, 2), cold, unused)) static void opjit_printf(const char *format, ...)
 {
@@ -73,7 +71,7 @@ __attribute__((format(printf, 1, 2), cold, unused)) static void opjit_printf(con
     va_start(arguments, format);
     vsnprintf(text, (size_t)length + 1, format, arguments);
     va_end(arguments);
-    fflush(stdout); /* what plain printf has kept */
+    fflush(stdout); /* what plain printf has buffered */
     if (Py_IsInitialized && Py_IsInitialized() && syscall(SYS_gettid) == getpid()) {
         opjit_python_print(text);
     } else {

@@ -1,11 +1,12 @@
 /*
  * opjit_runtime.c - the functions of opjit.h and opjit_glue.h, and an op's registration with torch.
  *
- * Compiled beside every op's glue. The state of a library is all here: torch's numbers for its dtypes, read once before
- * the op is registered; the registration; and the kernel that calls go to, which a reload replaces.
+ * Compiled once for a compiler and linked with every op. The state of a library is all here: torch's numbers for its
+ * dtypes, read once before the op is registered; the registration; and the kernel that calls go to, which a reload
+ * replaces.
  *
- * Contents: state, what every call runs; and the rest: dtypes, errors, memory, threads, strided access, before and
- * after the kernel, registration
+ * Contents: 1 dtypes  2 errors  3 memory  4 reading arguments  5 outputs  6 threads  7 strided access
+ *           8 after the kernel  9 registration
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,176 +15,18 @@
 #include "opjit_glue.h"
 
 /* ---------------------------------------------------------------------------------------------- */
-/* State                                                                                          */
+/* 1. Dtypes                                                                                      */
 
 /* torch's numbers for the CPU and for the dtypes, and back. */
 static int32_t torch_cpu;
 static int32_t torch_dtypes[OPJIT_DTYPE_COUNT];
 static unsigned char dtypes_of_torch[128];
 
-static bool prepared;              /* the numbers were read */
-static torch_library registration; /* torch's handle, while registered */
-
-/* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
-static torch_boxed_kernel *target = opjit_kernel;
-
-static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
-{
-    __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-/* What every call runs                                                                           */
-
 opjit_dtype opjit_dtype_of(torch_ivalue value)
 {
     uint32_t number = (uint32_t)value;
     return number < sizeof dtypes_of_torch ? (opjit_dtype)dtypes_of_torch[number] : OPJIT_OTHER_DTYPE;
 }
-
-/* numel and contiguous follow from sizes and strides, as torch computes them (c10/core/Contiguity.h). */
-static void measure(opjit_tensor *view)
-{
-    uint64_t numel = 1; /* of an empty tensor, more than fits may come before the 0 */
-    bool packed = true;
-    for (int64_t d = view->dim - 1; d >= 0; d--) {
-        packed = packed && (view->sizes[d] == 1 || (uint64_t)view->strides[d] == numel);
-        numel *= (uint64_t)view->sizes[d];
-    }
-    view->numel = (int64_t)numel;
-    view->contiguous = packed || numel == 0;
-}
-
-/*
- * Read a torch tensor's fields; a question saved is a nanosecond of every call. The data pointer is asked for apart:
- * writing may first need a copy (copy-on-write).
- */
-static opjit_status describe(opjit_tensor *view)
-{
-    torch_tensor tensor = view->handle;
-    int64_t *sizes, *strides;
-    int32_t dtype;
-    OPJIT_CHECK(aoti_torch_get_device_type(tensor, &view->device_type) == 0,
-                "an argument is an undefined tensor; declare it Tensor? if it may be None");
-    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
-    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
-    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
-    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
-    view->device_index = -1;
-    if (view->device_type != torch_cpu)
-        OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
-    view->sizes = sizes;
-    view->strides = strides;
-    view->dtype = opjit_dtype_of((torch_ivalue)dtype);
-    measure(view);
-    return OPJIT_OK;
-}
-
-/* Every tensor of a call is on one device. */
-static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
-{
-    if (call->device_type < 0) {
-        call->device_type = view->device_type;
-        call->device_index = view->device_index;
-    }
-    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
-                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
-                ".to()",
-                name);
-    return OPJIT_OK;
-}
-
-opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
-{
-    view->handle = opjit_handle(value);
-    view->call = call;
-    OPJIT_TRY(describe(view));
-    OPJIT_TRY(same_device(call, view, name));
-    if (writes)
-        OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
-    else
-        OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
-    return OPJIT_OK;
-}
-
-opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
-                                 opjit_dtype dtype, const opjit_tensor *like)
-{
-    int64_t packed[OPJIT_MAX_DIM], *made_sizes = NULL, *made_strides = NULL;
-    uint64_t step = 1; /* torch refuses what does not fit */
-    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
-    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
-    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
-                (long long)dim);
-    for (int64_t d = dim - 1; d >= 0; d--) {
-        packed[d] = (int64_t)step;
-        step *= sizes[d] > 1 ? (uint64_t)sizes[d] : 1;
-    }
-    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides ? strides : packed, torch_dtypes[dtype], like->device_type,
-                                         like->device_index, &out->handle));
-    if (dim > 0) {
-        OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
-        OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
-    }
-    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
-    out->dim = dim;
-    out->sizes = made_sizes;
-    out->strides = made_strides;
-    out->dtype = dtype;
-    out->device_type = like->device_type;
-    out->device_index = like->device_index;
-    measure(out);
-    return OPJIT_OK;
-}
-
-opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
-{
-    OPJIT_CHECK(out->handle, "the kernel returned OPJIT_OK but did not make the output `%s`", name);
-    return OPJIT_OK;
-}
-
-opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
-{
-    if (!out->handle || out->handle != opjit_handle(other))
-        return status;
-    out->handle = NULL; /* its owner frees it */
-    if (status)
-        return status;
-    OPJIT_FAIL("the output `%s` is an input or another output: an op returns new tensors; copy it, or declare the "
-               "input Tensor(a!) and return ()",
-               name);
-}
-
-void opjit_free_tensor(torch_ivalue value)
-{
-    if (value)
-        (void)aoti_torch_delete_tensor_object(opjit_handle(value));
-}
-
-void opjit_free_call(opjit_call *call)
-{
-    if (call->guard)
-        (void)aoti_torch_delete_device_guard(call->guard);
-    while (call->blocks) {
-        opjit_block *block = call->blocks;
-        call->blocks = block->next;
-        if (block->tensor)
-            (void)aoti_torch_delete_tensor_object(block->tensor);
-        if (block->device_memory)
-            (void)call->device_free(block->device_memory);
-        free(block);
-    }
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-
-/* What not every call runs is not optimised: it is compiled with every op, while somebody waits. */
-#ifndef __clang__
-#pragma GCC optimize "O0"
-#endif
-
-/* ---------------------------------------------------------------------------------------------- */
-/* Dtypes                                                                                         */
 
 const char *opjit_dtype_name(opjit_dtype dtype)
 {
@@ -217,7 +60,7 @@ static void read_codes(void)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Errors                                                                                         */
+/* 2. Errors                                                                                      */
 
 typedef struct opjit_error {
     const char *file;
@@ -255,8 +98,37 @@ opjit_status opjit_torch_error(const char *file, int line, const char *what)
     return opjit_error_new(file, line, "%s", text && *text ? text : what);
 }
 
+/* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
+static void make_utf8(char *text)
+{
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        unsigned char first = *at, second = at[1];
+        int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
+        int seen = 0;
+        while (seen < more && (at[seen + 1] & 0xc0) == 0x80)
+            seen++;
+        bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+        bool beyond = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
+        if (seen != more || overlong || beyond)
+            *at++ = '?';
+        else
+            at += more + 1;
+    }
+}
+
+void opjit_raise(const char *op, opjit_status status)
+{
+    char text[sizeof status->text + 400];
+    snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, status->file, status->line);
+    make_utf8(text);
+    const char *file = status->file;
+    uint32_t line = (uint32_t)status->line;
+    error_free(status);
+    aoti_torch_check(false, op, file, line, text);
+}
+
 /* ---------------------------------------------------------------------------------------------- */
-/* Memory                                                                                         */
+/* 3. Memory                                                                                      */
 
 opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory)
 {
@@ -268,6 +140,193 @@ opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory)
     block->device_memory = NULL;
     call->blocks = block;
     *memory = block + 1;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)
+{
+    const int64_t stride = 1;
+    void *header;
+    OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
+    OPJIT_TRY(opjit_host_block(like->call, 0, &header));
+    if (like->call->device_alloc) {
+        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
+        like->call->blocks->device_memory = *memory;
+        return OPJIT_OK;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, torch_dtypes[OPJIT_UINT8], like->device_type,
+                                         like->device_index, &like->call->blocks->tensor));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 4. Reading arguments                                                                           */
+
+/* numel and contiguous follow from sizes and strides, as torch computes them (c10/core/Contiguity.h). */
+static void measure(opjit_tensor *view)
+{
+    uint64_t numel = 1; /* of an empty tensor, more than fits may come before the 0 */
+    bool packed = true;
+    for (int64_t d = view->dim - 1; d >= 0; d--) {
+        packed = packed && (view->sizes[d] == 1 || (uint64_t)view->strides[d] == numel);
+        numel *= (uint64_t)view->sizes[d];
+    }
+    view->numel = (int64_t)numel;
+    view->contiguous = packed || numel == 0;
+}
+
+/*
+ * Read a torch tensor's fields. The data pointer is read apart: writing may first need a copy (copy-on-write).
+ */
+static opjit_status describe(opjit_tensor *view)
+{
+    torch_tensor tensor = view->handle;
+    int64_t *sizes, *strides;
+    int32_t dtype;
+    OPJIT_CHECK(aoti_torch_get_device_type(tensor, &view->device_type) == 0,
+                "an argument is an undefined tensor; declare it Tensor? if it may be None");
+    OPJIT_TORCH(aoti_torch_get_dim(tensor, &view->dim));
+    OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
+    OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
+    OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
+    view->device_index = -1; /* also of a tensor on "cpu:0" */
+    if (view->device_type != torch_cpu)
+        OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
+    view->sizes = sizes;
+    view->strides = strides;
+    view->dtype = opjit_dtype_of((torch_ivalue)dtype);
+    measure(view);
+    return OPJIT_OK;
+}
+
+/* Every tensor of a call is on one device. */
+static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
+{
+    if (call->device_type < 0) {
+        call->device_type = view->device_type;
+        call->device_index = view->device_index;
+    }
+    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
+                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
+                ".to()",
+                name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
+{
+    view->handle = opjit_handle(value);
+    view->call = call;
+    OPJIT_TRY(describe(view));
+    OPJIT_TRY(same_device(call, view, name));
+    if (writes)
+        OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
+    else
+        OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_string(torch_ivalue value, const char **text)
+{
+    OPJIT_TORCH(torch_string_c_str((torch_string)(uintptr_t)value, text));
+    return OPJIT_OK;
+}
+
+/* Copy a list's boxed items into memory of the call. */
+static opjit_status read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items,
+                                                  int64_t *len)
+{
+    torch_list list = (torch_list)(uintptr_t)value;
+    size_t size;
+    void *memory;
+    OPJIT_TORCH(torch_list_size(list, &size));
+    OPJIT_TRY(opjit_host_block(call, size * sizeof **items, &memory));
+    *items = (torch_ivalue *)memory;
+    for (size_t i = 0; i < size; i++)
+        OPJIT_TORCH(torch_list_get_item(list, i, *items + i));
+    *len = (int64_t)size;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *list)
+{
+    torch_ivalue *items;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    list->data = (const int64_t *)items; /* the boxed form of an int is the int */
+    return OPJIT_OK;
+}
+
+/* A list whose items are unboxed one by one. */
+#define OPJIT_READ_NUMBERS(name_, list_, type_, unbox_) \
+    opjit_status name_(opjit_call *call, torch_ivalue value, list_ *list) \
+    { \
+        torch_ivalue *items; \
+        void *memory; \
+        OPJIT_TRY(read_items(call, value, &items, &list->len)); \
+        OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(type_), &memory)); \
+        for (int64_t i = 0; i < list->len; i++) \
+            ((type_ *)memory)[i] = unbox_(items[i]); \
+        list->data = (const type_ *)memory; \
+        return OPJIT_OK; \
+    }
+
+OPJIT_READ_NUMBERS(opjit_read_floats, opjit_floats, double, opjit_double)
+OPJIT_READ_NUMBERS(opjit_read_bools, opjit_bools, bool, opjit_bool)
+
+opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
+                                                    opjit_tensors *list)
+{
+    torch_ivalue *items;
+    void *memory;
+    OPJIT_TRY(read_items(call, value, &items, &list->len));
+    OPJIT_TRY(opjit_host_block(call, (size_t)list->len * sizeof(opjit_tensor), &memory));
+    for (int64_t i = 0; i < list->len; i++)
+        OPJIT_TRY(opjit_read_tensor(call, items[i], writes, name, (opjit_tensor *)memory + i));
+    list->data = (const opjit_tensor *)memory;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_enter_device(opjit_call *call)
+{
+    int32_t current;
+    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
+    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
+    if (current != call->device_index)
+        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 5. Outputs                                                                                     */
+
+opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes, const int64_t *strides,
+                                 opjit_dtype dtype, const opjit_tensor *like)
+{
+    int64_t packed[OPJIT_MAX_DIM], *made_sizes = NULL, *made_strides = NULL;
+    uint64_t step = 1; /* torch refuses what does not fit */
+    OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
+    OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
+    OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
+                (long long)dim);
+    for (int64_t d = dim - 1; d >= 0; d--) {
+        packed[d] = (int64_t)step;
+        step *= sizes[d] > 1 ? (uint64_t)sizes[d] : 1;
+    }
+    OPJIT_TORCH(aoti_torch_empty_strided(dim, sizes, strides ? strides : packed, torch_dtypes[dtype], like->device_type,
+                                         like->device_index, &out->handle));
+    if (dim > 0) {
+        OPJIT_TORCH(aoti_torch_get_sizes(out->handle, &made_sizes));
+        OPJIT_TORCH(aoti_torch_get_strides(out->handle, &made_strides));
+    }
+    OPJIT_TORCH(torch_get_mutable_data_ptr(out->handle, &out->data));
+    out->dim = dim;
+    out->sizes = made_sizes;
+    out->strides = made_strides;
+    out->dtype = dtype;
+    out->device_type = like->device_type;
+    out->device_index = like->device_index;
+    measure(out);
     return OPJIT_OK;
 }
 
@@ -325,25 +384,39 @@ opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit
     return opjit_empty_strided(out, like->dim, like->sizes, strides, dtype, like);
 }
 
-opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like)
+opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
 {
-    const int64_t stride = 1;
-    void *header;
-    OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
-    OPJIT_TRY(opjit_host_block(like->call, 0, &header));
-    if (like->call->device_alloc) {
-        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
-        like->call->blocks->device_memory = *memory;
-        return OPJIT_OK;
-    }
-    OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, torch_dtypes[OPJIT_UINT8], like->device_type,
-                                         like->device_index, &like->call->blocks->tensor));
-    OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
+    OPJIT_CHECK(out->handle, "the kernel returned OPJIT_OK but did not make the output `%s`", name);
     return OPJIT_OK;
 }
 
+opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
+{
+    if (!out->handle || out->handle != opjit_handle(other))
+        return status;
+    out->handle = NULL; /* its owner frees it */
+    if (status)
+        return status;
+    OPJIT_FAIL("the output `%s` is an input or another output: an op returns new tensors; copy it, or declare the "
+               "input Tensor(a!) and return ()",
+               name);
+}
+
+opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out,
+                                                        const char *name)
+{
+    torch_list list = (torch_list)(uintptr_t)others;
+    size_t size = 0;
+    torch_ivalue item;
+    (void)torch_list_size(list, &size);
+    for (size_t i = 0; i < size; i++)
+        if (torch_list_get_item(list, i, &item) == 0)
+            status = opjit_check_fresh(status, item, out, name);
+    return status;
+}
+
 /* ---------------------------------------------------------------------------------------------- */
-/* Threads                                                                                        */
+/* 6. Threads                                                                                     */
 
 typedef struct range_call {
     opjit_range_body *body;
@@ -371,7 +444,7 @@ opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Strided access                                                                                 */
+/* 7. Strided access                                                                              */
 
 opjit_layout opjit_coalesce(const opjit_tensor *t)
 {
@@ -410,17 +483,7 @@ opjit_layout opjit_coalesce(const opjit_tensor *t)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Before and after the kernel                                                                    */
-
-opjit_status opjit_enter_device(opjit_call *call)
-{
-    int32_t current;
-    OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
-    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
-    if (current != call->device_index)
-        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
-    return OPJIT_OK;
-}
+/* 8. After the kernel                                                                            */
 
 opjit_status opjit_wrote(const opjit_tensor *view)
 {
@@ -430,6 +493,12 @@ opjit_status opjit_wrote(const opjit_tensor *view)
     aoti_torch_grad_mode_set_enabled(grad);
     return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
                   : OPJIT_OK;
+}
+
+void opjit_free_tensor(torch_ivalue value)
+{
+    if (value)
+        (void)aoti_torch_delete_tensor_object(opjit_handle(value));
 }
 
 /* torch made the cell with C++ new, and frees it for us only from 2.13 on. */
@@ -442,37 +511,58 @@ void opjit_free_cell(torch_ivalue optional)
         _ZdlPv(cell);
 }
 
-/* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
-static void make_utf8(char *text)
+void opjit_free_string(torch_ivalue value)
 {
-    for (unsigned char *at = (unsigned char *)text; *at;) {
-        unsigned char first = *at, second = at[1];
-        int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
-        int seen = 0;
-        while (seen < more && (at[seen + 1] & 0xc0) == 0x80)
-            seen++;
-        bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-        bool beyond = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
-        if (seen != more || overlong || beyond)
-            *at++ = '?';
-        else
-            at += more + 1;
+    (void)torch_delete_string((torch_string)(uintptr_t)value);
+}
+
+/* Of numbers. */
+void opjit_free_list(torch_ivalue value)
+{
+    (void)torch_delete_list((torch_list)(uintptr_t)value);
+}
+
+/* With its tensors. */
+void opjit_free_tensors(torch_ivalue value)
+{
+    torch_list list = (torch_list)(uintptr_t)value;
+    size_t size = 0;
+    torch_ivalue item;
+    (void)torch_list_size(list, &size);
+    for (size_t i = 0; i < size; i++)
+        if (torch_list_get_item(list, i, &item) == 0)
+            opjit_free_tensor(item);
+    (void)torch_delete_list(list);
+}
+
+void opjit_free_call(opjit_call *call)
+{
+    if (call->guard)
+        (void)aoti_torch_delete_device_guard(call->guard);
+    while (call->blocks) {
+        opjit_block *block = call->blocks;
+        call->blocks = block->next;
+        if (block->tensor)
+            (void)aoti_torch_delete_tensor_object(block->tensor);
+        if (block->device_memory)
+            (void)call->device_free(block->device_memory);
+        free(block);
     }
 }
 
-void opjit_raise(const char *op, opjit_status status)
-{
-    char text[sizeof status->text + 400];
-    snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, status->file, status->line);
-    make_utf8(text);
-    const char *file = status->file;
-    uint32_t line = (uint32_t)status->line;
-    error_free(status);
-    aoti_torch_check(false, op, file, line, text);
-}
-
 /* ---------------------------------------------------------------------------------------------- */
-/* Registration                                                                                   */
+/* 9. Registration                                                                                */
+
+static bool prepared;              /* torch's numbers were read */
+static torch_library registration; /* torch's handle, while registered */
+
+/* torch keeps `entry` for good; a reload only changes where it jumps, so no thread ever meets a freed kernel. */
+static torch_boxed_kernel *target = opjit_kernel;
+
+static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
+{
+    __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
+}
 
 OPJIT_EXPORT void opjit_redirect(torch_boxed_kernel *kernel);
 OPJIT_EXPORT void opjit_prepare(void);

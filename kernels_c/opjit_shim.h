@@ -1,9 +1,9 @@
 /*
  * opjit_shim.h - the part of torch's stable C interface that opjit calls.
  *
- * torch's own headers are C++ and cost seconds to compile, so the prototypes are stated here, in C.
- * This is the complete list: no op and no glue calls anything else in libtorch, which is why one
- * binary serves every torch from 2.10 on. An op's author has no need to read on; opjit.h wraps it all.
+ * torch's own headers are C++ and take seconds to compile, so the prototypes are repeated here in C.
+ * The list is complete: ops and glue call nothing else in libtorch, so one binary serves every torch
+ * from 2.10 on. If you write an op you need not read on; opjit.h wraps it all.
  *
  *   first in   function                                           found in
  *   --------   ------------------------------------------------   ---------------------------------
@@ -12,7 +12,8 @@
  *              _empty_strided, __reinterpret_tensor, _copy_,
  *              _grad_mode_is_enabled,
  *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_cpu,
- *              _library_init_impl, _delete_library_object
+ *              _library_init_impl, _delete_library_object,
+ *              _cpu_mm_out, _cpu_addmm_out
  *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
  *              _create_device_guard, _delete_device_guard,
  *              _get_current_cuda_stream,                          libtorch_cuda (CUDA builds only)
@@ -48,7 +49,7 @@ typedef struct torch_library_opaque *torch_library;
 typedef struct torch_guard_opaque *torch_guard;
 typedef void torch_boxed_kernel(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs);
 
-/* The interface version that torch_library_impl is told: 2.10, the floor. */
+/* The interface version to pass to torch_library_impl: 2.10, the oldest supported. */
 #define OPJIT_TORCH_FLOOR UINT64_C(0x020a000000000000)
 
 /* Tensors. Sizes and strides are borrowed from the tensor and counted in elements. */
@@ -72,7 +73,7 @@ torch_error aoti_torch_copy_(torch_tensor self, torch_tensor source, int32_t non
 bool aoti_torch_grad_mode_is_enabled(void);
 void aoti_torch_grad_mode_set_enabled(bool enabled);
 
-/* torch's numbers for dtypes and devices: not part of the interface, so they are asked for at run time. */
+/* torch's numbers for dtypes and devices: no part of the interface, so read at run time. */
 int32_t aoti_torch_device_type_cpu(void);
 int32_t aoti_torch_dtype_bool(void);
 int32_t aoti_torch_dtype_uint8(void);
@@ -103,7 +104,7 @@ __attribute__((weak)) void _ZdlPv(void *cell); /* C++ operator delete: frees suc
 torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                void (*body)(int64_t begin, int64_t end, void *context), void *context);
 
-/* Devices. What has "cuda" in its name is in libtorch_cuda: only CUDA binaries refer to it. */
+/* Devices. Functions with "cuda" in their names are in libtorch_cuda: only CUDA binaries refer to them. */
 torch_error aoti_torch_get_current_device_index(int32_t *device_index);
 torch_error aoti_torch_create_device_guard(int32_t device_index, torch_guard *guard);
 torch_error aoti_torch_delete_device_guard(torch_guard guard);
@@ -111,7 +112,9 @@ torch_error aoti_torch_get_current_cuda_stream(int32_t device_index, void **stre
 torch_error aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **memory); /* for the current stream */
 torch_error aoti_torch_cuda_caching_allocator_raw_delete(void *memory);
 
-/* Matrix products on CUDA, without the dispatcher: out = a b, and out = beta added + alpha a b. */
+/* Matrix products without the dispatcher: out = a b, and out = beta added + alpha a b. */
+torch_error aoti_torch_cpu_mm_out(torch_tensor out, torch_tensor a, torch_tensor b);
+torch_error aoti_torch_cpu_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta, double alpha);
 torch_error aoti_torch_cuda_mm_out(torch_tensor out, torch_tensor a, torch_tensor b);
 torch_error aoti_torch_cuda_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta, double alpha);
 

@@ -1,23 +1,26 @@
 /*
- * The LLTM cell for CUDA; what it computes is in lltm.h.
+ * The LLTM cell on CUDA; lltm.h has its formulas.
  *
- * An LLTM is small: what it takes is launches and latency, not arithmetic. So up to FUSED_WORK multiplications each op is one
- * launch with its matrix products inside, and strides are followed where the tensors lie:
- *   forward   a warp adds up the three gates of one state for a few rows of the batch, its lanes side by side along the
- *             depth; then a lane for each row does the rest
- *   backward  some blocks make gradients of the weights, a few states each; the others those of input and old_h, a few rows
- *             of the batch each. Both compute the gradients of z that they need, which is cheaper than waiting for them.
- * Beyond, torch's own matrix product (cuBLAS) and one kernel for the gates take less time.
+ * Launches and latency, not arithmetic, take the time of a small cell. So with up to FUSED_WORK multiplications an op is one
+ * launch, products included, and follows the strides of its arguments:
+ *   forward   A warp adds up the three gates of one state for a few rows of the batch, its lanes side by side along the depth
+ *             (the S + F columns of the weights). Then one lane for each row computes the results.
+ *   backward  Some blocks make gradients of the weights, for a few states each; the others make those of input and old_h, for a
+ *             few rows each. Both compute the elements of dz that they need, which takes less time than waiting for them.
+ * A larger cell is faster with torch's matrix product (cuBLAS) and one kernel for the gates.
  *
- * Every sum has one order: the same bits each time, on any stream and under CUDA graphs. float32 is never rounded to TF32,
- * unless torch is told so for its matrix products, and then in large ones only.
+ * Each sum has a fixed order, so the bits are the same in each run, on any stream and in a CUDA graph. Products round float32
+ * to TF32 only where torch is set to do so, and only in large cells.
+ *
+ * A forward of batch 16, 32 features and 128 states that autograd records takes 14.4 us on an H200, most of them on the host.
+ * `python tests/benchmarks/lltm.py` shows it, and in its "device" rows the GPU's share.
  */
 #include "lltm.h"
 #include "opjit_cuda.h"
 
-#define FUSED_WORK ((int64_t)1 << 26) /* multiplications of one product (measured on an H200) */
-#define FEW_ROWS 2                    /* of the batch that a warp takes in the forward, */
-#define MANY_ROWS 8                   /* and in a batch of more than SMALL_BATCH */
+#define FUSED_WORK ((int64_t)1 << 26) /* multiplications; where both ways took the same time on an H200 */
+#define FEW_ROWS 2                    /* of the batch for each warp of a forward, in batches of up to SMALL_BATCH rows */
+#define MANY_ROWS 8                   /* in larger ones */
 #define SMALL_BATCH 32
 #define WARPS 8 /* in a block */
 #define THREADS (32 * WARPS)
@@ -45,36 +48,14 @@ static matrix<real> view(const opjit_tensor *t)
     return m;
 }
 
-/* ---------------------------------------------------------------------------------------------- */
-/* torch's matrix product                                                                         */
-
-/* A (rows, columns) view of a tensor's memory, from the offset-th element on. The handle is the caller's to free. */
-static opjit_status part_of(torch_tensor t, int64_t rows, int64_t columns, int64_t row, int64_t column, int64_t offset,
-                            torch_tensor *part)
+/* NULL for an output that is not wanted, which has no elements. */
+template <typename real>
+static real *elements(const opjit_tensor *t)
 {
-    const int64_t sizes[2] = {rows, columns}, strides[2] = {row, column};
-    OPJIT_TORCH(aoti_torch__reinterpret_tensor(t, 2, sizes, strides, offset, part));
-    return OPJIT_OK;
+    return t->numel > 0 ? (real *)t->data : nullptr;
 }
 
-/* out = a b, or out += a b. */
-static opjit_status multiply(torch_tensor out, torch_tensor a, torch_tensor b, bool add)
-{
-    if (add)
-        OPJIT_TORCH(aoti_torch_cuda_addmm_out(out, out, a, b, 1.0, 1.0));
-    else
-        OPJIT_TORCH(aoti_torch_cuda_mm_out(out, a, b));
-    return OPJIT_OK;
-}
-
-static void free_all(torch_tensor *handles, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (handles[i])
-            (void)aoti_torch_delete_tensor_object(handles[i]);
-}
-
-/* Is one launch, with the products inside, faster? torch's product takes no empty part. */
+/* Is one launch, products included, faster? It also takes every cell with an empty part. */
 static bool is_fused(const lltm_sizes *n)
 {
     return n->features == 0 || (double)n->batch * 3 * n->state * (n->state + n->features) <= (double)FUSED_WORK;
@@ -85,12 +66,11 @@ static bool is_fused(const lltm_sizes *n)
 /* ---------------------------------------------------------------------------------------------- */
 /* Forward                                                                                        */
 
-static __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-static __device__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-static __device__ float elu(float x) { return x > 0.0f ? x : expm1f(x); }
-static __device__ double elu(double x) { return x > 0.0 ? x : expm1(x); }
-static __device__ float tangent(float x) { return tanhf(x); }
-static __device__ double tangent(double x) { return tanh(x); }
+template <typename real>
+static __device__ real sigmoid(real x) { return 1 / (1 + exp(-x)); }
+
+template <typename real>
+static __device__ real elu(real x) { return x > 0 ? x : expm1(x); }
 
 template <typename real>
 struct forward_call {
@@ -98,11 +78,12 @@ struct forward_call {
     real *new_h, *new_cell, *gates;
     int64_t batch, features, state;
 
-    /* From the sums of products to all results of one state of one row. */
+    /* All results for one row and state, from z without the bias. */
     __device__ void finish(int64_t b, int64_t s, real z0, real z1, real z2) const
     {
-        real i = sigmoid(z0 + bias.at(0, s)), o = sigmoid(z1 + bias.at(0, state + s)), g = elu(z2 + bias.at(0, 2 * state + s));
-        real cell = old_cell.at(b, s) + g * i, t = tangent(cell), *out = gates + b * 4 * state + s;
+        real i = sigmoid(z0 + bias.at(0, s)), o = sigmoid(z1 + bias.at(0, state + s));
+        real g = elu(z2 + bias.at(0, 2 * state + s));
+        real cell = old_cell.at(b, s) + g * i, t = tanh(cell), *out = gates + b * 4 * state + s;
         out[0] = i;
         out[state] = o;
         out[2 * state] = g;
@@ -112,7 +93,7 @@ struct forward_call {
     }
 };
 
-/* Add the products of a part of the depth to the sums; row `last` of x stands in for those behind it. */
+/* Add the products of a part of the depth to the sums. Rows of x beyond the `last` one are read there, and discarded later. */
 template <typename real, int rows>
 static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const matrix<real> &weights, int64_t state, int64_t s,
                               int64_t first, int64_t begin, int64_t depth, int64_t last)
@@ -130,7 +111,7 @@ static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const
     }
 }
 
-/* A block is some warps, in y, for one state; with the states counted through, blockIdx.x counts on through the batch. */
+/* A block has some warps, in y, for one state. Block x takes state x mod S, and the (x div S)-th part of the batch. */
 template <typename real, int rows>
 static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_constant__ forward_call<real> call)
 {
@@ -160,7 +141,7 @@ static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_con
         call.finish(first + threadIdx.x, s, z0, z1, z2);
 }
 
-/* The gates alone, from the sums that lie where i, o and g will. */
+/* The gates alone, from products that lie where i, o and g will. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS) forward_gates(const __grid_constant__ forward_call<real> call)
 {
@@ -172,43 +153,27 @@ static __global__ void __launch_bounds__(THREADS) forward_gates(const __grid_con
     }
 }
 
-/* The sums of products of the forward, to where i, o and g will lie. */
-static opjit_status forward_products(const lltm_sizes *n, const opjit_tensor *input, const opjit_tensor *weights,
-                                     const opjit_tensor *old_h, const opjit_tensor *gates, torch_tensor *v)
-{
-    const int64_t state = n->state, row = weights->strides[0], column = weights->strides[1];
-    OPJIT_TRY(part_of(gates->handle, n->batch, 3 * state, 4 * state, 1, 0, &v[0]));
-    OPJIT_TRY(part_of(weights->handle, state, 3 * state, column, row, 0, &v[1]));
-    OPJIT_TRY(part_of(weights->handle, n->features, 3 * state, column, row, state * column, &v[2]));
-    OPJIT_TRY(multiply(v[0], old_h->handle, v[1], false));
-    return multiply(v[0], input->handle, v[2], true);
-}
-
 template <typename real, int rows>
 static opjit_status launch_fused(const forward_call<real> &call, cudaStream_t stream)
 {
     const int64_t groups = (call.batch + rows - 1) / rows, warps = groups < WARPS ? groups : WARPS;
     const int64_t blocks = (groups + warps - 1) / warps * call.state;
-    OPJIT_CHECK(blocks <= INT32_MAX, "lltm_forward takes no tensors as large as these");
+    OPJIT_CHECK(blocks <= INT32_MAX, "lltm_forward: these tensors are too large for one launch; split the batch");
     forward_fused<real, rows><<<(unsigned)blocks, dim3(32, (unsigned)warps), 0, stream>>>(call);
     return OPJIT_LAUNCHED();
 }
 
 template <typename real>
-static opjit_status run_forward(const lltm_sizes *n, const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *bias,
-                                const opjit_tensor *old_h, const opjit_tensor *old_cell, opjit_tensor *new_h,
-                                opjit_tensor *new_cell, opjit_tensor *gates, cudaStream_t stream)
+static opjit_status run_forward(const lltm_forward_call *c, cudaStream_t stream)
 {
-    const forward_call<real> call = {view<real>(input), view<real>(weights), view<real>(bias), view<real>(old_h),
-                                     view<real>(old_cell), (real *)new_h->data, (real *)new_cell->data, (real *)gates->data,
-                                     n->batch, n->features, n->state};
-    if (is_fused(n))
-        return n->batch <= SMALL_BATCH ? launch_fused<real, FEW_ROWS>(call, stream) : launch_fused<real, MANY_ROWS>(call, stream);
-    torch_tensor views[3] = {};
-    opjit_status status = forward_products(n, input, weights, old_h, gates, views);
-    free_all(views, 3);
-    OPJIT_TRY(status);
-    forward_gates<real><<<opjit_blocks(n->batch * n->state, THREADS), THREADS, 0, stream>>>(call);
+    const forward_call<real> call = {view<real>(c->input), view<real>(c->weights), view<real>(c->bias), view<real>(c->old_h),
+                                     view<real>(c->old_cell), elements<real>(c->new_h), elements<real>(c->new_cell),
+                                     elements<real>(c->gates), c->n.batch, c->n.features, c->n.state};
+    if (is_fused(&c->n))
+        return call.batch <= SMALL_BATCH ? launch_fused<real, FEW_ROWS>(call, stream)
+                                         : launch_fused<real, MANY_ROWS>(call, stream);
+    OPJIT_TRY(lltm_forward_products(c));
+    forward_gates<real><<<opjit_blocks(call.batch * call.state, THREADS), THREADS, 0, stream>>>(call);
     return OPJIT_LAUNCHED();
 }
 
@@ -216,16 +181,11 @@ opjit_status lltm_forward_cuda(const opjit_tensor *input, const opjit_tensor *we
                                const opjit_tensor *old_h, const opjit_tensor *old_cell, opjit_tensor *new_h,
                                opjit_tensor *new_cell, opjit_tensor *gates, cudaStream_t stream)
 {
-    lltm_sizes n;
-    OPJIT_TRY(lltm_check_forward(input, weights, bias, old_h, old_cell, &n));
-    OPJIT_TRY(lltm_output(new_h, n.batch, n.state, input));
-    OPJIT_TRY(lltm_output(new_cell, n.batch, n.state, input));
-    OPJIT_TRY(lltm_output(gates, n.batch, 4 * n.state, input));
-    if (n.batch * n.state == 0)
+    lltm_forward_call call = {input, weights, bias, old_h, old_cell, new_h, new_cell, gates, {}};
+    OPJIT_TRY(lltm_start_forward(&call));
+    if (new_h->numel == 0)
         return OPJIT_OK;
-    return input->dtype == OPJIT_FLOAT32
-               ? run_forward<float>(&n, input, weights, bias, old_h, old_cell, new_h, new_cell, gates, stream)
-               : run_forward<double>(&n, input, weights, bias, old_h, old_cell, new_h, new_cell, gates, stream);
+    return input->dtype == OPJIT_FLOAT32 ? run_forward<float>(&call, stream) : run_forward<double>(&call, stream);
 }
 
 #endif
@@ -235,16 +195,16 @@ opjit_status lltm_forward_cuda(const opjit_tensor *input, const opjit_tensor *we
 /* Backward                                                                                       */
 
 template <typename real>
-struct gradient { /* of z and of old_cell, in one place */
+struct gradient { /* one row's, for one state */
     real z0, z1, z2, cell;
 };
 
 template <typename real>
 struct backward_call {
     matrix<real> grad_h, grad_cell, gates, input, weights, old_h;
-    real *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell; /* what is not wanted is NULL, but for the last */
+    real *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell; /* NULL: not wanted */
     int64_t batch, features, state;
-    int weight_blocks, weight_chunks, input_chunks; /* see backward_fused */
+    int weight_blocks, weight_chunks, input_chunks; /* backward_fused's: blocks for the weights; chunks of columns */
 
     __device__ gradient<real> differentiate(int64_t b, int64_t s) const
     {
@@ -257,14 +217,23 @@ struct backward_call {
     __device__ real x(int64_t b, int64_t k) const { return k < state ? old_h.at(b, k) : input.at(b, k - state); }
 };
 
-#define STATES 2      /* whose weights a block takes */
-#define BATCH 32      /* rows whose gradients it holds at once, */
-#define SHORT_SUM 16  /* and that are added up before they are added to the others */
-#define INPUT_ROWS 4  /* of the batch, in a block that takes 32 columns of input or old_h */
-#define INPUT_STATES (THREADS / INPUT_ROWS) /* whose gradients it holds at once */
+/* Sums have two levels, of SHORT_SUM rows or INPUT_STATES states and of those sums, so that rounding errors grow slowly. */
+#define STATES 2                            /* for which one block makes gradients of the weights */
+#define BATCH 32                            /* rows of dz that such a block holds at once */
+#define SHORT_SUM 16                        /* rows that are added up before they are added to the total */
+#define INPUT_ROWS 4                        /* of the batch, in a block for 32 columns of the gradients of input or old_h */
+#define INPUT_STATES (THREADS / INPUT_ROWS) /* for which such a block holds dz at once */
 
-static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one part of the bias, a lane for each row");
+static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one column of dz, a lane for each row");
 static_assert(INPUT_ROWS <= WARPS, "a warp writes each row");
+
+template <typename real>
+static __device__ real sum_of_lanes(real x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
 
 /* Weights, bias and old_cell of STATES states, for THREADS columns of the weights. */
 template <typename real>
@@ -315,8 +284,7 @@ static __device__ void backward_weights(const backward_call<real> &call, int blo
             call.grad_weights[(n / STATES * call.state + s0 + n % STATES) * depth + k] = sum[n];
     if (!first || warp >= 3 * STATES)
         return;
-    for (int step = 16; step > 0; step /= 2)
-        bias += __shfl_xor_sync(0xffffffffu, bias, step);
+    bias = sum_of_lanes(bias);
     if (call.grad_bias && threadIdx.x % 32 == 0 && s0 + warp % STATES < call.state)
         call.grad_bias[warp / STATES * call.state + s0 + warp % STATES] = bias;
 }
@@ -335,7 +303,7 @@ static __device__ void backward_inputs(const backward_call<real> &call, int bloc
     for (int64_t s0 = 0; s0 < call.state; s0 += INPUT_STATES) {
         const int64_t mine = s0 + threadIdx.x / INPUT_ROWS;
         gradient<real> of = {};
-        real w[3][each]; /* asked for before the gradients are waited for */
+        real w[3][each]; /* loaded before the wait for dz */
 #pragma unroll
         for (int gate = 0; gate < 3; gate++)
 #pragma unroll
@@ -387,7 +355,7 @@ static __global__ void __launch_bounds__(THREADS) backward_fused(const __grid_co
         backward_inputs<real>(call, (int)blockIdx.x - call.weight_blocks);
 }
 
-/* The gradients of z, old_cell and bias alone, for 32 states; the warps share the batch. */
+/* dz and the gradients of old_cell and bias alone, for 32 states; the warps share the batch. */
 template <typename real>
 static __global__ void __launch_bounds__(1024) backward_gates(const __grid_constant__ backward_call<real> call, real *dz)
 {
@@ -410,75 +378,43 @@ static __global__ void __launch_bounds__(1024) backward_gates(const __grid_const
     __syncthreads();
     const int64_t to = (int64_t)blockIdx.x * 32 + threadIdx.y; /* now a warp for each state */
     for (int gate = 0; gate < 3; gate++) {
-        real total = part[gate][threadIdx.x][threadIdx.y];
-        for (int step = 16; step > 0; step /= 2)
-            total += __shfl_xor_sync(0xffffffffu, total, step);
+        const real total = sum_of_lanes(part[gate][threadIdx.x][threadIdx.y]);
         if (call.grad_bias && threadIdx.x == 0 && to < state)
             call.grad_bias[gate * state + to] = total;
     }
 }
 
-/* The products of the backward, from the gradients of z in a tensor of their own. */
-static opjit_status backward_products(const lltm_backward_call *c, torch_tensor dz, torch_tensor *v)
-{
-    const int64_t batch = c->n.batch, state = c->n.state, features = c->n.features, depth = state + features;
-    const int64_t row = c->weights->strides[0], column = c->weights->strides[1];
-    if (c->inputs) {
-        OPJIT_TRY(part_of(c->weights->handle, 3 * state, state, row, column, 0, &v[0]));
-        OPJIT_TRY(part_of(c->weights->handle, 3 * state, features, row, column, state * column, &v[1]));
-        OPJIT_TRY(multiply(c->grad_old_h->handle, dz, v[0], false));
-        OPJIT_TRY(multiply(c->grad_input->handle, dz, v[1], false));
-    }
-    if (c->parameters) {
-        OPJIT_TRY(part_of(dz, 3 * state, batch, 1, 3 * state, 0, &v[2]));
-        OPJIT_TRY(part_of(c->grad_weights->handle, 3 * state, state, depth, 1, 0, &v[3]));
-        OPJIT_TRY(part_of(c->grad_weights->handle, 3 * state, features, depth, 1, state, &v[4]));
-        OPJIT_TRY(multiply(v[3], v[2], c->old_h->handle, false));
-        OPJIT_TRY(multiply(v[4], v[2], c->input->handle, false));
-    }
-    return OPJIT_OK;
-}
-
+/* dz is the caller's to free. */
 template <typename real>
-static opjit_status run_large_backward(const lltm_backward_call *c, const backward_call<real> &call, cudaStream_t stream)
+static opjit_status run_large_backward(const lltm_backward_call *c, const backward_call<real> &call, opjit_tensor *dz,
+                                       cudaStream_t stream)
 {
-    const int64_t sizes[2] = {c->n.batch, 3 * c->n.state}, strides[2] = {3 * c->n.state, 1};
-    torch_tensor handles[6] = {}; /* the gradients of z, and views */
-    int32_t dtype;
-    void *dz;
-    OPJIT_TORCH(aoti_torch_get_dtype(c->input->handle, &dtype));
-    OPJIT_TORCH(aoti_torch_empty_strided(2, sizes, strides, dtype, c->input->device_type, c->input->device_index, &handles[0]));
-    opjit_status status = OPJIT_OK;
-    if (torch_get_mutable_data_ptr(handles[0], &dz) != 0)
-        status = opjit_torch_error(__FILE__, __LINE__, "torch_get_mutable_data_ptr");
-    if (!status) {
-        backward_gates<real><<<(unsigned)((call.state + 31) / 32), dim3(32, 32), 0, stream>>>(call, (real *)dz);
-        status = OPJIT_LAUNCHED();
-    }
-    if (!status)
-        status = backward_products(c, handles[0], handles + 1);
-    free_all(handles, 6);
-    return status;
+    OPJIT_TRY(lltm_output(dz, call.batch, 3 * call.state, c->gates));
+    backward_gates<real><<<(unsigned)((call.state + 31) / 32), dim3(32, 32), 0, stream>>>(call, (real *)dz->data);
+    OPJIT_TRY(OPJIT_LAUNCHED());
+    return lltm_backward_products(c, dz);
 }
 
 template <typename real>
 static opjit_status run_backward(const lltm_backward_call *c, cudaStream_t stream)
 {
     backward_call<real> call = {view<real>(c->grad_h), view<real>(c->grad_cell), view<real>(c->gates), view<real>(c->input),
-                                view<real>(c->weights), view<real>(c->old_h),
-                                c->inputs ? (real *)c->grad_input->data : nullptr,
-                                c->parameters ? (real *)c->grad_weights->data : nullptr,
-                                c->parameters ? (real *)c->grad_bias->data : nullptr,
-                                c->inputs ? (real *)c->grad_old_h->data : nullptr, (real *)c->grad_old_cell->data,
-                                c->n.batch, c->n.features, c->n.state, 0, 1, 0};
-    if (!is_fused(&c->n) && c->n.batch > 0)
-        return run_large_backward(c, call, stream);
+                                view<real>(c->weights), view<real>(c->old_h), elements<real>(c->grad_input),
+                                elements<real>(c->grad_weights), elements<real>(c->grad_bias), elements<real>(c->grad_old_h),
+                                elements<real>(c->grad_old_cell), c->n.batch, c->n.features, c->n.state, 0, 1, 0};
+    if (!is_fused(&c->n)) {
+        opjit_tensor dz = {};
+        opjit_status status = run_large_backward(c, call, &dz, stream);
+        if (dz.handle)
+            (void)aoti_torch_delete_tensor_object(dz.handle);
+        return status;
+    }
     const int64_t depth = call.state + call.features, groups = (call.batch + INPUT_ROWS - 1) / INPUT_ROWS;
     call.weight_chunks = c->parameters ? (int)((depth + THREADS - 1) / THREADS) : 1;
     call.weight_blocks = (int)((call.state + STATES - 1) / STATES) * call.weight_chunks;
     call.input_chunks = (int)((depth + 31) / 32);
     const int64_t blocks = call.weight_blocks + (c->inputs ? call.input_chunks * groups : 0);
-    OPJIT_CHECK(blocks <= INT32_MAX, "lltm_backward takes no tensors as large as these");
+    OPJIT_CHECK(blocks <= INT32_MAX, "lltm_backward: these tensors are too large for one launch; split the batch");
     if (blocks == 0)
         return OPJIT_OK;
     backward_fused<real><<<(unsigned)blocks, THREADS, 0, stream>>>(call);
@@ -492,8 +428,7 @@ opjit_status lltm_backward_cuda(const opjit_tensor *grad_h, const opjit_tensor *
 {
     lltm_backward_call call = {grad_h,     grad_cell,    gates,     input,      weights,       old_h, inputs, parameters,
                                grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {}};
-    OPJIT_TRY(lltm_check_backward(&call));
-    OPJIT_TRY(lltm_backward_outputs(&call));
+    OPJIT_TRY(lltm_start_backward(&call));
     return input->dtype == OPJIT_FLOAT32 ? run_backward<float>(&call, stream) : run_backward<double>(&call, stream);
 }
 

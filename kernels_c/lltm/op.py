@@ -39,7 +39,7 @@ def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_ce
           " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)")
 def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
                   inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``inputs`` and ``parameters`` say whose gradients are wanted; the others come back without elements."""
+    """``inputs`` and ``parameters`` select gradients; those not wanted come back without elements. None for a gradient means zeros."""
     op, given = "lltm_backward", {"gates": gates, "grad_h": grad_h, "grad_cell": grad_cell}
     _check_tensors(op, x, {"weights": (weights, 2), "old_h": (old_h, 2), **{name: (one, 2) for name, one in given.items()}})
     batch, state = _check_sizes(op, x, weights, old_h)
@@ -58,7 +58,7 @@ def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor
 
 
 def _check_tensors(op: str, x: Tensor, others: dict[str, tuple[Tensor | None, int]]) -> None:
-    """As lltm.h has them; so are those that follow."""
+    """The checks of lltm.h, for calls that are traced; so are the next three functions."""
     torch._check(x.dtype in (torch.float32, torch.float64), lambda: f"{op} takes float32 and float64, not {x.dtype}")
     for name, (one, dim) in {"x": (x, 2), **others}.items():
         if one is not None:
@@ -114,7 +114,7 @@ def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ..
     x, weights, _, old_h, _ = inputs
     gates = output[2]
     ctx.mark_non_differentiable(gates)
-    ctx.set_materialize_grads(False)  # a result that nobody used needs no zeros
+    ctx.set_materialize_grads(False)  # an unused result needs no gradient of zeros
     ctx.save_for_backward(gates, x, weights, old_h, output[1])  # new_cell leads a second derivative to all inputs
 
 
@@ -125,7 +125,7 @@ _backward = lltm_backward.overload
 def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if not torch.is_grad_enabled():
         return _gradients(ctx, grad_h, grad_cell)
-    with torch.no_grad():  # create_graph: gradients that cannot be differentiated, and say so to whoever tries
+    with torch.no_grad():  # create_graph: the gradients raise an error when they are differentiated
         gradients = _gradients(ctx, grad_h, grad_cell)
     text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
     reaching = [t for t in (grad_h, grad_cell, *ctx.saved_tensors) if t is not None]
@@ -143,7 +143,7 @@ def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None) -> tup
 
 
 def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    """The same on every device, between -2 and 2."""
+    """Between -2 and 2, the same on every device."""
     return 2 * torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), device=device, dtype=torch.float64) ** 1.5).to(dtype).reshape(shape)
 
 
@@ -156,7 +156,7 @@ def _arguments(batch: int, features: int, state: int, dtype: torch.dtype, device
 
 
 def _apart(x: Tensor) -> Tensor:
-    """The same numbers, in memory that has others between them and runs the other way."""
+    """The same numbers, column by column in memory, with gaps between them."""
     wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 7.0)
     wide = wide.t().contiguous().t() if x.dim() == 2 else wide
     return wide[..., ::2].copy_(x)

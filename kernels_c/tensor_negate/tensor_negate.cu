@@ -1,4 +1,8 @@
-/* tensor_negate on CUDA: -x, as torch.neg. The same arithmetic as in tensor_negate.c. */
+/*
+ * tensor_negate on CUDA: -x, as torch.neg, with the arithmetic of tensor_negate.c.
+ *
+ * Packed tensors are negated at the bandwidth of the memory: tests/benchmarks/elementwise.py.
+ */
 #include "opjit_elementwise.h"
 
 template <typename word>
@@ -7,24 +11,6 @@ struct negate {
     word flip, carry;
     __device__ void operator()(const word *x, word *y) const { y[0] = (word)((x[0] ^ flip) + carry); }
 };
-
-/* Integers of one byte, four at a time: one at a time takes 8 % longer than memory does. With the top bits set aside, no byte
-   borrows from its neighbour: 0x80 - low is in 1..0x80, and turning the top bit over subtracts what was set aside. */
-struct negate_bytes {
-    enum { inputs = 1, outputs = 1 };
-    __device__ void operator()(const uint32_t *x, uint32_t *y) const
-    {
-        const uint32_t top = 0x80808080u;
-        y[0] = (top - (x[0] & ~top)) ^ (~x[0] & top);
-    }
-};
-
-static opjit_status negate_all_bytes(opjit_elements elements, cudaStream_t stream)
-{
-    elements.numel /= 4;
-    elements.bytes[0] = elements.bytes[1] = 4;
-    return opjit_map_dense<uint32_t>(&elements, negate_bytes(), stream);
-}
 
 template <typename word>
 static opjit_status negate_all(const opjit_elements *elements, bool integral, cudaStream_t stream)
@@ -46,8 +32,6 @@ opjit_status tensor_negate_cuda(const opjit_tensor *x, opjit_tensor *out, cudaSt
     if (x->dtype >= OPJIT_COMPLEX64)
         opjit_split_complex(&elements);
     const bool integral = opjit_is_integral(x->dtype);
-    if (elements.bytes[0] == 1 && elements.numel % 4 == 0 && opjit_packs(&elements) > 0)
-        return negate_all_bytes(elements, stream); /* the only types of one byte that come here are integers */
     switch (elements.bytes[0]) {
     case 1: return negate_all<uint8_t>(&elements, integral, stream);
     case 2: return negate_all<uint16_t>(&elements, integral, stream);

@@ -1,0 +1,200 @@
+/*
+ * lanes.h - how allreduce.c adds elements that lie side by side at the speed of memory.
+ *
+ * The compiler may not reorder additions of floats, so a plain loop waits for each one. Here four vectors take turns, and
+ * each lane of a vector is an accumulator of its own: nothing waits, and rounding errors stay small. After a block of 16
+ * steps the lanes are added to wider ones:
+ *
+ *   float16, bfloat16, float32   float lanes, which add at most 32 elements, then double lanes
+ *   float64                      double lanes; block sums are added by TwoSum, which keeps what rounding takes away
+ *   8, 16 and 32-bit integers    64-bit words hold several: the lower and the upper one of each pair are added in lanes of
+ *                                twice the width. Signed elements get their sign bit flipped, which moves them into the
+ *                                unsigned range; the end subtracts that again.
+ *   64-bit integers              lanes that wrap around, as torch's do
+ *
+ * Vectors are written out because autovectorised loops for all dtypes take gcc three times as long (tests/benchmarks/cold.py).
+ */
+#ifndef LANES_H
+#define LANES_H
+
+#include "opjit.h"
+
+/* One register: gcc spills wider vectors. 64 bytes would gain nothing with AVX-512, since the caches deliver no more. */
+#ifdef __AVX__
+#define VECTOR 32
+#else
+#define VECTOR 16
+#endif
+#define STEP (4 * VECTOR) /* bytes */
+#define BLOCK 16          /* steps */
+
+/* In memory, at any address. */
+#define VECTOR_OF(type_, bytes_) type_ __attribute__((vector_size(bytes_), aligned(1), may_alias))
+typedef VECTOR_OF(uint64_t, VECTOR) words;
+typedef VECTOR_OF(uint32_t, VECTOR) words32;
+typedef VECTOR_OF(float, VECTOR) floats;
+typedef VECTOR_OF(double, VECTOR) doubles;
+typedef VECTOR_OF(float, VECTOR / 2) half_floats; /* half as many */
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Totals                                                                                         */
+
+typedef struct total {
+    uint64_t integer; /* modulo 2^64 */
+    double sum, rest; /* sum + rest is the total; rest is what rounding took from sum */
+} total;
+
+/* The same in each lane. */
+typedef struct lanes {
+    words integer;
+    doubles sum, rest;
+} lanes;
+
+/* TwoSum (Knuth, The Art of Computer Programming 2, section 4.2.2), for numbers and for vectors. */
+#define ADD_EXACTLY(type_, to_, value_) \
+    do { \
+        const type_ value = (value_), before = (to_)->sum, after = before + value, added = after - before; \
+        (to_)->sum = after; \
+        (to_)->rest += (before - (after - added)) + (value - added); \
+    } while (0)
+
+static void add_total(const total *from, total *to)
+{
+    to->integer += from->integer;
+    ADD_EXACTLY(double, to, from->sum);
+    to->rest += from->rest;
+}
+
+static void add_doubles(doubles sum, lanes *to)
+{
+    ADD_EXACTLY(doubles, to, sum);
+}
+
+static void add_floats(floats sum, lanes *to)
+{
+    half_floats half[2];
+    memcpy(half, &sum, sizeof half);
+    add_doubles(__builtin_convertvector(half[0], doubles) + __builtin_convertvector(half[1], doubles), to);
+}
+
+static void add_words(words sum, lanes *to)
+{
+    to->integer += sum;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Kernels: each adds a block of at most BLOCK steps to the lanes                                 */
+
+typedef void kernel(const char *at, int64_t steps, lanes *to);
+
+/* The k-th vector of a type at `at`. */
+#define AT(vector_, k_) (((const vector_ *)(const void *)at)[k_])
+
+/* A step of `count_` vectors, which load_(k) loads as vector_; add_() adds their sum to the lanes. */
+#define KERNEL(name_, vector_, count_, load_, add_) \
+    static void name_(const char *at, int64_t steps, lanes *to) \
+    { \
+        vector_ a = {0}, b = {0}, c = {0}, d = {0}; \
+        for (; steps > 0; steps--, at += STEP) \
+            for (int k = 0; k < count_; k += 4) { \
+                a += load_(k); \
+                b += load_(k + 1); \
+                c += load_(k + 2); \
+                d += load_(k + 3); \
+            } \
+        add_((a + b) + (c + d), to); \
+    }
+
+#define INT64(k_) AT(words, k_)
+#define FLOAT64(k_) AT(doubles, k_)
+#define FLOAT32(k_) AT(floats, k_)
+#define FLOAT32_AS_DOUBLE(k_) __builtin_convertvector(AT(half_floats, k_), doubles)
+/* A bfloat16 is the upper half of a float, and a word holds two. */
+#define BFLOAT16(k_) (floats)(AT(words32, (k_) / 2) << ((k_) % 2 ? 0 : 16) & 0xffff0000u)
+
+KERNEL(add_int64, words, 4, INT64, add_words)
+KERNEL(add_float64, doubles, 4, FLOAT64, add_doubles)
+KERNEL(add_float32, floats, 4, FLOAT32, add_floats)
+KERNEL(add_float32_as_double, doubles, 8, FLOAT32_AS_DOUBLE, add_doubles)
+KERNEL(add_bfloat16, floats, 8, BFLOAT16, add_floats)
+
+#ifdef __F16C__
+typedef VECTOR_OF(short, VECTOR / 2) halfs;
+#define FLOAT16(k_) __builtin_ia32_vcvtph2ps256(AT(halfs, k_))
+#else
+static floats from_float16(const opjit_half *from)
+{
+    floats result;
+    for (size_t i = 0; i < VECTOR / 4; i++)
+        result[i] = opjit_half_to_float(from[i]);
+    return result;
+}
+#define FLOAT16(k_) from_float16((const opjit_half *)(const void *)at + (k_) * VECTOR / 4)
+#endif
+KERNEL(add_float16, floats, 8, FLOAT16, add_floats)
+
+/* The lower one of each pair of `bits`-wide integers in a word: 0x00ff00ff00ff00ff for 8. */
+#define LOWER(bits_) (UINT64_MAX / ((UINT64_C(1) << (bits_)) + 1))
+
+/* Integers of 8, 16 or 32 bits; `flip` has their sign bits if they are signed. A lane has room for 257 and gets 128. */
+static void add_integers(const char *at, int64_t steps, int bits, uint64_t flip, lanes *to)
+{
+    words lower = {0}, upper = {0}, sum;
+    for (; steps > 0; steps--, at += STEP)
+        for (size_t k = 0; k < STEP / VECTOR; k++) {
+            const words value = AT(words, k) ^ flip;
+            lower += value & LOWER(bits);
+            upper += value >> bits & LOWER(bits);
+        }
+    for (sum = lower + upper; (bits *= 2) < 64;)
+        sum = (sum & LOWER(bits)) + (sum >> bits & LOWER(bits));
+    to->integer += sum;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+static kernel *kernel_of(opjit_dtype dtype, bool as_double)
+{
+    switch (dtype) {
+    case OPJIT_INT64:
+    case OPJIT_UINT64: return add_int64;
+    case OPJIT_FLOAT16: return add_float16;
+    case OPJIT_BFLOAT16: return add_bfloat16;
+    case OPJIT_FLOAT32: return as_double ? add_float32_as_double : add_float32;
+    case OPJIT_FLOAT64: return add_float64;
+    default: return NULL; /* add_integers */
+    }
+}
+
+/* Add n elements that lie side by side; float32 in double lanes, if wanted. */
+static void add_elements(const void *from, opjit_dtype dtype, bool as_double, int64_t n, total *to)
+{
+    kernel *add = kernel_of(dtype, as_double);
+    const int size = (int)opjit_dtype_size(dtype), bits = 8 * size;
+    const bool flips = dtype == OPJIT_INT8 || dtype == OPJIT_INT16 || dtype == OPJIT_INT32;
+    const uint64_t flip = flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) << (bits - 1) : 0; /* 0x8080808080808080 for 8 */
+    const char *at = (const char *)from;
+    uint64_t last[STEP / 8];
+    lanes l = {{0}, {0}, {0}};
+    for (int64_t left = n * size; left > 0;) {
+        int64_t steps = left / STEP < BLOCK ? left / STEP : BLOCK;
+        if (steps == 0) { /* the last elements, filled up with what adds nothing */
+            for (size_t i = 0; i < STEP / 8; i++)
+                last[i] = flip;
+            at = (const char *)memcpy(last, at, (size_t)left);
+            steps = 1;
+        }
+        if (add)
+            add(at, steps, &l);
+        else
+            add_integers(at, steps, bits, flip, &l);
+        at += steps * STEP;
+        left -= steps * STEP;
+    }
+    for (size_t i = 0; i < VECTOR / 8; i++)
+        add_total(&(total){l.integer[i], l.sum[i], l.rest[i]}, to);
+    if (flips)
+        to->integer -= (uint64_t)n << (bits - 1);
+}
+
+#endif

@@ -1,0 +1,100 @@
+/*
+ * opjit_convert.h - elements of one real dtype as another, as Tensor.to() converts them.
+ *
+ *     #include "opjit_convert.h"
+ *
+ *     float row[100];
+ *     opjit_convert(100, x->data, x->dtype, x->strides[0], row, OPJIT_FLOAT32);
+ *
+ * opjit_convert() takes a row. The other functions take one element and look at its dtype each time, which costs about a
+ * nanosecond on the CPU; CUDA kernels may call them too:
+ *
+ *     opjit_store_float(to, i, out->dtype, 2 * opjit_load_float(from, i, x->dtype));
+ *
+ * Integers wrap around. A floating number loses its fraction when it becomes an integer; if it does not fit, the result is
+ * the processor's. Any number but 0 becomes true.
+ */
+#ifndef OPJIT_CONVERT_H
+#define OPJIT_CONVERT_H
+
+#include "opjit.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Convert n elements that lie `stride` elements apart, and write them side by side, where they must not overlap the row.
+ * From a dtype to itself this copies; only then may the dtype be complex.
+ */
+void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype);
+
+/* Element i of a bool or integer dtype; uint64 wraps around. */
+OPJIT_HOST_DEVICE int64_t opjit_load_int64(const void *data, int64_t i, opjit_dtype dtype)
+{
+    switch (dtype) {
+        OPJIT_CASE(OPJIT_BOOL, uint8_t, { return ((const scalar_t *)data)[i]; })
+        OPJIT_CASES_INTEGRAL({ return (int64_t)((const scalar_t *)data)[i]; })
+    default: return 0;
+    }
+}
+
+/* Element i of any real dtype, rounded once. */
+#define OPJIT_LOAD_REAL_(name_, real_) \
+    OPJIT_HOST_DEVICE real_ name_(const void *data, int64_t i, opjit_dtype dtype) \
+    { \
+        switch (dtype) { \
+            OPJIT_CASE(OPJIT_BOOL, uint8_t, { return (real_)((const scalar_t *)data)[i]; }) \
+            OPJIT_CASES_INTEGRAL({ return (real_)((const scalar_t *)data)[i]; }) \
+            OPJIT_CASES_FLOATING({ return (real_)((const scalar_t *)data)[i]; }) \
+            OPJIT_CASE(OPJIT_FLOAT16, opjit_half, { return (real_)opjit_half_to_float(((const scalar_t *)data)[i]); }) \
+            OPJIT_CASE(OPJIT_BFLOAT16, opjit_bfloat16, \
+                       { return (real_)opjit_bfloat16_to_float(((const scalar_t *)data)[i]); }) \
+        default: return 0; \
+        } \
+    }
+OPJIT_LOAD_REAL_(opjit_load_float, float)
+OPJIT_LOAD_REAL_(opjit_load_double, double)
+
+/* Store element i of a bool or integer dtype. */
+OPJIT_HOST_DEVICE void opjit_store_int64(void *data, int64_t i, opjit_dtype dtype, int64_t value)
+{
+    switch (dtype) {
+        OPJIT_CASE(OPJIT_BOOL, uint8_t, { ((scalar_t *)data)[i] = value != 0; })
+        OPJIT_CASES_INTEGRAL({ ((scalar_t *)data)[i] = (scalar_t)value; })
+    default: break;
+    }
+}
+
+/* Store element i of a floating dtype. */
+OPJIT_HOST_DEVICE void opjit_store_float(void *data, int64_t i, opjit_dtype dtype, float value)
+{
+    switch (dtype) {
+        OPJIT_CASES_FLOATING({ ((scalar_t *)data)[i] = (scalar_t)value; })
+        OPJIT_CASE(OPJIT_FLOAT16, opjit_half, { ((scalar_t *)data)[i] = opjit_float_to_half(value); })
+        OPJIT_CASE(OPJIT_BFLOAT16, opjit_bfloat16, { ((scalar_t *)data)[i] = opjit_float_to_bfloat16(value); })
+    default: break;
+    }
+}
+
+/* A floating number as opjit_store_int64() takes it. */
+OPJIT_HOST_DEVICE int64_t opjit_integer_of(double value, opjit_dtype dtype)
+{
+    if (dtype == OPJIT_BOOL)
+        return value != 0;
+#ifdef __CUDA_ARCH__
+    return dtype == OPJIT_UINT64 ? (int64_t)(uint64_t)value : (int64_t)value;
+#else
+    /* C does not define casts that do not fit: x86 gives the lowest number. torch takes signed dtypes of 32 bits and less by int32. */
+    const double limit = dtype >= OPJIT_INT8 && dtype <= OPJIT_INT32 ? 0x1p31 : 0x1p63;
+    if (dtype == OPJIT_UINT64 && value >= 0x1p63 && value < 0x1p64)
+        return (int64_t)(value - 0x1p63) + INT64_MIN;
+    return value >= -limit && value < limit ? (int64_t)value : (int64_t)-limit;
+#endif
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

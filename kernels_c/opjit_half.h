@@ -1,0 +1,115 @@
+/*
+ * opjit_half.h - float16 and bfloat16 in C. Read it only if your op takes these dtypes; opjit.h includes it.
+ *
+ * Both are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties to
+ * even, and NaN stays NaN, as in torch.
+ *
+ *     opjit_half *x = (opjit_half *)out->data;
+ *     x[0] = opjit_float_to_half(2 * opjit_half_to_float(x[0]));
+ */
+#ifndef OPJIT_HALF_H
+#define OPJIT_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* A small function that a CUDA kernel may call too. */
+#ifdef __CUDACC__
+#define OPJIT_HOST_DEVICE __attribute__((unused, always_inline)) static inline __host__ __device__
+#else
+#define OPJIT_HOST_DEVICE __attribute__((unused, always_inline)) static inline
+#endif
+
+typedef struct opjit_half {
+    uint16_t bits;
+} opjit_half;
+
+typedef struct opjit_bfloat16 {
+    uint16_t bits;
+} opjit_bfloat16;
+
+OPJIT_HOST_DEVICE float opjit_float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+OPJIT_HOST_DEVICE uint32_t opjit_bits_of_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* A bfloat16 is the upper half of a float. */
+OPJIT_HOST_DEVICE float opjit_bfloat16_to_float(opjit_bfloat16 value)
+{
+    return opjit_float_of_bits((uint32_t)value.bits << 16);
+}
+
+OPJIT_HOST_DEVICE opjit_bfloat16 opjit_float_to_bfloat16(float value)
+{
+    opjit_bfloat16 result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    uint32_t bits = opjit_bits_of_float(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        result.bits = 0x7fc0; /* NaN */
+    else
+        result.bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+    return result;
+}
+
+OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
+{
+#ifdef __CUDA_ARCH__
+    float converted;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(value.bits));
+    return converted;
+#elif defined(__F16C__)
+    typedef short opjit_halfs_ __attribute__((vector_size(16)));
+    typedef long long opjit_words_ __attribute__((vector_size(16)));
+    const opjit_words_ bits = {value.bits, 0};
+    return __builtin_ia32_vcvtph2ps((opjit_halfs_)bits)[0];
+#else
+    uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+    uint32_t bits;
+    if (rest >= 0x7c00u)
+        bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13; /* infinity, NaN */
+    else if (rest >= 0x400u)
+        bits = sign | ((rest << 13) + 0x38000000u); /* normal: the exponent's bias grows by 112 */
+    else
+        bits = sign | opjit_bits_of_float((float)rest * 0x1p-24f); /* subnormal, exactly */
+    return opjit_float_of_bits(bits);
+#endif
+}
+
+OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
+{
+    opjit_half result;
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#elif defined(__F16C__)
+    typedef float opjit_floats_ __attribute__((vector_size(16)));
+    typedef long long opjit_words_ __attribute__((vector_size(16)));
+    const opjit_floats_ number = {value, 0, 0, 0};
+    result.bits = (uint16_t)((opjit_words_)__builtin_ia32_vcvtps2ph(number, 0))[0]; /* 0: to nearest, ties to even */
+#else
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        rest = 0x7e00u; /* NaN */
+    else if (rest >= 0x477ff000u)
+        rest = 0x7c00u; /* 65520 and more round to infinity */
+    else if (rest >= 0x38800000u)
+        rest = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13; /* normal */
+    else
+        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u; /* subnormal: adding 0.5 rounds the last bits */
+    result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
+#endif
+    return result;
+}
+
+#endif
