@@ -5,37 +5,36 @@
     >>> torch.ops.opjit.allreduce(torch.ones(3))
     tensor(3.)
 
-Importing builds, probes and writes nothing. An op is declared to torch (schema, fake kernel, backward) when it is first named, as
-``torch.ops.opjit.<name>`` or to a function of this module. (C++ asks nobody: what loads a saved program there needs its ops named before.)
+Importing builds, probes and writes nothing. It declares the bundled ops to torch: schema, fake kernel and backward.
 """
 
 from typing import TYPE_CHECKING
 
-from opjit import catalog, errors
-from opjit.api import get
+from opjit import errors
+from opjit.api import explain, get
 from opjit.backends import register_backend
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
-from opjit.catalog import add_path
-from opjit.op import Op, Workload, op
+from opjit.declare import catalog
+from opjit.declare.catalog import add_path, op
+from opjit.declare.op import Op, Workload
 
 __all__ = ["Op", "Workload", "add_path", "build_library", "cache", "distributed", "errors", "explain", "get", "inline", "load",
            "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
 __version__ = "0.1.0"
 
-# What few processes call is imported when it is asked for: each name, and the module that has it.
+# Imported on first use: each name, and its module.
 _LATER = {"cache": "cache", "distributed": "distributed", "testing": "testing", "build_library": "library", "load_library": "library",
-          "inline": "inlined", "load": "cpp_extension", "load_inline": "cpp_extension", "explain": "why", "precompile": "ahead",
-          "watch": "watcher", "load_ipython_extension": "notebook"}
+          "inline": "live.inline", "load": "cpp_extension", "load_inline": "cpp_extension", "precompile": "ahead.precompile",
+          "watch": "live.watch", "load_ipython_extension": "live.notebook"}
 
 if TYPE_CHECKING:
     from opjit import cache, distributed, testing
-    from opjit.ahead import precompile
+    from opjit.ahead.precompile import precompile
     from opjit.cpp_extension import load, load_inline
-    from opjit.inlined import inline
     from opjit.library import build_library, load_library
-    from opjit.watcher import watch
-    from opjit.why import explain
+    from opjit.live.inline import inline
+    from opjit.live.watch import watch
 else:
     def __getattr__(name: str) -> object:
         if name not in _LATER:
@@ -47,4 +46,4 @@ else:
 
 register_backend(Cpu())
 register_backend(Cuda())
-catalog.offer_bundled()
+catalog.declare_bundled()

@@ -1,4 +1,4 @@
-"""Everything opjit raises: one tree, each error with its facts as attributes and a first line a person can act on."""
+"""All errors of opjit: one tree, each with its facts as attributes and a first line to act on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class OpjitError(RuntimeError):
-    """Base of every error that opjit raises itself."""
+    """Base of all errors of opjit."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self.args, self.__dict__)
 
 
 def _unpickled(kind: type[OpjitError], args: tuple[Any, ...], facts: dict[str, Any]) -> OpjitError:
-    """An error as it was in another process; its class may not be made from its message alone."""
+    """Rebuild an error from another process without calling its constructor, which may take more than a message."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(facts)
     return error
@@ -24,21 +24,21 @@ class UnknownOp(OpjitError, KeyError):
     """No op of that name is declared.
 
     Attributes:
-        name: the name asked for, with its namespace.
-        closest: declared names that look like it, best first.
+        name: the requested name, with its namespace.
+        closest: similar declared names, best first.
     """
 
     def __init__(self, name: str, closest: list[str]) -> None:
-        hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows the ops there are."
+        hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
         super().__init__(f"no op named {name!r} is declared; {hint}")
         self.name = name
         self.closest = closest
 
-    __str__ = RuntimeError.__str__  # KeyError would show the quoted repr
+    __str__ = RuntimeError.__str__  # KeyError shows the quoted repr
 
 
 class SchemaError(OpjitError, ValueError):
-    """A schema cannot be parsed, or uses a type that opjit ops do not take."""
+    """A schema cannot be parsed, or uses a type that opjit does not support."""
 
 
 class DeclarationError(OpjitError):
@@ -46,7 +46,7 @@ class DeclarationError(OpjitError):
 
 
 class UnknownDevice(OpjitError, ValueError):
-    """No backend serves that kind of device."""
+    """No backend supports that kind of device."""
 
 
 class UnknownArch(OpjitError, ValueError):
@@ -58,11 +58,11 @@ class DeviceUnavailable(OpjitError):
 
 
 class NoKernel(OpjitError, NotImplementedError):
-    """The op has no source for that backend, or cannot run on tensors of that kind."""
+    """The op has no source for that backend, or does not support that kind of tensor."""
 
 
 class ToolMissing(OpjitError):
-    """A compiler or build tool is not there; the message says what to install.
+    """A compiler or build tool is missing; the message says what to install.
 
     Attributes:
         tool: its name, such as ``"nvcc"``.
@@ -74,12 +74,12 @@ class ToolMissing(OpjitError):
 
 
 class BuildError(OpjitError):
-    """A build ended without a good binary.
+    """A build failed.
 
     Attributes:
         op: the op's qualified name.
-        target: what it was built for.
-        command: the compiler's command line, where one failed.
+        target: of the build.
+        command: the compiler's command line, if the compiler failed.
         log: the file with the complete output.
     """
 
@@ -92,14 +92,14 @@ class BuildError(OpjitError):
 
 
 class CompileError(BuildError):
-    """The compiler or the linker refused the op's source; the first line is its first real complaint."""
+    """The compiler or the linker rejected the op's source; the first line is its first real error."""
 
 
 class PrecompileError(OpjitError):
-    """Some of what `opjit.precompile` was to build is not there.
+    """`opjit.precompile` could not build some entries.
 
     Attributes:
-        failed: each error with the name of its op and target; the rest was built.
+        failed: each error with the name of its op and target; all others were built.
     """
 
     def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:
@@ -108,7 +108,7 @@ class PrecompileError(OpjitError):
 
 
 class RecordError(OpjitError):
-    """A list of ops cannot be written, or is none."""
+    """A list of ops cannot be written or read."""
 
 
 class LoadError(OpjitError):
@@ -116,27 +116,27 @@ class LoadError(OpjitError):
 
 
 class RemoteError(OpjitError):
-    """A remote, a pack or a key cannot be used as it was asked for."""
+    """A remote, a pack or a key cannot be used as requested."""
 
 
 class EntryError(OpjitError):
-    """A cache entry is not what its manifest says, or may not be trusted. Met inside opjit; a user sees CacheWarning."""
+    """A cache entry does not match its manifest, or cannot be trusted. Internal: users see a CacheWarning."""
 
 
 class UntrustedFolder(EntryError):
-    """The cache lies where others could put something else in its place."""
+    """The cache lies in a folder that other users could replace."""
 
 
 class BadSetting(OpjitError, ValueError):
-    """An argument, or a variable of the environment, has a value that means nothing."""
+    """An argument or an environment variable has an invalid value."""
 
 
 class UnknownEntry(OpjitError, LookupError):
-    """No single entry of the cache is meant.
+    """A key's prefix matches no entry of the cache, or several.
 
     Attributes:
-        prefix: how its key was said to start.
-        keys: all keys that start so.
+        prefix: of the key.
+        keys: all keys that start with it.
     """
 
     def __init__(self, message: str, prefix: str, keys: list[str]) -> None:
@@ -146,9 +146,9 @@ class UnknownEntry(OpjitError, LookupError):
 
 
 class CacheWarning(UserWarning):
-    """The cache could not be used as usual; the op works all the same."""
+    """The cache could not be used as usual; the op still works."""
 
 
 def one_string(where: str, parameter: str, given: str) -> str:
-    """What to say of a string where a list of strings is wanted: each of its letters would be one."""
+    """The message for a string given as a list of strings, which would be read as a list of letters."""
     return f"{where}: {parameter} is a list of strings, not the string {given!r}; write [{given!r}]"

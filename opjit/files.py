@@ -1,31 +1,32 @@
-"""Small file operations that a cache must get right: writes that appear whole, and folders that only their owner changes."""
+"""Small file operations that a cache must get right: atomic writes, and folders that only their owner can change."""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import os
 import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from opjit.errors import CacheWarning
 
-_LINKS = 40  # symbolic links that Linux follows on one way
-_own: list[tuple[Path, int]] = []  # temporary folders, and the processes that they go with
+_LINKS = 40  # symbolic links that Linux follows in one path
+_own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
 
 
 def unique() -> str:
-    """A name that nobody else has."""
+    """A random name."""
     return os.urandom(16).hex()
 
 
 def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """What shows, without reading it, whether a file is the same; None where there is none."""
+    """Changes with a file, and is cheaper than reading it; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -40,12 +41,12 @@ def digest(path: str) -> str:
 
 
 def until_exit(prefix: str = "opjit-") -> Path:
-    """A new temporary folder of this process's own, removed when it exits; one that ends with os._exit calls `remove_own` before.
+    """Make a temporary folder that is removed when this process exits. A process that ends with os._exit calls `remove_own` first.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: no temporary folder can be made.
     """
-    import tempfile  # not on the way of a hit
+    import tempfile  # late: no hit needs it
 
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     if not any(owner == os.getpid() for _, owner in _own):
@@ -55,12 +56,12 @@ def until_exit(prefix: str = "opjit-") -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether it lies in one of this process's temporary folders."""
+    """Whether a path lies in one of this process's temporary folders."""
     return any(path.is_relative_to(folder) for folder, _ in _own)
 
 
 def at_end(call: Callable[[], None]) -> None:
-    """Call a function when this process ends, also where it is a forked worker of multiprocessing's: those do not get to atexit."""
+    """Call a function when this process exits, also in a forked multiprocessing worker, which skips atexit."""
     atexit.register(call)
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
@@ -68,14 +69,14 @@ def at_end(call: Callable[[], None]) -> None:
 
 
 def remove_own() -> None:
-    """Remove this process's temporary folders; a forked child leaves its parent's alone."""
+    """Remove this process's temporary folders, but not those of a parent that forked it."""
     for folder, owner in _own:
         if owner == os.getpid():
             remove_tree(folder)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and its parents; what is made is the user's alone (0700)."""
+    """Make a folder and its missing parents with mode 0700."""
     if not folder.is_dir():
         make_private(folder.parent)
         with suppress(FileExistsError):
@@ -83,10 +84,10 @@ def make_private(folder: Path) -> None:
 
 
 def let_read(folder: Path, top: Path) -> None:
-    """Let everybody read a folder and its files, and enter those that it is in up to `top`.
+    """Let all users read a folder and its files, and enter its parents up to `top`.
 
     Raises:
-        OSError: one is not this user's.
+        OSError: one of them belongs to another user.
     """
     parents = (folder, *folder.parents)
     for each in (*folder.iterdir(), *parents[:parents.index(top) + 1]):
@@ -96,16 +97,16 @@ def let_read(folder: Path, top: Path) -> None:
             each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
-def distrusted(path: Path, like: Path | None = None) -> str | None:
-    """None if only this user or root can have written `path` itself (its status, no symlink followed); else why not.
+def distrusted(path: Path, trusted_as: Path | None = None) -> str | None:
+    """None if only this user or root can have written `path` (its own status, no symlink followed); else the reason.
 
     Args:
-        like: a file that decides what this process runs anyway: whoever can write that one may have written `path` too.
+        trusted_as: a file that this process runs anyway; its owner and its writers are trusted with `path` too.
     """
     status = os.lstat(path)
     owners, writers = {os.geteuid(), 0}, 0
-    if like is not None:
-        known = os.stat(like)
+    if trusted_as is not None:
+        known = os.stat(trusted_as)
         owners.add(known.st_uid)
         writers = known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002)
     if stat.S_ISLNK(status.st_mode):
@@ -120,11 +121,11 @@ def distrusted(path: Path, like: Path | None = None) -> str | None:
 
 
 def swappable(folder: Path) -> str | None:
-    """None if nobody else can put another folder in this one's place; else who can, and what to do.
+    """None if no other user can replace a folder by another one; else who can, and what to do.
 
-    That is so where each folder on the way, and each symbolic link, is this user's or root's, and others cannot write in it; in one
-    with the sticky bit they may write, as they cannot move what is not theirs. The last folder must be closed to others altogether.
-    Of a way that does not exist yet, what there is of it is looked at.
+    Each parent folder, and each symbolic link in the path, must belong to this user or root and not be writable by others. A parent
+    with the sticky bit may be, as others cannot move foreign files there. The folder itself must not be writable by others at all.
+    Of a path that does not exist yet, the existing parents are checked.
     """
     here, links, rest = "/", 0, [part for part in reversed(str(folder).split("/")) if part]
     try:
@@ -132,7 +133,7 @@ def swappable(folder: Path) -> str | None:
         while True:
             problem = _writer(here, status, not rest)
             if problem is not None or not rest:
-                return problem and f"{problem[0]}, so others could put something else in the place of {folder}{problem[1]}"
+                return problem and f"{problem[0]}, so others could replace {folder}{problem[1]}"
             name = rest.pop()
             path = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
             found = os.lstat(path)
@@ -141,16 +142,16 @@ def swappable(folder: Path) -> str | None:
                 continue
             links += 1
             if found.st_uid not in (os.geteuid(), 0) or links > _LINKS:
-                return f"{path} is a symbolic link of somebody else's, or one of too many on the way to {folder}"
+                return f"{path} is a symbolic link of another user, or one of too many in the path of {folder}"
             to = os.readlink(path)
             here, status = ("/", top) if to.startswith("/") else (here, status)
             rest += [part for part in reversed(to.split("/")) if part not in ("", ".")]
-    except OSError:  # nothing there, or nothing that this user could read
+    except OSError:  # it does not exist, or this user cannot read it
         return None
 
 
 def _writer(path: str, status: os.stat_result, last: bool) -> tuple[str, str] | None:
-    """Why others could change what is in a folder on the way to another, and what to do; `last` is that one itself."""
+    """Why others could change the contents of one folder in a path, and what to do; `last` is the folder that the path leads to."""
     if status.st_uid not in (os.geteuid(), 0) and (last or not _unmapped(status.st_uid)):
         return f"{path} belongs to user {status.st_uid}, not to you or root", ""
     open_to = status.st_mode & 0o022
@@ -162,7 +163,7 @@ def _writer(path: str, status: os.stat_result, last: bool) -> tuple[str, str] | 
 
 
 def _own_group(group: int) -> bool:
-    """Whether a group is this user's private one, as most systems make it: it has the user's name, and no other member."""
+    """Whether a group is the user's private group, as most systems make one: it has the user's name and no other member."""
     import grp
     import pwd
 
@@ -174,7 +175,7 @@ def _own_group(group: int) -> bool:
 
 
 def _unmapped(user: int) -> bool:
-    """Whether an id stands for all whom a container has no id for; in one that a user started, the host's root is among them."""
+    """Whether an id stands for all users that a container does not map; the host's root is one of them in a user's own container."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
         lengths = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -183,32 +184,17 @@ def _unmapped(user: int) -> bool:
     return user == overflow and sum(lengths) < 2**32 - 1
 
 
-@contextmanager
-def unread(path: Path) -> Iterator[None]:
-    """Whatever the block reads of a file, it looks as if nobody had: its date says when it was used last."""
-    try:
-        before: os.stat_result | None = os.stat(path)
-    except OSError:
-        before = None
-    try:
-        yield
-    finally:
-        if before is not None:
-            with suppress(OSError):
-                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 def inside(folders: Iterable[str]) -> tuple[str, ...]:
-    """What the real path of a file in one of the folders starts with."""
+    """Prefixes of the real paths of all files in the folders."""
     return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
 
 
 def _open_own(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o644)  # whatever the umask would add
+    return os.open(name, flags, 0o644)  # without the umask, it could be writable by others
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
+    """Write a new file and flush it to disk."""
     with open(path, "xb", opener=_open_own) as file:
         file.write(content)
         file.flush()
@@ -216,7 +202,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -224,8 +210,30 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path], bool]) -> None:
+    """Rename a complete folder to its place. A good one that is there already stays, and a bad one is moved aside.
+
+    Raises:
+        OSError: the folder cannot be renamed.
+    """
+    sync(staged)
+    for _ in range(2):
+        try:
+            os.rename(staged, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            sync(place.parent)
+            return
+        if is_good(place):
+            return
+        with suppress(OSError):
+            os.rename(place, aside)
+
+
 def write_note(path: Path, text: str) -> None:
-    """Write a file that is only a convenience: it appears whole or not at all, and no trouble is an error."""
+    """Write a file that is only a convenience: it appears whole or not at all, and errors are ignored."""
     temporary = path.with_name(f".{path.name}.{unique()}")
     try:
         make_private(path.parent)
@@ -238,15 +246,14 @@ def write_note(path: Path, text: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or a file, that nobody needs; what is busy now stays for the next sweep. One that may not be removed at all is
-    told of."""
+    """Remove a folder or a file. Busy files are left for the next sweep; a permission error gives a warning."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             shutil.rmtree(path, ignore_errors=True)
             os.rmdir(path)
         else:
-            path.unlink()  # rmtree would wait for the other end of a pipe
+            path.unlink()  # rmtree would block on a pipe
     except PermissionError as error:
-        warnings.warn(CacheWarning(f"what nobody needs any more cannot be removed: {error}"), stacklevel=2)
+        warnings.warn(CacheWarning(f"a file that is no longer needed cannot be removed: {error}"), stacklevel=2)
     except OSError:
-        pass  # it is gone, as it should be, or stays
+        pass  # already removed, or busy

@@ -1,4 +1,4 @@
-"""The C headers, bundled ops and templates that come with opjit: inside a wheel, or beside the package in a checkout."""
+"""The C headers, bundled ops and templates: inside the package in a wheel, beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def folder(name: str) -> Path:
-    """``kernels_c`` or ``templates``."""
+    """The folder ``kernels_c`` or ``templates``."""
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 

@@ -1,21 +1,25 @@
-"""``opjit bench``: ops against their references in plain torch, in one run, validated first."""
+"""``opjit bench``: times ops against their references in plain torch, in the same run, after validating their results."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from opjit import api, build, catalog, cli_json, plot
-from opjit.errors import BadSetting
-from opjit.op import Op, Workload
-from opjit.samples import Sample, outcome
+from opjit import api
+from opjit.builder import torch_builder
+from opjit.declare import arguments
+from opjit.declare.op import Op, Workload
+from opjit.errors import BadSetting, ToolMissing
+from opjit.testing.samples import Sample, effects, tensors_of
 
 _ROUNDS = 9
 _ROUND_SECONDS = 0.02
@@ -24,13 +28,14 @@ _HEADER = f"{'workload':<26}{'opjit':>12}{'torch':>12}{'ratio':>8}{'GB/s':>9}{'o
 
 
 @dataclass(frozen=True)
-class Line:
-    """One measured workload: seconds a call, medians of interleaved rounds.
+class Measurement:
+    """The measurement of one workload.
 
     Attributes:
-        bytes: the fewest that the op must move; 0 where its time is not a matter of memory.
-        of_copy: the bandwidth as a part of a plain copy's on the same device; None on the CPU.
-        error, reference_error: the largest distance from the reference's result for float64 inputs, relative to that result.
+        opjit, reference: seconds per call, the medians of interleaved rounds.
+        bytes: the fewest bytes that the op must move; 0 if memory does not bound its time.
+        of_copy: the bandwidth, as a fraction of a plain copy's on the same device; None on the CPU.
+        error, reference_error: the largest difference from the reference's result for float64 inputs, relative to that result.
     """
 
     op: str
@@ -48,19 +53,30 @@ class Line:
         return self.opjit / self.reference
 
 
-def run(names: Sequence[str], device: str | None, only: str | None, json_file: Path | None,
+def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: Path | None,
         plot_file: Path | None = None) -> int:
-    """Measure every workload of some ops and print tables; returns the command's exit code.
+    """Measure the workloads of ops and print tables. Returns the command's exit code: 1 if nothing was measured.
 
-    Calls are made in inference mode. CUDA times are of calls issued back to back and synchronised at the end of a round, so a
-    small workload shows the rate at which the host can issue it.
+    Calls run in inference mode. On CUDA, calls are issued back to back and synchronised at the end of a round, so the time of a small
+    workload is the host's time to issue it.
+
+    Args:
+        names: names of ops, or paths of their folders.
+        device: ``"cpu"`` or ``"cuda"``; None means every device here for which an op has a kernel.
+        only: measure only workloads whose label contains this text.
+        json_file, plot_file: files for the numbers and for a picture, or None.
+
+    Raises:
+        AssertionError: an op's result is wrong.
+        ToolMissing: a picture needs matplotlib.
+        BadSetting: a file cannot be written; the tables are printed before that.
     """
-    if plot_file is not None:
-        plot.require()
+    if plot_file is not None and find_spec("matplotlib") is None:
+        raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install 'opjit[plot]'")
     console = Console(width=110, highlight=False)
-    lines = []
+    measurements = []
     copies: dict[str, float] = {}
-    for op, each in catalog.named_on(names, device, console.print):
+    for op, each in arguments.ops_on_devices(names, device, console.print):
         called = api.get(op.qualified, each)
         console.print(f"[bold]{op.qualified} on {each}[/] ({_describe(each)})")
         if each == "cuda":
@@ -69,18 +85,18 @@ def run(names: Sequence[str], device: str | None, only: str | None, json_file: P
         console.print(_HEADER)
         for workload in op.work(each):
             if only is None or only in workload.label:
-                lines.append(_measure(op, called, each, workload, copies.get(each)))
-                console.print(_shown(lines[-1]))
-    if not lines:
+                measurements.append(_measure(op, called, each, workload, copies.get(each)))
+                console.print(_format(measurements[-1]))
+    if not measurements:
         console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
         return 1
     try:
         if json_file is not None:
-            json_file.write_text(cli_json.dump([asdict(line) for line in lines]))
+            json_file.write_text(json.dumps([asdict(m) for m in measurements], indent=1, default=str))
         if plot_file is not None:
-            plot.draw(lines, plot_file)
+            draw(measurements, plot_file)
     except OSError as error:
-        raise BadSetting(f"what was measured is not written: {error}; choose another file") from error
+        raise BadSetting(f"the measurements cannot be written: {error}; choose another file") from error
     return 0
 
 
@@ -90,40 +106,39 @@ def _describe(device: str) -> str:
     return f"{torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def _shown(line: Line) -> str:
-    bandwidth = f"{line.bytes / line.opjit / 1e9:.1f}" if line.bytes else ""
-    of_copy = "" if line.of_copy is None else f"{line.of_copy:.3f}"
-    return (f"{line.label:<26}{1e6 * line.opjit:>9.2f} us{1e6 * line.reference:>9.2f} us{line.ratio:>8.2f}{bandwidth:>9}{of_copy:>9}"
-            f"{line.error:>11.1e}{line.reference_error:>13.1e}")
+def _format(m: Measurement) -> str:
+    bandwidth = f"{m.bytes / m.opjit / 1e9:.1f}" if m.bytes else ""
+    of_copy = "" if m.of_copy is None else f"{m.of_copy:.3f}"
+    return (f"{m.label:<26}{1e6 * m.opjit:>9.2f} us{1e6 * m.reference:>9.2f} us{m.ratio:>8.2f}{bandwidth:>9}{of_copy:>9}"
+            f"{m.error:>11.1e}{m.reference_error:>13.1e}")
 
 
-def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload, copy: float | None) -> Line:
+def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload, copy: float | None) -> Measurement:
     with torch.inference_mode():
         error, reference_error = _errors(op, called, workload)
         mine, theirs = _medians([called, op.plain], workload.args, workload.kwargs)
     of_copy = workload.bytes / mine / copy if copy and workload.bytes else None
-    return Line(op.qualified, device, workload.label, mine, theirs, workload.bytes, of_copy, error, reference_error)
+    return Measurement(op.qualified, device, workload.label, mine, theirs, workload.bytes, of_copy, error, reference_error)
 
 
 def _errors(op: Op, called: Callable[..., Any], workload: Workload) -> tuple[float, float]:
-    """How far the op and its reference are from the exact result; stops where the op is plainly wrong."""
-    args, kwargs = workload.args, workload.kwargs
-    sample = Sample(args, kwargs)
-    result, expected = outcome(called, op, sample), outcome(op.plain, op, sample)
-    # Where every result takes many elements to make, its error grows as a random walk.
-    longest = max(t.numel() for t in sample.tensors()) / max([1, *(t.numel() for t in _tensors(expected))])
+    """The errors of the op and its reference, relative to the exact result.
+
+    Raises:
+        AssertionError: the op's result is wrong.
+    """
+    sample = Sample(workload.args, workload.kwargs)
+    result, expected = effects(called, op, sample), effects(op.plain, op, sample)
+    # The error of a sum over many elements grows like a random walk.
+    longest = max(t.numel() for t in sample.tensors()) / max([1, *(t.numel() for t in tensors_of(expected))])
     torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2 * max(1.0, longest ** 0.5), equal_nan=True,
                                msg=lambda text: f"{op.qualified} is wrong on {workload.label}: {text}")
-    exact = _tensors(outcome(op.plain, op, Sample(*tree_map(_double, (args, kwargs)))))
-    return _distance(_tensors(result), exact), _distance(_tensors(expected), exact)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    exact = tensors_of(effects(op.plain, op, Sample(*tree_map(_double, tuple(sample)))))
+    return _distance(tensors_of(result), exact), _distance(tensors_of(expected), exact)
 
 
 def _double(value: Any) -> Any:
-    """A floating tensor in float64, and float64 for a floating dtype that is asked for; anything else as it is."""
+    """Convert floating-point tensors and dtypes to float64."""
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, torch.Tensor) and value.dtype.is_floating_point else value
@@ -141,11 +156,11 @@ def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
 
 
 def _medians(functions: list[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
-    """Seconds a call of each function, which take turns."""
-    build.import_builder(whole=True)  # as the timer would, with a remark
+    """Seconds per call of each function; the functions take turns."""
+    torch_builder.import_quietly()  # the timer would import it, with a warning
     from torch.utils.benchmark import Timer
 
-    threads = torch.get_num_threads()  # a Timer of its own accord measures with one
+    threads = torch.get_num_threads()  # a Timer's default is one
     timers = [Timer("f(*args, **kwargs)", globals={"f": f, "args": args, "kwargs": kwargs}, num_threads=threads) for f in functions]
     counts = [max(1, min(20_000, int(_ROUND_SECONDS / timer.timeit(3).median))) for timer in timers]
     rounds = [[timer.timeit(count).median for timer, count in zip(timers, counts, strict=True)] for _ in range(_ROUNDS)]
@@ -153,8 +168,34 @@ def _medians(functions: list[Callable[..., Any]], args: tuple[Any, ...], kwargs:
 
 
 def _copy_bandwidth(device: str) -> float:
-    """Bytes read and written a second by torch's copy of a large tensor."""
+    """Bytes read and written per second by torch's copy of a large tensor."""
     source = torch.empty(_COPIED, device=device)
     target = torch.empty_like(source)
     [seconds] = _medians([target.copy_], (source,), {})
     return 2 * source.nbytes / seconds
+
+
+def draw(measurements: Sequence[Measurement], file: Path) -> None:
+    """Draw a column for each op and device: above, the ratio to the reference; below, the bandwidth."""
+    from matplotlib.figure import Figure
+
+    groups: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        groups.setdefault(f"{m.op} on {m.device}", []).append(m)
+    figure = Figure(figsize=(max(6.0, 0.22 * len(measurements) + 2 * len(groups)), 6), layout="constrained")
+    for column, (title, group) in enumerate(groups.items()):
+        labels = [m.label for m in group]
+        places = range(len(group))
+        above, below = (figure.add_subplot(2, len(groups), 1 + column + row * len(groups)) for row in range(2))
+        above.set_title(title)
+        above.bar(places, [m.ratio for m in group])
+        above.axhline(1.0, color="black", linewidth=0.8)
+        above.set_ylabel("time / reference's time")
+        above.set_xticks(places, [""] * len(group))
+        for name in ("opjit", "reference"):
+            rates = [m.bytes / getattr(m, name) / 1e9 if m.bytes else float("nan") for m in group]
+            below.plot(places, rates, marker=".", label=name)
+        below.set_ylabel("GB/s")
+        below.set_xticks(places, labels, rotation=90)
+        below.legend()
+    figure.savefig(file, format="png", dpi=120)

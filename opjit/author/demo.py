@@ -1,7 +1,7 @@
-"""``opjit demo``: the whole story in a few seconds, on every device of the machine.
+"""``opjit demo``: builds, loads and times an op on every device of the machine, in a few seconds.
 
-Each device gets two fresh processes: a cold one, which builds allreduce into an empty cache, and a warm one, which loads it from
-there. Both call it on a million normal random numbers and compare with torch.
+Each device gets two fresh processes: a cold one builds allreduce into an empty cache, and a warm one loads it from there. Both call it
+on a million random numbers and compare it with torch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ started = now()
 import opjit
 opjit.get("allreduce", {device!r})
 seconds = now() - started
-from opjit.demo import report
+from opjit.author.demo import report
 report({device!r}, seconds)
 """
 
 
 def show() -> int:
-    """Run the demo and print its table; returns the command's exit code."""
+    """Run the demo and print its table. Returns the command's exit code: 1 if a result is wrong."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from opjit import catalog
+    from opjit.declare import catalog
 
     console, errors = Console(highlight=False), Console(stderr=True)
     table = Table(title="allreduce: the sum of 2^20 float32", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -49,12 +49,12 @@ def show() -> int:
                       f"{1e6 * warm['torch']:.1f} us", f"{warm['call'] / warm['torch']:.2f}",
                       f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}")
         if abs(warm["error"]) > 1e-3 or cold["result"] != warm["result"]:
-            errors.print(f"the results on {device} are wrong: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
+            errors.print(f"wrong results on {device}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
             return 1
     console.print(table)
     console.print("cold: import opjit, compile, link, verify, load\n"
                   "warm: import opjit and load from the cache, in a fresh process\n"
-                  "call: median; error: distance from the sum in float64")
+                  "call: the median; error: the difference from the sum in float64")
     return 0
 
 
@@ -70,11 +70,12 @@ def _measure(device: str, cache: str) -> dict[str, Any]:
 
 
 def report(device: str, seconds: float) -> None:
-    """In the fresh process, after the first get took `seconds`: call the op, compare, and print the numbers as JSON."""
+    """In the fresh process, after a get that took `seconds`: call the op, compare it with torch, and print the numbers as JSON."""
     import torch
     from torch.utils.benchmark import Timer
 
-    from opjit import api, backends, targets
+    from opjit import api, backends
+    from opjit.backends import targets
 
     allreduce = api.get("allreduce", device)
     torch.manual_seed(0)

@@ -13,26 +13,27 @@ from string import Template
 
 import torch
 
-from opjit import backends, catalog, files, resources
+from opjit import backends, files, resources
+from opjit.author.wheel import package_name
+from opjit.declare import catalog
 from opjit.errors import DeclarationError
-from opjit.wheel import package_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test. It is complete or not there at all.
+    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test. The folder appears complete or not at all.
 
     Args:
-        qualified: ``"mylib::scale_add"``; the folder is called after the op.
+        qualified: ``"mylib::scale_add"``; the folder has the op's name.
         parent: where the folder goes.
 
     Returns:
         The folder.
 
     Raises:
-        DeclarationError: the name is none, or is taken, or there is such a folder already.
+        DeclarationError: the name is invalid or taken, or the folder exists.
     """
     namespace, name = _split(qualified)
     _refuse_known(qualified, namespace, name)
@@ -42,12 +43,12 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
 
 
 def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build backend, a package with an op, tests.
+    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests.
 
     Raises:
-        DeclarationError, WheelError: the name is none, or there is such a folder already.
+        DeclarationError, WheelError: the name is invalid, or the folder exists.
     """
-    package = package_name(project, "0.1.0")
+    package = package_name(project)
     _split(f"{package}::scale_add")
     _refuse_known(f"{package}::scale_add", package, "scale_add")
     archs = ["aarch64"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
@@ -63,18 +64,18 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
 
 
 def new_backend(name: str, parent: Path) -> Path:
-    """Write a backend for a device that opjit does not know: the object it registers, a kernel, a test.
+    """Write a backend for a device that opjit does not know: the object to register, a kernel, a test.
 
     Args:
-        name: the device's, as torch knows it: ``"npu"``.
+        name: of the device type in torch: ``"npu"``.
 
     Raises:
-        DeclarationError: the name is none, or is taken, or there is such a folder already.
+        DeclarationError: the name is invalid or taken, or the folder exists.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
         raise DeclarationError(f"{name!r} cannot be a backend's name, as its kernels are called <op>_{name}; use letters, digits and _")
     if name in {backend.name for backend in backends.all_backends()} | _TAKEN:
-        raise DeclarationError(f"{name!r} cannot be the backend's name: there is something of that name already; choose another")
+        raise DeclarationError(f"{name!r} cannot be the backend's name: it is taken already; choose another")
     texts = {"backend.py": "backend.py", f"kernels/opjit/tensor_negate.{name}.c": "kernel.c", f"test_{name}.py": "test.py"}
     filled = {file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()}
     _write(parent / name, {"__init__.py": "", **filled})
@@ -91,12 +92,12 @@ def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str
 def _split(qualified: str) -> tuple[str, str]:
     namespace, colons, name = qualified.partition("::")
     if not colons:
-        raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: a namespace of "
-                               "your own keeps the op apart from everybody else's")
+        raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: your own "
+                               "namespace keeps the op apart from other people's")
     for part in (namespace, name):
         if not _NAME.fullmatch(part) or keyword.iskeyword(part) or part.startswith("__"):
-            raise DeclarationError(f"{qualified!r} cannot be an op's name: {part!r} is no name in both C and Python; use letters, digits "
-                                   "and _")
+            raise DeclarationError(f"{qualified!r} cannot be an op's name: {part!r} is not a valid name in both C and Python; use letters, "
+                                   "digits and _")
     if name in _TAKEN:
         raise DeclarationError(f"{qualified!r} cannot be the op's name: its op.py uses {name!r} for something else; choose another")
     return namespace, name
@@ -118,7 +119,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Make a folder of files by one rename.
 
     Raises:
-        DeclarationError: there is something of that name, or it cannot be written.
+        DeclarationError: the folder exists, or cannot be written.
     """
     staged = folder.parent / f".{folder.name}.{files.unique()}"
     try:

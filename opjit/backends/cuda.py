@@ -1,4 +1,4 @@
-"""CUDA: a `.cu` file compiled by nvcc beside the C glue. Builds need neither a GPU nor a CUDA build of torch."""
+"""CUDA: a `.cu` file compiled by nvcc, next to the C glue. Builds need neither a GPU nor a CUDA build of torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Cuda:
 
     def available(self) -> str | None:
         if torch.version.cuda is None:
-            return (f"torch {torch.__version__} is a build without CUDA; install a CUDA build of torch to run the op, or build it "
-                    "without running it: opjit get OP --arch sm_90")
+            return (f"torch {torch.__version__} is a build without CUDA; install a CUDA build of torch to run the op, or only build it: "
+                    "opjit get OP --arch sm_90")
         if not torch.cuda.is_available():
-            return "no CUDA GPU is visible to torch; build the op without running it: opjit get OP --arch sm_90"
+            return "no CUDA GPU is visible to torch; you can still build the op: opjit get OP --arch sm_90"
         return None
 
     def host_arch(self) -> str:
-        """All visible GPUs' archs, joined: one binary serves each of them."""
+        """The archs of all visible GPUs, joined: one binary for all of them."""
         found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
         return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
 
@@ -40,23 +40,22 @@ class Cuda:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))
 
     def runs(self, arch: str) -> bool:
-        """Code for sm_86 runs on 8.6 and on later minor versions; the code of each visible GPU must be there."""
+        """Each visible GPU needs code: for its own capability, or for an earlier minor version of it."""
         found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
         return all(any(_serves(part, major, minor) for part in arch.split("+")) for major, minor in found)
 
     def runtime(self, cuda_version: str | None) -> str:
-        """The binary asks for libcudart.so.<major>, so the major is part of what it is."""
+        """The CUDA major version: the binary needs libcudart.so.<major>."""
         version = cuda_version or torch.version.cuda
         return f"cuda{version.partition('.')[0]}" if version else ""
 
     def flags(self, arch: str, runtime: str) -> Flags:
         numbers = [part.removeprefix("sm_") for part in arch.split("+")]
         c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
-        # torch takes CUDA's own arithmetic of half and bfloat16 away, for the sake of its C++ types, which an op does not have.
+        # torch disables CUDA's arithmetic of half and bfloat16 in favour of its own C++ types, which an op does not have.
         arithmetic = (f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS"))
-        # Four threads of the device compilers take turns at the kernels; the binary depends on their number, so it is the same on
-        # every machine. The seed takes the place of a random one in the names that nvcc makes up. -O1 is for the host's part, which
-        # launches kernels and is read faster so; those are optimised in any case.
+        # --split-compile: the binary depends on the number of threads, so the number is fixed. --frandom-seed: replaces a random seed in
+        # names that nvcc generates. -O1: for the host code, which only launches kernels; device code is always optimised.
         cuda = ("-std=c++17", "-O1", "--split-compile=4", "--frandom-seed=opjit", *arithmetic,
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
@@ -67,7 +66,7 @@ class Cuda:
 
 
 def _serves(part: str, major: int, minor: int) -> bool:
-    """Whether the code of one arch runs on a GPU; ``sm_90a`` runs on that chip only."""
+    """Whether code for an arch runs on a GPU; ``sm_90a`` runs on capability 9.0 only."""
     number = int(part.removeprefix("sm_").rstrip("af"))
     exact = number == major * 10 + minor
     return exact or (not part.endswith("a") and number // 10 == major and number % 10 < minor)

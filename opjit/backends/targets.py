@@ -1,4 +1,4 @@
-"""What an op is built for: a backend and an arch."""
+"""Targets of a build: a backend and an arch."""
 
 import os
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
 
 
 class Target(NamedTuple):
-    """A backend, an arch of it, and the version of a runtime that its binaries need (``"cuda13"``, or nothing)."""
+    """A backend, one of its archs, and the runtime that its binaries need (``"cuda13"``, or an empty string)."""
 
     backend: Backend
     arch: str
@@ -27,10 +27,10 @@ class Target(NamedTuple):
 
 
 def device_type(device: object) -> str:
-    """The kind of device that a user means: None is the current accelerator, else the CPU.
+    """The type of a device that a user names; None is the current accelerator, else the CPU.
 
     Raises:
-        UnknownDevice: it is nothing that torch or opjit knows as a device.
+        UnknownDevice: neither torch nor opjit knows it.
     """
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -48,29 +48,29 @@ def device_type(device: object) -> str:
 
 
 def here(backend: Backend) -> Target:
-    """The target of kernels that run in this process.
+    """The target of kernels for this process.
 
     Raises:
-        DeviceUnavailable: there is no such device here.
+        DeviceUnavailable: this process has no such device.
     """
     missing = backend.available()
     if missing:
         raise DeviceUnavailable(missing)
     override = os.environ.get("OPJIT_ARCH")
     if override:
-        named(override)  # or it is an arch that nobody builds for
+        named(override)  # raises for an unknown arch
     arch = override if override and backend.takes(override) else backend.host_arch()
     return Target(backend, arch, backend.runtime(None))
 
 
 def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None) -> Target:
-    """The target of an arch by its name, such as ``"sm_90"``, whatever this machine has.
+    """The target of a named arch, such as ``"sm_90"``, independent of this machine.
 
     Args:
-        cuda_version: of the toolkit that will build it; asked for only by name, not looked for.
+        cuda_version: of the toolkit for the build; None is the version of torch's.
 
     Raises:
-        UnknownArch: no backend builds for it.
+        UnknownArch: no backend has it.
     """
     candidates = [backend] if backend is not None else backends.all_backends()
     for candidate in candidates:

@@ -1,8 +1,7 @@
-"""The C glue of an op, written from its schema over templates/glue.c.in and templates/glue.cu.in.
+"""An op's C glue, generated from its schema and the templates glue.c.in and glue.cu.in.
 
-The templates are the text; this module spells out what depends on the schema: the kernel's prototype, how each
-boxed argument is read, passed and freed, and how each result is boxed. Nothing here runs on a cache hit. When this
-module's output changes, recipe.GLUE_GENERATOR is counted up.
+This module fills in what depends on the schema: the kernel's prototype, how each boxed argument is read, passed and freed, and how each
+result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR when its output changes.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import re
 from string import Template
 
 from opjit import resources
-from opjit.schema import Argument, Result, Schema
+from opjit.recipe.schema import Argument, Result, Schema
 
 _C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype"}
 _UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
 _BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})",
         "bool": "(torch_ivalue){}"}
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
-# Words that C11, GNU C, C++17 or a system header keep for themselves, and the name of a CUDA kernel's last parameter.
+# Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
 _RESERVED = frozenset([
     "NULL", "EOF", "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch",
     "char", "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default",
@@ -29,13 +28,13 @@ _RESERVED = frozenset([
     "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using",
     "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
 ])
-# Names that opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h> give to types and macros.
+# Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>.
 _OF_HEADERS = re.compile(r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
                          r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C")
 
 
 def c_names(schema: Schema) -> list[str]:
-    """What C calls the arguments, then the results (``out`` by default): each with ``_`` behind it while that is taken."""
+    """Return the C names of the arguments, then of the results (default: ``out``). A taken name gets a ``_`` appended."""
     results = schema.results
     names: list[str] = []
     for name in [*(argument.name for argument in schema.arguments),
@@ -48,33 +47,32 @@ def c_names(schema: Schema) -> list[str]:
 
 
 def function_name(schema: Schema, backend: str) -> str:
-    """The C function an author writes: ``allreduce_cpu``."""
+    """Return the name of the author's C function: ``allreduce_cpu``."""
     return f"{schema.name}_{backend}"
 
 
 def parameters(schema: Schema) -> list[str]:
-    """The kernel's parameters as C declares them, without a backend's stream."""
+    """Return the kernel's parameters as C declarations, without a backend's stream."""
     return [f"{c_type}{name}" for c_type, name in zip(_types(schema), c_names(schema), strict=True)]
 
 
 def _types(schema: Schema) -> list[str]:
-    """Of the kernel's parameters, as they stand before a name."""
+    """Return the C types of the kernel's parameters, as they stand before a name."""
     return [*map(_c_type, schema.arguments), *(f"{_RESULT_TYPES[result.kind]} *" for result in schema.results)]
 
 
 def prototype(schema: Schema, backend: str, stream: str | None) -> str:
-    """What an author defines: ``opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)``."""
+    """Return the author's prototype: ``opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)``."""
     declared = [*parameters(schema), *([f"{stream} stream"] if stream else [])]
     return f"opjit_status {function_name(schema, backend)}({', '.join(declared)})"
 
 
 def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream: str | None) -> dict[str, str]:
-    """The glue files of one op for one backend, by file name.
+    """Return the glue files of an op for a backend, by file name.
 
     Args:
-        source: file name of the author's kernel, found on the include path.
-        stream: C type of the stream that the kernel takes last (``"cudaStream_t"``); None for a plain C kernel, which
-            the glue includes so that both are one translation unit.
+        source: file name of the author's kernel, on the include path.
+        stream: C type of the kernel's last parameter (``"cudaStream_t"``); None for a plain C kernel, which the glue includes.
     """
     function = function_name(schema, backend)
     declared = parameters(schema)
@@ -86,7 +84,7 @@ def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream:
     wrapped = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
     c_glue = _c_glue(schema, text, wrapped, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
     types = _types(schema)
-    numbered = [f"opjit_{i}" for i in range(len(types))]  # behind the author's macros and headers, the schema's names may mean anything
+    numbered = [f"opjit_{i}" for i in range(len(types))]  # the author's macros may redefine the schema's names
     wrapper = Template(resources.template("glue.cu.in")).substitute(
         text, types=", ".join([*types, stream]),
         parameters=", ".join([*(f"{of}{name}" for of, name in zip(types, numbered, strict=True)), "void *opjit_stream"]),
@@ -102,7 +100,6 @@ def _c_glue(schema: Schema, text: dict[str, str], prototype: str, kernel: str, f
     locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
     return Template(resources.template("glue.c.in")).substitute(
         text,
-        lists=int(any(argument.list or argument.kind == "str" for argument in schema.arguments)),
         prototype=prototype,
         kernel=kernel,
         run_parameters=", ".join(["opjit_call *call", *run_parameters]),
@@ -146,7 +143,7 @@ def _declare(result: Result, index: int) -> str:
 
 
 def _body(schema: Schema, function: str, stream: bool) -> list[str]:
-    """Inside opjit_run(): read each argument, call the kernel, look at what it did."""
+    """Return the body of opjit_run(): read each argument, call the kernel, check its outputs."""
     lines: list[str] = []
     passed: list[str] = []
     for index, argument in enumerate(schema.arguments):
@@ -170,14 +167,14 @@ def _body(schema: Schema, function: str, stream: bool) -> list[str]:
 
 
 def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
-    """Statements that make `name` from the boxed value, and the expression to pass to the kernel."""
+    """Return statements that unbox a value into `name`, and the expression to pass to the kernel."""
     if argument.optional:
-        inner, expression = _read(Argument(argument.name, argument.kind, False, argument.list, argument.writes), "cell", f"{name}_value")
+        inner, expression = _read(argument._replace(optional=False), "cell", f"{name}_value")
         pointer = _c_type(argument)
         address = expression if pointer == "const char *" or expression.startswith("&") else f"&{name}_value"
         declared = [line for line in inner if not line.startswith("OPJIT_")]
         assigned = [line for line in inner if line.startswith("OPJIT_")]
-        if not inner:  # a plain number: it needs a variable to point to
+        if not inner:  # a plain number, which needs a variable for the pointer
             declared = [f"{_C_TYPES[argument.kind]} {name}_value;"]
             assigned = [f"{name}_value = {expression};"]
         return ([*declared, f"{pointer}{name} = NULL;", f"if ({boxed}) {{", f"    torch_ivalue cell = opjit_cell({boxed});",
@@ -206,7 +203,7 @@ def _wrote(argument: Argument, name: str) -> list[str]:
 
 
 def _fresh_checks(schema: Schema) -> list[str]:
-    """An output may be none of the inputs and none of the outputs before it."""
+    """Return checks that an output is not an input or an earlier output."""
     lines = []
     for out in _tensor_results(schema):
         name = _result_name(schema, out)
@@ -224,7 +221,7 @@ def _fresh_checks(schema: Schema) -> list[str]:
 
 def _free(argument: Argument, boxed: str) -> list[str]:
     if argument.optional:
-        inner = _free(Argument(argument.name, argument.kind, False, argument.list), f"opjit_cell({boxed})")
+        inner = _free(argument._replace(optional=False), f"opjit_cell({boxed})")
         return [f"if ({boxed}) {{", *(f"    {line}" for line in [*inner, f"opjit_free_cell({boxed});"]), "}"]
     if argument.list:
         return [f"opjit_free_{'tensors' if argument.kind == 'Tensor' else 'list'}({boxed});"]

@@ -1,11 +1,11 @@
-"""The cache, for Python code: where it is, what is in it, what it was good for, and keeping it in order.
+"""The cache, for Python code: its folder, its entries, its statistics, and its maintenance.
 
     >>> opjit.cache.stats().hits
     1204
     >>> opjit.cache.prune(size="2GiB", age="30d").freed
     18432
 
-`opjit cache` is the same at the command line.
+`opjit cache` does the same on the command line.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import checkup, counters, inventory, removal, tally
-from opjit import prune as _pruning
-from opjit.checkup import Finding
+from opjit.cache import verification
+from opjit.cache.verification import Finding
 from opjit.errors import BadSetting
-from opjit.inventory import Item
-from opjit.prune import AGE, Pruned
-from opjit.removal import Cleared
-from opjit.store import Store, default_root
+from opjit.store import inventory, usage
+from opjit.store import prune as _pruning
+from opjit.store.inventory import Item
+from opjit.store.prune import AGE, Cleared, Pruned
+from opjit.store.store import Store, default_root
 
 __all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "clear", "entries", "path", "prune", "stats", "verify"]
 
 
 class Stats(NamedTuple):
-    """What the cache holds, and what it was good for.
+    """What the cache holds, and what it has saved.
 
     Attributes:
-        entries, size: how many, and their bytes.
-        hits: requests that found a binary, and of them `by_place`: in a layer, in the store, in the remote.
-        misses: requests that found none.
-        builds, built: how many builds left a binary, and their bytes.
-        saved: seconds of builds that hits made unnecessary, less the time of the look-ups.
-        since: of the first count, in seconds since 1970; None if there is none.
+        entries, size: the number of entries, and their bytes.
+        hits: requests that found a binary; `by_place` counts them by where: a layer, the store or the remote.
+        misses: requests that found no binary.
+        builds, built: builds that made a binary, and the binaries' bytes.
+        saved: seconds of builds that hits avoided, minus the time of the look-ups.
+        since: the time of the first count, in seconds since 1970; None without any count.
     """
 
     entries: int
@@ -50,49 +50,49 @@ class Stats(NamedTuple):
 
 
 def path() -> Path:
-    """The cache's folder, which OPJIT_CACHE names; it may not be there yet."""
+    """The cache's folder, which OPJIT_CACHE names; it may not exist yet."""
     return default_root()
 
 
 def entries() -> list[Item]:
-    """What the folders tell of the entries, by op, arch and key; nothing is verified, and no file is opened."""
+    """All entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened."""
     return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
 
 
 def stats() -> Stats:
-    """What the cache holds, and what all processes and this one had from it.
+    """What the cache holds, and what it has saved all processes that have ended, and this one.
 
-    A process counts in memory and leaves its numbers when it ends, so those that run, or were killed, are not in it.
+    A process counts in memory and writes its numbers when it exits, so running and killed processes are missing.
     """
     store = Store(default_root())
     items = list(inventory.scan(store))
-    counted = tally.total([*tally.lines(store.base / counters.NAME), *counters.of_process(store.base)])
-    by_place = {where: int(counted[where]) for where in counters.WHERE}
+    counted = usage.total([*usage.lines(store.base / usage.NAME), *usage.of_process(store.base)])
+    by_place = {where: int(counted[where]) for where in usage.WHERE}
     return Stats(len(items), sum(item.size for item in items), sum(by_place.values()), by_place, int(counted["misses"]),
                  int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"))
 
 
 def verify(*, rebuild: bool = False) -> list[Finding]:
-    """Hold each entry against its manifest, as before it is loaded. Nothing is changed: what is bad is replaced when it is asked for.
+    """Compare each entry with its manifest, as a load does. Nothing is changed: the next request for a bad entry replaces it.
 
     Args:
-        rebuild: also build each entry again that a declared op would have today, and compare the bytes.
+        rebuild: also build the entries of declared ops again, and compare the bytes.
     """
-    return list(checkup.verify(Store(default_root()), rebuild))
+    return list(verification.verify(Store(default_root()), rebuild))
 
 
 def prune(size: int | str | None = None, age: float | str | None = None) -> Pruned:
-    """Remove the entries that nobody used for long, then those not used for longest until the rest is small enough.
+    """Remove entries unused for longer than `age`, then the least recently used ones until the rest fits `size`.
 
-    What a process has loaded keeps working there. What appeared within the last hour stays.
+    Loaded binaries keep working. Entries younger than an hour stay.
 
     Args:
-        size: bytes, or ``"5GiB"``; 0 is no bound; None is OPJIT_CACHE_SIZE, else 10 GiB.
-        age: seconds, or ``"30d"``; 0 is no bound; None is 90 days.
+        size: bytes, or ``"5GiB"``; 0 is no limit; None is OPJIT_CACHE_SIZE, else 10 GiB.
+        age: seconds, or ``"30d"``; 0 is no limit; None is 90 days.
 
     Raises:
-        BadSetting: a size or an age is none.
-        OpjitError: nothing can be removed.
+        BadSetting: the size or the age is invalid.
+        OpjitError: the cache cannot be written, or is not yours alone.
     """
     bound = _pruning.size_wanted() if size is None else _pruning.parse_size(size) if isinstance(size, str) else size
     oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
@@ -102,10 +102,10 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
 
 
 def clear(*ops: str) -> Cleared:
-    """Remove the entries of ops, or everything. What a process has loaded keeps working there.
+    """Remove the entries of ops, or everything. Loaded binaries keep working.
 
     Raises:
         BadSetting: the cache has no entry of one of the ops; nothing was removed.
-        OpjitError: nothing can be removed.
+        OpjitError: the cache cannot be written, or is not yours alone.
     """
-    return removal.clear(Store(default_root()), ops)
+    return _pruning.clear(Store(default_root()), ops)

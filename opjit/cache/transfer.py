@@ -1,7 +1,7 @@
-"""Entries on their way: pushed to a remote, pulled from one, packed into a file and unpacked. Nothing of this happens by itself.
+"""Transfer entries: push them to a remote, pull them from one, pack them into a file and unpack it. Only commands do so, never a build.
 
-A pack is a plain tar of exactly what a remote holds, so untarred on a web server it is one. C++ extensions stay where they are: their
-binaries are tied to one version of torch and Python, and nobody looks for them in a remote.
+A pack is a plain tar of exactly the files of a remote, so it becomes one when it is untarred on a web server. C++ extensions are not
+transferred: their binaries need one version of torch and Python, and no request looks for them in a remote.
 """
 
 from __future__ import annotations
@@ -12,35 +12,39 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from opjit import api, backends, bundle, catalog, files, layers, manifest, remote, targets, trust
-from opjit.bundle import Bundle
+from opjit import files, survey
+from opjit.backends.targets import Target
+from opjit.declare import catalog
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.library import origin
-from opjit.objects import Objects, in_time
-from opjit.op import Op
-from opjit.recipe import base_key
-from opjit.store import Store, default_root
-from opjit.targets import Target
-from opjit.trust import Signer, Trust
+from opjit.recipe.recipe import base_key
+from opjit.share import remote, trust
+from opjit.share.transport import Objects, with_timeout
+from opjit.share.trust import Signer, Trust
+from opjit.store import bundle, inventory, layers, manifest
+from opjit.store.bundle import Bundle
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe
 
 _Result = TypeVar("_Result")
 _OBJECT = re.compile(r"v1/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{64})\.(opjit|key)", re.ASCII)
-_SECONDS = 300.0  # for one object: a person waits for it, and can end the command
+_SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the command
 _BLOCK = tarfile.BLOCKSIZE
 _EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 
 
-class Report(NamedTuple):
+class TransferReport(NamedTuple):
     """What a transfer did.
 
     Attributes:
-        moved: names of the objects that were written.
-        there: how many entries were there already.
-        absent: how many that were asked for by name the other side does not have.
-        problems: a sentence for each entry that was left out because it is not in order.
+        moved: the names of the objects that were written.
+        there: the number of entries that the destination already had.
+        absent: the number of requested entries that the source does not have.
+        problems: one line for each entry that was left out, with the reason.
     """
 
     moved: list[str]
@@ -50,50 +54,54 @@ class Report(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    """An entry to send: its object's name, its bytes, and the name of the pointer to it."""
+    """An entry to send: the name and the bytes of its object, and the name of the object that points to it."""
 
     name: str
-    content: Bundle
+    content: bytes
     pointer: str
+
+    @property
+    def key(self) -> bytes:
+        return Path(self.name).stem.encode("ascii")
 
 
 class _Remote:
-    """A remote whose every answer is waited for in bounded time.
+    """A remote with a time limit for every request.
 
     Args:
         url: None is OPJIT_REMOTE's.
 
     Raises:
-        RemoteError: no remote is named, or something else than a missing object went wrong; so do the methods.
+        RemoteError: no remote is named, or a request failed for another reason than a missing object. The methods raise it too.
     """
 
     def __init__(self, url: str | None) -> None:
-        found = url or os.environ.get("OPJIT_REMOTE")
-        if not found:
+        url = url or os.environ.get("OPJIT_REMOTE")
+        if not url:
             raise RemoteError("expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE")
-        self.objects = Objects(found)
+        self.objects = Objects(url)
         self.objects.load()
 
     def read(self, name: str, limit: int = remote.MAX_BYTES) -> bytes:
-        """May raise FileNotFoundError, and EntryError for an object that is too long."""
+        """An object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
         return self._in_time(lambda: self.objects.read(name, limit, time.monotonic() + _SECONDS))
 
     def write(self, name: str, content: bytes) -> None:
         try:
             self._in_time(lambda: self.objects.write(name, content))
-        except FileNotFoundError as error:  # a bucket that there is not, or a folder that cannot be made
+        except FileNotFoundError as error:  # there is no such bucket, or the folder cannot be made
             raise RemoteError(f"{self.objects.shown} cannot be written: {remote.reason(error)}") from error
 
     def has(self, name: str) -> bool:
         return self._in_time(lambda: self.objects.has(name))
 
     def names(self) -> list[str]:
-        """Of all entries."""
+        """The names of all entries."""
         return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
 
     def _in_time(self, call: Callable[[], _Result]) -> _Result:
         try:
-            return in_time(call, _SECONDS)
+            return with_timeout(call, _SECONDS)
         except (FileNotFoundError, EntryError):
             raise
         except Exception as error:
@@ -101,82 +109,72 @@ class _Remote:
 
 
 def _silent(line: str) -> None:
-    """For callers that want the report only."""
+    """For callers that only want the report."""
 
 
-def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> Report:
-    """Upload the cache's entries of ops that a remote does not have. What is there stays as it is.
+def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
+    """Upload the cache's entries that a remote does not have. Objects that it has stay as they are.
 
     Args:
         url: the remote; None is OPJIT_REMOTE's.
-        sign: file of the private key; None leaves entries unsigned, which only OPJIT_TRUST=unsigned takes.
-        ops: names; none is all.
-        say: told a line for each object.
+        sign: file of the private key; None leaves entries unsigned, which only OPJIT_TRUST=unsigned accepts.
+        ops: the names of the ops to push; empty is all.
+        say: called with the name of each uploaded object.
 
     Raises:
         RemoteError: the remote cannot be reached or written, or the key cannot be read.
 
     Example:
-        >>> from opjit import transfer
+        >>> from opjit.cache import transfer
         >>> transfer.push("s3://bucket/opjit", sign=Path("ci.key"))
     """
     place, problems = _Remote(url), list[str]()
     if place.objects.is_http:
-        raise RemoteError(f"{place.objects.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or untar on "
-                          "the web server what `opjit cache pack` writes")
+        raise RemoteError(f"{place.objects.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or untar the "
+                          "output of `opjit cache pack` on the web server")
     signer = Signer(sign) if sign is not None else None
     moved, there = [], 0
     for entry in _outgoing(Store(default_root()), ops, signer, problems):
         known = place.has(entry.name)
         if not known:
-            place.write(entry.name, entry.content.dump())
+            place.write(entry.name, entry.content)
             moved.append(entry.name)
             say(entry.name)
         if not known or not place.has(entry.pointer):
-            place.write(entry.pointer, _pointer(entry))
+            place.write(entry.pointer, entry.key)
         there += known
-    return Report(moved, there, 0, problems)
+    return TransferReport(moved, there, 0, problems)
 
 
-def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> Report:
-    """Fetch what a remote has and the cache has not, for every arch. A web server cannot list what it has: from there come the entries
-    that the ops declared here ask for on this machine.
+def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
+    """Fetch a remote's entries that the cache does not have, for every arch.
+
+    A web server cannot list its objects, so from there pull fetches the entries that the ops declared here need on this machine.
 
     Args:
         url: the remote; None is OPJIT_REMOTE's.
-        ops: names; none is all.
-        say: told a line for each object.
+        ops: the names of the ops to pull; empty is all.
+        say: called with the name of each fetched object.
 
     Raises:
-        RemoteError: the remote cannot be reached, OPJIT_TRUST names nobody, or the cache cannot be written.
+        RemoteError: the remote cannot be reached, OPJIT_TRUST is not set, or the cache cannot be written.
     """
-    place, trusted, root = _Remote(url), remote.required_trust(), Store(default_root())
+    place, trusted, problems = _Remote(url), remote.required_trust(), list[str]()
     if place.objects.is_http:
-        return _pull_declared(place, trusted, root, ops, say)
-    moved, there, problems = [], 0, list[str]()
-    for name in _selected(place.names(), ops, problems, f"there is nothing of it at {place.objects.shown}"):
-        if _is_here(root, name):
-            there += 1
-            continue
-        try:
-            content = place.read(name)
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        except EntryError as error:
-            problems.append(f"{name} is left out: {error}")
-            continue
-        if _arrived(name, content, trusted, root, problems):
-            moved.append(name)
-            say(name)
-    return Report(moved, there, 0, problems)
+        return _pull_declared(place, trusted, ops, say)
+    names = _selected(place.names(), ops, problems, f"{place.objects.shown} has no entry of it")
+    return _add_to_cache(((name, partial(place.read, name)) for name in names), trusted, problems, say)
 
 
-def _pull_declared(place: _Remote, trusted: Trust, root: Store, ops: Sequence[str], say: Callable[[str], None]) -> Report:
-    moved, there, absent, problems = [], 0, 0, list[str]()
-    for op, target in _declared(ops):
+def _pull_declared(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
+    root, moved, there, absent, problems = Store(default_root()), [], 0, 0, list[str]()
+    if not ops:
+        catalog.search()
+    wanted = [catalog.find(name) for name in ops] or catalog.all_ops()
+    for op, target in survey.pairs(wanted, survey.targets_of([], root)):
         try:
-            recipe = api.describe(op, target, root)
-            if layers.find(recipe) or root.find(recipe, quiet=True):
+            recipe = describe(op, target, root)
+            if layers.find(recipe) or root.find(recipe, warn=False):
                 there += 1
                 continue
             found = remote.look_up(recipe, place.read, trusted)
@@ -190,26 +188,16 @@ def _pull_declared(place: _Remote, trusted: Trust, root: Store, ops: Sequence[st
         _receive(root, received, root.folder(op.qualified, target) / key, target)
         moved.append(f"{remote.folder_name(op.qualified, target)}/{key}.opjit")
         say(moved[-1])
-    return Report(moved, there, absent, problems)
+    return TransferReport(moved, there, absent, problems)
 
 
-def _declared(ops: Sequence[str]) -> Iterator[tuple[Op, Target]]:
-    """The ops with the targets of this machine that they have kernels for."""
-    if not ops:
-        catalog.search()
-    for op in [catalog.find(name) for name in ops] or catalog.all_ops():
-        for backend in backends.all_backends():
-            if backend.name in op.backends() and backend.available() is None:
-                yield op, targets.here(backend)
-
-
-def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequence[str] = ()) -> Report:
-    """Write the cache's entries of ops into one file, for `unpack` or a web server. The same entries give the same bytes.
+def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequence[str] = ()) -> TransferReport:
+    """Write the cache's entries into one file, for `unpack` or a web server. The same entries give the same bytes.
 
     Args:
-        path: of the file, which appears by one rename and takes the place of one that is there.
-        sign: file of a private key; None leaves entries unsigned.
-        ops: names; none is all.
+        path: of the file, which appears by one rename and replaces an existing one.
+        sign: file of the private key; None leaves entries unsigned.
+        ops: the names of the ops to pack; empty is all.
 
     Raises:
         RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.
@@ -223,9 +211,9 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
             with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
                 pointers = {}
                 for entry in _outgoing(Store(default_root()), ops, signer, problems):
-                    _add(archive, entry.name, entry.content.dump())
+                    _add(archive, entry.name, entry.content)
                     names.append(entry.name)
-                    pointers[entry.pointer] = _pointer(entry)
+                    pointers[entry.pointer] = entry.key
                 for name, content in sorted(pointers.items()):
                     _add(archive, name, content)
             file.flush()
@@ -237,54 +225,44 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
         raise RemoteError(f"{place} cannot be written: {error}; choose another place") from error
     finally:
         staged.unlink(missing_ok=True)
-    return Report(names, 0, 0, problems)
+    return TransferReport(names, 0, 0, problems)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # of 1970, and root's
+    member = tarfile.TarInfo(name)  # dated 1970, and owned by root
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
 
 
-def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent) -> Report:
-    """Put a pack's entries into the cache. Where OPJIT_TRUST names keys, one of them must have signed each entry; else the file must be
-    yours or root's, and nobody else's to write: then you vouch for what is in it, wherever it came from.
+def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent) -> TransferReport:
+    """Put a pack's entries into the cache.
 
-    The pack's names are only compared, never used as paths: what it holds goes the way of every entry that comes from elsewhere.
+    If OPJIT_TRUST names keys, one of them must have signed each entry. Otherwise the file must be owned by you or root and not writable by
+    others: then you vouch for its contents, wherever they came from. The pack's names are only compared, never used as paths.
 
     Raises:
-        RemoteError: the file cannot be read or may not be trusted, or the cache cannot be written.
+        RemoteError: the file cannot be read or is not trusted, or the cache cannot be written.
     """
-    place, root = Path(path), Store(default_root())
+    place, problems = Path(path), list[str]()
     trusted = trust.configured() or Trust(())
-    moved, there, problems = [], 0, list[str]()
     try:
         with open(place, "rb") as file:
-            if not trusted.keys:
-                _refuse_distrusted(place, file)
-            for name, content in _members(file, problems):
-                if _is_here(root, name):
-                    there += 1
-                elif _arrived(name, content, trusted, root, problems):
-                    moved.append(name)
-                    say(name)
+            problem = None if trusted.keys else files.distrusted(place)
+            if problem is None and not (trusted.keys or os.path.samestat(os.lstat(place), os.fstat(file.fileno()))):
+                problem = f"{place} was just replaced"
+            if problem:
+                raise RemoteError(f"{place} is not unpacked: {problem}. Copy it to a folder of your own if you trust it, or have it signed "
+                                  "(opjit cache pack --sign) and set OPJIT_TRUST to the public key")
+            return _add_to_cache(_members(file, problems), trusted, problems, say)
     except OSError as error:
-        raise RemoteError(f"{place} cannot be unpacked: {error}; expected a file that `opjit cache pack` wrote") from error
-    return Report(moved, there, 0, problems)
+        raise RemoteError(f"{place} cannot be unpacked: {error}; expected a file from `opjit cache pack`") from error
 
 
-def _refuse_distrusted(place: Path, file: IO[bytes]) -> None:
-    problem = files.distrusted(place)
-    if problem is None and not os.path.samestat(os.lstat(place), os.fstat(file.fileno())):
-        problem = f"{place} was just replaced"
-    if problem:
-        raise RemoteError(f"{place} is not unpacked: {problem}. Copy it to a folder of your own if you trust it, or have it signed (opjit "
-                          "cache pack --sign) and set OPJIT_TRUST to the public key")
+def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The names of a pack's entries, each with a function that reads its bytes until the next name is taken.
 
-
-def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The entries of a pack by their names. Read by hand from the headers that tarfile decodes: what it makes of links, long names,
-    sparse files and claims of sizes is more than a pack has use for."""
+    Only tarfile's header parser is used: a pack needs none of its support for links, long names and sparse files.
+    """
     length = os.fstat(file.fileno()).st_size
     while True:
         start = file.tell()
@@ -294,27 +272,27 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, bytes]
         try:
             member = tarfile.TarInfo.frombuf(header, "ascii", "backslashreplace")
             if not 0 <= member.size <= length - file.tell():
-                raise tarfile.HeaderError("its size is more than there is")
+                raise tarfile.HeaderError("its size exceeds the file's")
         except (tarfile.TarError, ValueError) as error:
-            problems.append(f"from byte {start} on it is damaged or cut off, and what follows is left out: {error}")
+            problems.append(f"the pack is damaged or truncated at byte {start}, and the rest is left out: {error}")
             return
         after = file.tell() + (0 if member.type in _EMPTY else -(-member.size // _BLOCK) * _BLOCK)
         shown = ascii(member.name)[:200]
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            problems.append(f"{shown} is left out: it is not a plain file, and a pack has nothing else")
+            problems.append(f"{shown} is left out: it is not a plain file")
         elif not _OBJECT.fullmatch(member.name):
-            problems.append(f"{shown} is left out: it has no name that an entry of a pack has")
+            problems.append(f"{shown} is left out: its name is not an entry's")
         elif member.size > remote.MAX_BYTES:
             problems.append(f"{shown} is left out: it is larger than {remote.MAX_BYTES} bytes")
         elif member.name.endswith(".opjit"):
-            yield member.name, file.read(member.size)
+            yield member.name, partial(file.read, member.size)
         file.seek(after)
 
 
 def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[_Outgoing]:
-    """The cache's entries of ops, verified, in order; those that are not in order are named."""
-    folders = {"/".join(("v1", *folder.parts[-3:])) + ".opjit": folder for folder in root.entries()
-               if not folder.parts[-3].startswith("cpp_extension.")}
+    """The cache's entries of ops, verified and sorted by name. Adds a line to `problems` for each entry that fails."""
+    folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)
+               if not item.op.startswith("cpp_extension::")}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
             content = bundle.of(folders[name])
@@ -322,9 +300,10 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
             schema, target = origin(described)
             remote.examine(described, content.library, folders[name].name, target)
             if name != f"{remote.folder_name(schema.qualified, target)}/{described.key}.opjit" or not _OBJECT.fullmatch(name):
-                raise EntryError("it lies where another op's entries do")
-            if len(content.dump()) > remote.MAX_BYTES:
-                raise EntryError(f"it is larger than {remote.MAX_BYTES} bytes, which nobody would fetch")
+                raise EntryError("it lies among another op's entries")
+            signed = (signer.sign(content) if signer else content).dump()
+            if len(signed) > remote.MAX_BYTES:
+                raise EntryError(f"it is larger than {remote.MAX_BYTES} bytes, the most that a request fetches")
             tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT)  # ValueError: the name is too long for a pack
         except FileNotFoundError:
             continue  # removed meanwhile
@@ -332,11 +311,11 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
             problems.append(f"{folders[name]} is left out: {error}")
             continue
         base = base_key(described.document)
-        yield _Outgoing(name, signer.sign(content) if signer else content, f"{remote.folder_name(schema.qualified, target)}/{base}.key")
+        yield _Outgoing(name, signed, f"{remote.folder_name(schema.qualified, target)}/{base}.key")
 
 
-def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], nothing: str) -> Iterator[str]:
-    """The objects of ops; all where none is named. An op without any is named at the end."""
+def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str) -> Iterator[str]:
+    """The objects of the named ops, or all objects. Adds the line `missing` to `problems` for each op without an object."""
     folders = {(op if "::" in op else f"opjit::{op}").replace("::", "."): op for op in ops}
     seen = set()
     for name in names:
@@ -344,39 +323,45 @@ def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], not
         if not ops or folder in folders:
             seen.add(folder)
             yield name
-    problems += [f"{op} is left out: {nothing}" for folder, op in folders.items() if folder not in seen]
+    problems += [f"{op} is left out: {missing}" for folder, op in folders.items() if folder not in seen]
 
 
-def _pointer(entry: _Outgoing) -> bytes:
-    return Path(entry.name).stem.encode("ascii")
+def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Trust, problems: list[str],
+                  say: Callable[[str], None]) -> TransferReport:
+    """Put the good entries that the cache does not have into it.
 
-
-def _is_here(root: Store, name: str) -> bool:
-    """Whether the cache has an entry of that name. Whether it is good is looked at when it is used, and then it is replaced."""
-    return os.path.isfile(root.root / name.removesuffix(".opjit") / manifest.NAME)
-
-
-def _arrived(name: str, content: bytes, trusted: Trust, root: Store, problems: list[str]) -> bool:
-    """Put an object's entry into the cache, or say why not."""
-    try:
-        received = bundle.parse(content)
-        trusted.check(received)
-        described = manifest.parse(received.manifest)
-        schema, target = origin(described)
-        if name != f"{remote.folder_name(schema.qualified, target)}/{described.key}.opjit":
-            raise EntryError(f"it holds an entry of {schema.qualified} for {target}, and not the one that its name says")
-        remote.examine(described, received.library, described.key, target)
-    except OpjitError as error:
-        problems.append(f"{name} is left out: {error}")
-        return False
-    _receive(root, received, root.root / name.removesuffix(".opjit"), target)
-    return True
+    Args:
+        found: the objects' names, each with a function that reads the bytes; FileNotFoundError: the object has been removed.
+    """
+    root, moved, there = Store(default_root()), [], 0
+    for name, read in found:
+        place = root.root / name.removesuffix(".opjit")
+        if os.path.isfile(place / manifest.NAME):
+            there += 1  # if it is damaged, its next use replaces it
+            continue
+        try:
+            received = bundle.parse(read())
+            trusted.check(received)
+            described = manifest.parse(received.manifest)
+            schema, target = origin(described)
+            if name != f"{remote.folder_name(schema.qualified, target)}/{described.key}.opjit":
+                raise EntryError(f"it holds an entry of {schema.qualified} for {target}, not the one in its name")
+            remote.examine(described, received.library, described.key, target)
+        except FileNotFoundError:
+            continue
+        except RemoteError:
+            raise
+        except OpjitError as error:
+            problems.append(f"{name} is left out: {error}")
+            continue
+        _receive(root, received, place, target)
+        moved.append(name)
+        say(name)
+    return TransferReport(moved, there, 0, problems)
 
 
 def _receive(root: Store, received: Bundle, place: Path, target: Target) -> None:
     try:
         root.receive(received, place, target)
-    except (OSError, EntryError) as error:  # the entry was looked at before: this is the cache's
+    except (OSError, EntryError) as error:  # the entry is good, so the cache is at fault
         raise RemoteError(f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a folder of your own") from error
-
-

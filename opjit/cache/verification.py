@@ -1,31 +1,33 @@
-"""Whether a store is in order: each entry held against its manifest as before a load, and built again where that is asked for."""
+"""Verify a store: compare each entry with its manifest, as a load does, and optionally with a new build."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import api, catalog, inventory, library, manifest, store
+from opjit import files, library
+from opjit.backends.targets import Target
+from opjit.declare import catalog
+from opjit.declare.op import Op
 from opjit.errors import EntryError, NoKernel, OpjitError
-from opjit.inventory import Item
-from opjit.manifest import Manifest
-from opjit.op import Op
-from opjit.store import Entry, Store
-from opjit.targets import Target
+from opjit.store import entry, inventory, manifest
+from opjit.store.inventory import Item
+from opjit.store.manifest import Manifest
+from opjit.store.store import Store
+from opjit.wanted import OpBinary, describe
 
 GOOD, BAD, REBUILT, DIFFERENT = "good", "bad", "the same when built again", "different when built again"
 
 
 class Finding(NamedTuple):
-    """What is known of one entry now.
+    """The result for one entry.
 
     Attributes:
         verdict: one of this module's four.
-        reason: why it is bad, or was not built again.
+        reason: why the entry is bad, or was not built again.
     """
 
     item: Item
@@ -38,14 +40,14 @@ class Finding(NamedTuple):
 
 
 def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
-    """Look at all entries. Nothing is changed: what is bad is replaced when it is asked for.
+    """Verify all entries. Nothing is changed: the next request for a bad entry replaces it.
 
     Args:
-        rebuild: also build each entry again, in a private folder, that an op of this process would have today, and compare the bytes.
-            The same inputs make the same bytes, in any folder and for any user.
+        rebuild: also build the entries of ops that this process declares again, in a private folder, and compare the bytes. The same
+            inputs give the same bytes, in any folder and for any user.
 
     Raises:
-        OSError: there is no room for a private folder.
+        OSError: there is no space for the private folder.
     """
     if rebuild:
         catalog.search()
@@ -53,57 +55,51 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
         try:
             described, op, target = _verify(root, item)
         except (OpjitError, OSError) as error:
-            if os.path.lexists(item.folder):  # else somebody removed it meanwhile
+            if os.path.lexists(item.folder):  # otherwise it was removed meanwhile
                 yield Finding(item, BAD, str(error))
             continue
         yield _rebuild(root, item, described, op, target) if rebuild else Finding(item, GOOD)
 
 
 def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
-    """An entry's manifest, and the op and target that it is of; None is a C++ extension.
+    """An entry's manifest, its op and its target, which is None for a C++ extension.
 
     Raises:
-        OpjitError, OSError: it would not be loaded.
+        OpjitError, OSError: a load would refuse the entry.
     """
-    described = manifest.parse(store.bounded(item.folder / manifest.NAME))
+    described = manifest.parse(entry.bounded(item.folder / manifest.NAME))
     if described.document.get("made_by") is not None:
-        store.verify(item.folder, None, unnoticed=True)
+        entry.verify(item.folder, None)
         return described, item.op, None
     schema, target = library.origin(described)
     if root.folder(schema.qualified, target) != item.folder.parent:
-        raise EntryError(f"it is an entry of {schema.qualified} for {target}, and lies where none of those is looked for")
-    store.verify(item.folder, target, unnoticed=True)
+        raise EntryError(f"it is an entry of {schema.qualified} for {target}, but lies in another op's or target's folder")
+    entry.verify(item.folder, target)
     return described, schema.qualified, target
 
 
 def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Target | None) -> Finding:
     op = catalog.declared(name)
     if target is None:
-        return Finding(item, GOOD, "only its caller knows what a C++ extension is built from")
+        return Finding(item, GOOD, "only the caller of opjit.load knows the sources of a C++ extension")
     if op is None:
         return Finding(item, GOOD, "no op of that name is declared here")
     try:
         if not _current(op, target, root, described):
-            return Finding(item, GOOD, "the op's sources, its flags or the compilers are others today")
+            return Finding(item, GOOD, "the op's sources, its flags or the compilers have changed")
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
-            again = _built(op, target, Store(Path(folder)))
-            content = again.library.read_bytes()
+            private = Store(Path(folder))
+            again = OpBinary(op, target, describe(op, target, private), must_store=True).build(private)
+            digest = files.digest(str(again.library))
     except (OpjitError, OSError) as error:
         return Finding(item, DIFFERENT, f"it cannot be built again: {error}")
-    if hashlib.sha256(content).hexdigest() == described.sha256:
+    if digest == described.sha256:
         return Finding(item, REBUILT)
-    return Finding(item, DIFFERENT, "the same sources, flags and compilers make another binary today")
+    return Finding(item, DIFFERENT, "the same sources, flags and compilers now give a different binary")
 
 
 def _current(op: Op, target: Target, root: Store, described: Manifest) -> bool:
     try:
-        return api.describe(op, target, root).key == described.key
+        return describe(op, target, root).key == described.key
     except (NoKernel, OSError):
         return False
-
-
-def _built(op: Op, target: Target, private: Store) -> Entry:
-    from opjit import build
-
-    with build.without_collection():
-        return build.build(api.describe(op, target, private), private)

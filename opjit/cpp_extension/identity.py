@@ -1,17 +1,21 @@
-"""A C++ extension that torch.utils.cpp_extension builds: what decides the bytes of its binary, and the entry that has them.
+"""What decides the bytes of a C++ extension's binary, and where the cache keeps it:
 
     <root>/v1/cpp_extension.<name>/<python>-torch<version>-<base>/<key>/
 
-<base> stands for what can be told before a build: sources, the headers that a scan of their #include lines finds, flags, torch,
-Python, CUDA archs. The key adds who compiled, and the headers that only the compiler found (an #include of a macro, say). Those
-are listed in the manifest, and their content is compared at each look-up.
+<base> covers all that is known before a build: sources, the headers that a scan of #include lines finds, flags, torch, Python, and CUDA
+archs. The key adds the compilers, and the headers that only a compiler finds (through an #include of a macro, say). The manifest lists
+those headers, and each look-up compares their content.
 
-The headers of torch, Python, the CUDA Toolkit and the system are thousands; their versions stand for them.
+For the thousands of headers of torch, Python, the CUDA Toolkit and the system, the key has versions only.
 """
+
+from __future__ import annotations
 
 import hashlib
 import importlib.machinery
+import json
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -20,45 +24,46 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import files, headers, resources, store, toolchain
+from opjit import files, resources
 from opjit.backends import cpu
+from opjit.cpp_extension.flags import CommandLine, capabilities, cuda_archs
 from opjit.errors import BuildError, EntryError, ToolMissing, one_string
-from opjit.recipe import FORMAT, base_key, document_key
-from opjit.store import Entry, Store
-from opjit.toolchain import Compiler, Nvcc
-from opjit.words import Words
+from opjit.recipe import headers, toolchain
+from opjit.recipe.recipe import FORMAT, base_key, document_key
+from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.store.store import Store
 
 _CUDA = (".cu", ".cuh")
-# What in the environment gives the compilers folders and flags.
+# Environment variables that add folders and flags to the compilers' command lines.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-# Arguments that decide no byte, or that have a place of their own in the key.
+# Arguments that do not change the binary, or that the key covers elsewhere.
 _COMMON = {"name", "extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths", "build_directory",
            "verbose", "with_cuda", "with_sycl", "is_python_module", "keep_intermediates"}
-_OF_LOAD = _COMMON | {"sources", "is_standalone"}
-_OF_INLINE = _COMMON | {"cpp_sources", "cuda_sources", "sycl_sources", "use_pch"}
+_LOAD_ARGUMENTS = _COMMON | {"sources", "is_standalone"}
+_INLINE_ARGUMENTS = _COMMON | {"cpp_sources", "cuda_sources", "sycl_sources", "use_pch"}
 
 
-class Unusual(Exception):
-    """Arguments that only torch itself can answer: it builds them, or says what is wrong with them."""
+class Unsupported(Exception):
+    """Arguments for torch alone, which builds them or raises an error."""
 
 
 class Extension(NamedTuple):
     """Everything that decides the bytes of an extension's binary.
 
     Attributes:
-        name: what TORCH_EXTENSION_NAME is.
-        sources: paths, in order; none where texts stand for them.
-        roots: the sources, and what flags include.
-        inline: SHA-256 of the texts that stand for sources, what torch makes more of them from, and what only torch understands.
-        texts: the texts themselves.
-        flags: by language, each word of the command line; folders and files without their paths.
-        libraries: static ones, which end up in the binary.
-        include: folders that headers are looked for in, except those that a version stands for.
-        program: whether it is linked as an executable.
-        archs: as in TORCH_CUDA_ARCH_LIST; empty where flags name them; None where nothing is compiled for CUDA.
-        inputs: SHA-256 of every source and header that the scan found, by its portable name.
-        toolchain: who compiles; None where somebody is missing.
+        name: the value of TORCH_EXTENSION_NAME.
+        sources: paths, in order; empty for inline sources.
+        roots: the sources, and files that flags include.
+        inline: the SHA-256 of inline sources, and arguments that only torch interprets.
+        texts: the inline sources.
+        flags: the words of the command line by language, without the paths of folders and files.
+        libraries: static libraries, which become part of the binary.
+        include: the folders of headers, except those that a version in the key covers.
+        program: whether it is an executable.
+        archs: as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code.
+        inputs: the SHA-256 of every source and header that the scan finds, by portable name.
+        toolchain: the compilers' versions; None if a compiler is missing.
     """
 
     name: str
@@ -76,27 +81,27 @@ class Extension(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where portable names start from."""
+        """The folder from which portable names start."""
         return os.path.dirname(self.sources[0]) if self.sources else os.sep
 
     @property
     def file_name(self) -> str:
-        """Of the binary, in an entry."""
+        """The binary's name in an entry."""
         return re.sub(r"\W", "_", self.name, flags=re.ASCII)[:200] + ("" if self.program else ".so")
 
     @property
-    def for_whom(self) -> str:
-        """What it is built for, in words."""
-        return f"torch {torch.__version__} and Python {_python()}" + (f", CUDA archs {self.archs}" if self.archs else "")
+    def purpose(self) -> str:
+        """The target, for messages."""
+        return f"torch {torch.__version__} and Python {platform.python_version()}" + (f", CUDA archs {self.archs}" if self.archs else "")
 
     def document(self) -> dict[str, Any]:
-        """What the key is the hash of, before the compiler's own list of headers is known."""
+        """The document that the key hashes; a build adds the headers that the compiler found."""
         document = {
             "format": FORMAT,
             "made_by": "torch.utils.cpp_extension",
             "name": self.name,
             "torch": [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
-            "python": [importlib.machinery.EXTENSION_SUFFIXES[0], _python()],
+            "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()],
             "sources": [self._portable(path) for path in self.sources],
             "inline": dict(self.inline),
             "flags": {language: list(words) for language, words in self.flags.items()},
@@ -105,133 +110,113 @@ class Extension(NamedTuple):
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
             "found": {},
         }
-        if self.program:  # it looks for torch's libraries where torch's builder found them
+        if self.program:  # an executable has the path of torch's libraries in it
             document["run_path"] = os.path.join(os.path.dirname(torch.__file__), "lib")
         return document
 
     @property
     def key(self) -> str:
-        """Identity of what is asked for and who compiles it; the lock's name."""
+        """The hash of the extension and its compilers."""
         return document_key(self.document())
 
     @property
     def base(self) -> str:
-        """Identity of what is asked for, whoever compiles it."""
+        """The hash of the extension without its compilers."""
         return base_key(self.document())
 
     def shelf(self, root: Store) -> Path:
-        """The folder of the entries that differ in nothing but their compilers and what these found."""
+        """The folder of entries that differ only in their compilers, and in the headers that those found."""
         tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{self.base[:20]}"
         name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in self.name[:100])
         return root.base / f"cpp_extension.{name}" / tag
 
-    def find(self, root: Store, quiet: bool = False) -> Entry | None:
-        """The verified entry; None is a miss, with one warning where there was an entry that is no good.
-
-        Where there is no compiler, anybody's binary will do.
-        """
-        wanted = self.document()
-
-        def fits(known: dict[str, Any]) -> bool:
-            found = known.get("found")
-            compilers = known.get("toolchain") if self.toolchain is None else wanted["toolchain"]
-            return known == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
-
-        shelf = self.shelf(root)
-        return store.first(shelf, None, fits, quiet) if root.trusted(shelf.parent, shelf) else None
-
-    def _holds(self, found: object) -> bool:
-        """Whether the headers that a compiler found are what they were."""
-        if not isinstance(found, dict):
-            raise EntryError("its manifest does not say which headers the compiler found")
-        try:
-            return all(files.digest(self._place(name)) == content for name, content in found.items())
-        except OSError:
-            return False
-
-    def headers_beyond(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
-        """What the compiler read that neither the scan found nor a version stands for: path by portable name."""
-        known = {os.path.realpath(self._place(name)) for name in self.inputs}
-        return {self._portable(headers.plain(path)): path for path in read
+    def other_headers(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
+        """Headers that a compiler read, but that neither the scan nor a version covers: paths by portable name."""
+        known = {os.path.realpath(self.place(name)) for name in self.inputs}
+        return {self._portable(headers.normalized(path)): path for path in read
                 if not os.path.realpath(path).startswith(trusted) and os.path.realpath(path) not in known}
 
     def inputs_now(self) -> dict[str, str]:
-        """The inputs' digests as the files are at this moment."""
+        """The current digests of the inputs."""
         return _scan(self)
 
     def _portable(self, path: str) -> str:
         return headers.portable_name(path, self.folder, str(resources.folder("kernels_c")), self.include)
 
-    def _place(self, name: str) -> str:
-        """The path of a portable name."""
-        found = re.match(r"<(opjit|include (\d+))>/", name)
-        if found is None:
-            return os.path.normpath(os.path.join(self.folder, name))
-        if found[2] is None:
-            return str(resources.folder("kernels_c") / name[found.end():])
-        if int(found[2]) >= len(self.include):
-            raise EntryError(f"its manifest names {name}, and there is no such folder")
-        return os.path.join(self.include[int(found[2])], name[found.end():])
+    def place(self, name: str) -> str:
+        """The path of a portable name.
+
+        Raises:
+            EntryError: the name refers to an include folder that the extension does not have.
+        """
+        if name.startswith("<opjit>/"):
+            return str(resources.folder("kernels_c") / name.removeprefix("<opjit>/"))
+        try:
+            return os.path.normpath(headers.path_of(name, self.folder, self.include))
+        except IndexError:
+            raise EntryError(f"its manifest names {name}, which is in no include folder") from None
 
 
 def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
-    """What a call of load or load_inline asks for.
+    """Describe the extension that a call of load or load_inline requests.
 
     Args:
         arguments: of torch's function, by name.
-        memory: where compilers are remembered.
+        memory: the folder of notes on compilers.
 
     Raises:
-        Unusual: it is not opjit's to answer.
-        FileNotFoundError: a source or a header cannot be read.
+        Unsupported: only torch can handle the call.
+        FileNotFoundError: a source does not exist.
         BuildError, UnknownArch: an argument is wrong.
     """
     name, standalone = arguments["name"], bool(arguments.get("is_standalone"))
     if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
-        raise Unusual
+        raise Unsupported
     if standalone and arguments["is_python_module"]:
-        raise Unusual
+        raise Unsupported
     sources = _sources(arguments)
-    inline = _beyond(arguments, _OF_LOAD) if "sources" in arguments else _inline(arguments)
+    inline, texts = (_other_arguments(arguments, _LOAD_ARGUMENTS), ()) if "sources" in arguments else _inline(arguments)
     sycl = any(arguments.get(parameter) for parameter in ("with_sycl", "sycl_sources", "extra_sycl_cflags"))
     if sycl or any(path.endswith(".sycl") for path in sources):
-        raise Unusual
+        raise Unsupported
     with_cuda = arguments["with_cuda"]
     compiled_for_cuda = any(path.endswith(_CUDA) for path in sources) or bool(arguments.get("cuda_sources"))
     cuda = compiled_for_cuda if with_cuda is None else bool(with_cuda)
-    who, trusted = _who(memory, cuda)
-    words = Words()
-    flags = {"c": words.of(_strings("extra_cflags", arguments)), "link": words.of(_strings("extra_ldflags", arguments))}
-    if cuda:
-        from opjit import archs
-
-        flags["cuda"] = words.of(_strings("extra_cuda_cflags", arguments))
-        flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
-    if any("native" in word for language in flags.values() for word in language):  # what it stands for, not how it is spelled
-        flags["native"] = [cpu.identity(), *(map(str, archs.capabilities()) if cuda else ())]
+    compilers, trusted = _find_compilers(memory, cuda)
+    flags, command_line = _flags(arguments, cuda)
     given = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    texts = inline.pop("texts", ())
-    folders = (*beside(arguments, texts), *given, *words.include, *inherited, *map(os.path.dirname, words.forced))
+    folders = (*header_folder(arguments, texts), *given, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced))
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
-    archives = tuple(path for path in words.archives() if not os.path.realpath(path).startswith(trusted))
-    extension = Extension(name, sources, (*sources, *words.forced), inline, texts, flags, archives, include, standalone,
-                          archs.chosen(name, _strings("extra_cuda_cflags", arguments)) if cuda else None, {}, who)
+    archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
+    extension = Extension(name, sources, (*sources, *command_line.forced), inline, texts, flags, archives, include, standalone,
+                          cuda_archs(name, _strings("extra_cuda_cflags", arguments)) if cuda else None, {}, compilers)
     return extension._replace(inputs=_scan(extension))
 
 
+def _flags(arguments: Mapping[str, Any], cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
+    command_line = CommandLine()
+    flags = {"c": command_line.add(_strings("extra_cflags", arguments)), "link": command_line.add(_strings("extra_ldflags", arguments))}
+    if cuda:
+        flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", arguments))
+        flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
+    if any("native" in word for language in flags.values() for word in language):  # its meaning differs between machines
+        flags["native"] = [cpu.identity(), *(map(str, capabilities()) if cuda else ())]
+    return flags, command_line
+
+
 def _strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
-    """A list of strings among the arguments; None is an empty one."""
+    """An argument that is a list of strings; None means an empty list."""
     value = arguments[parameter]
     if isinstance(value, str):
         raise BuildError(one_string(arguments["name"], parameter, value), op=str(arguments["name"]), target="torch's extension builder")
     if not isinstance(value, (list, tuple, type(None))) or not all(isinstance(item, str) for item in value or ()):
-        raise Unusual
+        raise Unsupported
     return [item.strip() for item in value or ()]
 
 
-def beside(arguments: Mapping[str, Any], texts: Iterable[bytes]) -> list[str]:
-    """The build directory of inline sources that include a header there: torch would put them beside it."""
+def header_folder(arguments: Mapping[str, Any], texts: Iterable[bytes]) -> list[str]:
+    """The build directory, if inline sources include a header from there: torch compiles them in that folder."""
     if not arguments["build_directory"]:
         return []
     folder = os.path.abspath(arguments["build_directory"])
@@ -242,47 +227,40 @@ def _sources(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     given = arguments.get("sources", [])
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, (list, tuple)) or ("sources" in arguments and not given):
-        raise Unusual
+        raise Unsupported
     try:
         return tuple(os.path.abspath(os.fspath(path)) for path in given)
     except TypeError:
-        raise Unusual from None
+        raise Unsupported from None
 
 
-def _inline(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch makes the sources from, and the texts among it under "texts"."""
+def _inline(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """The arguments from which torch makes the sources, and the inline sources among them."""
     found: dict[str, Any] = {}
     texts = []
     for parameter in ("cpp_sources", "cuda_sources"):
         given = [arguments[parameter]] if isinstance(arguments[parameter], str) else arguments[parameter] or []
         if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-            raise Unusual
+            raise Unsupported
         content = [text.encode("utf-8", "surrogateescape") for text in given]
         found[parameter] = [hashlib.sha256(text).hexdigest() for text in content]
         texts += content
-    found |= _beyond(arguments, _OF_INLINE)  # functions, with_pytorch_error_handling, and more
-    functions = found["functions"]
-    if isinstance(functions, dict):  # its order is that of the bindings
+    functions = arguments["functions"]
+    if not isinstance(functions, (str, list, dict, type(None))):
+        raise Unsupported
+    found |= _other_arguments(arguments, _INLINE_ARGUMENTS)  # functions, with_pytorch_error_handling, and more
+    if isinstance(functions, dict):  # in the order of the bindings
         found["functions"] = [list(item) for item in functions.items()]
-    elif not isinstance(functions, (str, list, type(None))):
-        raise Unusual
-    return {**found, "texts": tuple(texts)}
+    return found, tuple(texts)
 
 
-def _beyond(arguments: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
-    """Arguments that only torch understands: what later versions of it add, and words that it will refuse, which must be no hit."""
-    found = {parameter: arguments[parameter] for parameter in arguments.keys() - known}
-    if not all(map(_plain, found.values())):
-        raise Unusual
+def _other_arguments(arguments: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """Arguments that only torch interprets. Unknown ones are included: torch must see them, so they must not be a cache hit."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps({parameter: arguments[parameter] for parameter in arguments.keys() - known}))
+    except (TypeError, ValueError):
+        raise Unsupported from None
     return found
-
-
-def _plain(value: object) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _plain(item) for name, item in value.items())
-    return value is None or isinstance(value, (str, bool, int))
 
 
 def _scan(extension: Extension) -> dict[str, str]:
@@ -292,8 +270,8 @@ def _scan(extension: Extension) -> dict[str, str]:
     return {extension._portable(path): digest for path, digest in found.items()}
 
 
-def _who(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[str, ...]]:
-    """Who compiles, for the key, and what the real path of a header starts with that a version stands for."""
+def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[str, ...]]:
+    """The compilers' identity for the key, if none is missing, and the prefixes of headers that a version covers."""
     try:
         cxx = toolchain.find_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
@@ -302,24 +280,20 @@ def _who(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[
         cxx = compiler = nvcc = None
     known = cxx is not None and (not cuda or nvcc is not None)
     python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
-    return identity(cxx, compiler, nvcc) if known and cxx is not None else None, versioned(cxx, nvcc, [python])
+    return compiler_identity(cxx, compiler, nvcc) if known and cxx is not None else None, trusted_prefixes(cxx, nvcc, [python])
 
 
-def identity(cxx: Compiler, compiler: Compiler | None, nvcc: Nvcc | None) -> dict[str, str]:
-    """What enters an extension's key: who compiles, not from where."""
-    who = {"cxx.version": cxx.version, "cxx.machine": cxx.machine}
+def compiler_identity(cxx: Compiler, compiler: Compiler | None, nvcc: Nvcc | None) -> dict[str, str]:
+    """The compilers' versions, which enter the key; their paths do not."""
+    versions = {"cxx.version": cxx.version, "cxx.machine": cxx.machine}
     if nvcc is not None:
-        who["nvcc.build"] = nvcc.build
+        versions["nvcc.build"] = nvcc.build
     if compiler is not None:
-        who["cc.version"] = compiler.version
-    return who
+        versions["cc.version"] = compiler.version
+    return versions
 
 
-def versioned(cxx: Compiler | None, nvcc: Nvcc | None, more: Sequence[str]) -> tuple[str, ...]:
-    """What the real path of a file starts with that a version in the key stands for."""
+def trusted_prefixes(cxx: Compiler | None, nvcc: Nvcc | None, more: Sequence[str]) -> tuple[str, ...]:
+    """The prefixes of real paths that a version in the key covers."""
     folders = [os.path.dirname(torch.__file__), *(cxx.includes.split(":") if cxx else ()), *([nvcc.root] if nvcc else ()), *more]
     return files.inside(folders)
-
-
-def _python() -> str:
-    return ".".join(map(str, sys.version_info[:3]))

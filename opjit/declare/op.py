@@ -1,23 +1,27 @@
-"""An op: its schema, what torch must know of it before any binary exists, and its kernels for each backend.
+"""An op: its schema, its author's functions, and its kernels by backend. registration.py makes it known to torch."""
 
-What torch is told of it is in registration.py.
-"""
-
-import inspect
+import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from opjit import autograd, backends, files, schema
+from opjit import backends, files, processes
 from opjit.backends import Backend, Flags
+from opjit.backends.targets import Target
+from opjit.declare import autograd
 from opjit.errors import DeclarationError, NoKernel
 from opjit.loader import Loaded
+from opjit.recipe import schema
+from opjit.recipe.headers import Scan
+from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
+_folders: dict[int, Path] = {}  # for the sources of inline ops, by process
 
 
 class Workload(NamedTuple):
@@ -36,12 +40,12 @@ class Workload(NamedTuple):
 
 
 class Code(NamedTuple):
-    """An op's sources as text, in the place of files; see `opjit.inline`.
+    """The sources of an inline op, as text; see `opjit.inline`.
 
     Attributes:
-        texts: by the suffix of the file that they stand for.
-        module: name of the module that declared it; another declaration in there takes its place.
-        shown: what a compiler's message calls the text; None is the file's name.
+        texts: by file suffix.
+        module: name of the declaring module; a later declaration there replaces this one.
+        shown: the text's name in compiler messages; None is the file's name.
     """
 
     texts: Mapping[str, str]
@@ -53,18 +57,23 @@ class Op:
     """A declared op; made by `opjit.op` or `opjit.inline`.
 
     Attributes:
-        schema: what torch parsed.
-        folder: where its C and CUDA sources are.
+        schema: as torch parsed it.
+        folder: of its C and CUDA sources.
         fake: computes the shape, dtype and device of the results, without data.
-        extra: what its author adds to a backend's flags; None where that is nothing.
-        library: the library that it is known from, where nothing else declares it.
-        code: its sources, where they are text.
+        extra: its author's additions to a backend's flags; None for none.
+        library: the library that it was declared from; None if it has a declaration of its own.
+        code: its sources, if they are text.
         where: the place of its declaration, for messages.
-        file: the Python file of its declaration; None where that is a manifest or inline code.
-        stamp: what showed that the file was the same.
-        handle: torch's, while torch knows the op; dropping it would take the op back.
+        file: the Python file of its declaration; None for inline code and libraries.
+        stamp: of that file when it was read; see `stamp_now`.
+        handle: torch's registration; dropping it takes the op back. None until torch knows the op.
+        overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
+        differentiable: whether torch knows a backward.
         loaded: the kernels in this process, by backend name.
+        lock: held while the op is readied or reloaded.
     """
+
+    overload: torch._ops.OpOverload
 
     def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None,
                  code: Code | None = None, where: str | None = None, file: Path | None = None) -> None:
@@ -78,14 +87,14 @@ class Op:
         self.file = file
         self.stamp = self.stamp_now()
         self.handle: torch.library.Library | None = None
+        self.differentiable = False
         self.loaded: dict[str, Loaded] = {}
-        self.lock = threading.RLock()  # one build of this op at a time in this process
+        self.lock = processes.Lock()
         self._reference: Function | None = None
         self._samples: Function | None = None
         self._workloads: Function | None = None
         self._backward: Function | None = None
         self._setup_context: Function | None = None
-        self._differentiable = False  # to torch
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
@@ -93,23 +102,12 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As a function's, a copy is the op itself; in another process, the one of that name there."""
-        return _named, (self.qualified,)
-
     @property
     def qualified(self) -> str:
         return self.schema.qualified
 
-    @property
-    def overload(self) -> torch._ops.OpOverload:
-        """``torch.ops.<namespace>.<name>.default``: what torch calls and traces."""
-        packet = getattr(getattr(torch.ops, self.schema.namespace), self.schema.name)
-        overload: torch._ops.OpOverload = packet.default
-        return overload
-
     def reference(self, function: Function) -> Function:
-        """Decorator: the same op in plain torch; what tests and benchmarks compare with."""
+        """Decorator: the same op in plain torch, for tests and benchmarks to compare with."""
         self._reference = function
         return function
 
@@ -124,35 +122,33 @@ class Op:
         return function
 
     def backward(self, function: Function) -> Function:
-        """Decorator: ``backward(ctx, *grads)`` as torch.library.register_autograd takes it.
+        """Decorator: ``backward(ctx, *grads)``, as torch.library.register_autograd takes it.
 
         Raises:
-            DeclarationError: the op writes an argument or has keyword-only Tensors, which torch cannot differentiate.
+            DeclarationError: the op writes an argument or has keyword-only Tensors; torch cannot differentiate such ops.
         """
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor")
         if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
             raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no backward; make it positional")
         self._backward = function
-        self._register_backward()
+        self.register_backward()
         return function
 
     def setup_context(self, function: Function) -> Function:
-        """Decorator: ``setup_context(ctx, inputs, output)``, or with ``keyword_only_inputs`` behind inputs, as torch takes it."""
+        """Decorator: ``setup_context(ctx, inputs, output)``, or ``(ctx, inputs, keyword_only_inputs, output)``, as torch takes it."""
         self._setup_context = function
-        self._register_backward()
         return function
 
-    def _register_backward(self) -> None:
-        """torch is told once; a reload only changes what its calls come to."""
-        if self._backward is not None and self.handle is not None and not self._differentiable:
-            autograd.bind(self, self._run_backward, self._run_setup_context, self.handle)
-            self._differentiable = True
+    def register_backward(self) -> None:
+        """Tell torch, once, that the op has a backward. torch gets two methods, so that a reload can exchange the functions."""
+        if self._backward is not None and self.handle is not None and not self.differentiable:
+            autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context, self.handle)
+            self.differentiable = True
 
     def _run_backward(self, ctx: Any, *grads: Any) -> Any:
         if self._backward is None:
-            raise DeclarationError(f"{self.qualified} has no backward since it was declared anew; add one with "
-                                   f"@{self.schema.name}.backward")
+            raise DeclarationError(f"{self.qualified} was declared again, without a backward; add one with @{self.schema.name}.backward")
         return self._backward(ctx, *grads)
 
     def _run_setup_context(self, **given: Any) -> None:
@@ -160,65 +156,54 @@ class Op:
             self._setup_context(**given)
 
     def stamp_now(self) -> tuple[int, ...] | None:
-        """Changes with the file of the declaration; None where there is no op.py, which alone may be run again."""
+        """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
         return files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
 
     def adopt(self, newer: "Op") -> None:
-        """Become what a newer declaration says, but for what torch knows: the schema changes in registration.redeclare."""
+        """Take over a newer declaration, except for its schema: see registration.redeclare."""
         for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "_reference", "_samples", "_workloads",
                      "_backward", "_setup_context"):
             setattr(self, name, getattr(newer, name))
-        self._register_backward()
+        self.register_backward()
 
     @property
     def plain(self) -> Function:
-        """The declared reference: the op in plain torch.
-
-        Raises:
-            DeclarationError: there is none.
-        """
-        if self._reference is None:
-            raise DeclarationError(f"{self.qualified} declares no reference; add one with @{self.schema.name}.reference in its op.py")
-        return self._reference
+        """The declared reference: the op in plain torch. Raises DeclarationError if there is none."""
+        return self._declared(self._reference, "reference")
 
     def sample(self, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The declared samples on a device.
-
-        Raises:
-            DeclarationError: the op declares none.
-        """
-        if self._samples is None:
-            raise DeclarationError(f"{self.qualified} declares no samples; add them with @{self.schema.name}.samples in its op.py")
-        yield from self._samples(device)
+        """The declared samples on a device. Raises DeclarationError if there are none."""
+        yield from self._declared(self._samples, "samples")(device)
 
     def work(self, device: str) -> Iterator[Workload]:
-        """The declared workloads on a device.
+        """The declared workloads on a device. Raises DeclarationError if there are none."""
+        yield from self._declared(self._workloads, "workloads")(device)
 
-        Raises:
-            DeclarationError: the op declares none.
-        """
-        if self._workloads is None:
-            raise DeclarationError(f"{self.qualified} declares no workloads; add them with @{self.schema.name}.workloads in its op.py")
-        yield from self._workloads(device)
+    def _declared(self, function: Function | None, what: str) -> Function:
+        if function is None:
+            raise DeclarationError(f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py")
+        return function
+
+    def write_code(self) -> None:
+        """Write an inline op's sources to this process's temporary folder, unless they are there."""
+        if self.code is not None:
+            self.folder = _write(self.schema.name, self.code.texts)
 
     def source(self, backend: Backend) -> Path:
-        """The kernel's source for a backend: named after the op or, where a folder has several ops, after the folder.
+        """The kernel's source for a backend. It has the op's name or its folder's, and lies in the folder or in `backend.kernels`.
 
-        It lies in the op's folder or, for a backend that brings kernels of its own, in `backend.kernels`.
+        An inline op has its source after `write_code`.
 
         Raises:
             NoKernel: there is none.
         """
-        if self.code is not None:
-            from opjit import inlined
-
-            self.folder = inlined.write(self.schema.name, self.code.texts)
+        if self.code is not None and backend.suffix in self.code.texts:
+            return self.folder / f"{self.schema.name}{backend.suffix}"
         folders = [self.folder, *([backend.kernels / self.schema.namespace] if backend.kernels else [])]
         names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
-        for folder in folders:
-            for name in names:
-                if (folder / name).is_file():
-                    return folder / name
+        for place in (folder / name for folder in folders for name in names):
+            if place.is_file():
+                return place
         if self.code is not None:
             given = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
             raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {given} only; declare it again with "
@@ -226,16 +211,39 @@ class Op:
         raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
                        f"{' or '.join(map(str, folders))}")
 
+    def recipe(self, target: Target, compilers: Mapping[str, str] | None, scan: Scan | None = None) -> Recipe:
+        """What the op is built from for a target, now.
+
+        Args:
+            compilers: their identity; None where one is missing.
+            scan: shares header scans between ops.
+
+        Raises:
+            NoKernel: there is no source for the target's backend.
+            OSError: a source cannot be read.
+        """
+        self.write_code()
+        source, flags = self.source(target.backend), self.flags(target)
+        shown = None if self.code is None else self.code.shown or source.name
+        return Recipe(self.schema, target, source, read_inputs(source, target, flags.include, scan), flags, compilers, shown)
+
+    def flags(self, target: Target) -> Flags:
+        """The backend's flags with the op's own."""
+        flags = target.backend.flags(target.arch, target.runtime)
+        if self.extra is None:
+            return flags
+        from opjit.recipe.flags import join
+
+        return join(flags, self.extra)
+
     def backends(self) -> list[str]:
         """Names of the backends that the op has a source for."""
-        found = []
+        names = []
         for backend in backends.all_backends():
-            try:
+            with suppress(NoKernel):
                 self.source(backend)
-            except NoKernel:
-                continue
-            found.append(backend.name)
-        return found
+                names.append(backend.name)
+        return names
 
     def devices(self) -> list[str]:
         """Names of the backends that the op has a source for and that this process can run."""
@@ -243,48 +251,32 @@ class Op:
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
 
-def _named(qualified: str) -> Op:
-    from opjit import catalog
+def _write(name: str, texts: Mapping[str, str]) -> Path:
+    """Write sources to a folder named after their content, so that a compiler never sees them change."""
+    content = "\0".join([name, *(part for item in sorted(texts.items()) for part in item)])
+    folder = _private_folder() / hashlib.sha256(content.encode()).hexdigest()[:20]
+    for suffix, text in texts.items():
+        path = folder / f"{name}{suffix}"
+        if not path.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            temporary = folder / f".{files.unique()}"
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+    return folder
 
-    return catalog.find(qualified)
+
+def _private_folder() -> Path:
+    """This process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
+    folder = _folders.get(os.getpid())
+    if folder is None or not folder.is_dir():
+        folder = _folders[os.getpid()] = files.until_exit("opjit-inline-")
+    return folder
 
 
-def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
-       extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Callable[[Function], Op]:
-    """Declare an op; the decorated function is its fake kernel.
+def no_fake(schema: Schema, advice: str) -> Function:
+    """The fake kernel of an op that has none: an error, unless the op returns nothing."""
+    def fake(*args: Any, **kwargs: Any) -> None:
+        if schema.results:
+            raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: {advice}")
 
-    The op's C and CUDA sources lie beside the file that declares it: ``<name>.c`` with ``<name>_cpu``, ``<name>.cu`` with
-    ``<name>_cuda``. Nothing is compiled until the op is first asked for or called.
-
-    Args:
-        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; without a namespace it is ``opjit``'s.
-        extra_cflags: flags for the ``.c`` kernel, behind opjit's own, each one argument (no shell reads them): ``["-DTILE=64"]``.
-        extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
-        extra_ldflags: system libraries that the kernels call, for every backend: ``["-lz"]``. The binary may ask for these, and
-            for no others; like libc, they are found on each machine and their content is not part of the key.
-        extra_include_paths: folders of more headers, from the op's folder on; what is included from them enters the key.
-
-    Raises:
-        SchemaError: torch cannot parse the schema, or C has no form for it.
-        DeclarationError: an op of that name is declared already, with other files or another schema; or a flag would break what
-            opjit promises of a binary, and then the message names another way.
-
-    Example:
-        >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DTILE=64"])
-        ... def scale(x, a):
-        ...     return torch.empty_like(x)
-    """
-
-    def declare(fake: Function) -> Op:
-        from opjit import catalog
-
-        file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
-        folder = file.parent
-        extra = None
-        if extra_cflags or extra_cuda_cflags or extra_ldflags or extra_include_paths:
-            from opjit import extras
-
-            extra = extras.check(text.partition("(")[0], folder, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths)
-        return catalog.add(Op(text, fake, folder, extra, file=file))
-
-    return declare
+    return fake

@@ -1,21 +1,26 @@
-"""A list of ops that a program used, as JSON: what `opjit record` writes and `opjit precompile --from` reads.
+"""The ops that a program used, as a JSON list, which `opjit record` writes and `opjit precompile --from` reads.
 
     {"format": 1, "ops": [{"op": "mylib::scale", "schema": "mylib::scale(Tensor x, float a) -> Tensor", "backend": "cpu",
                            "arch": "x86-64-v3", "runtime": "", "folder": "/home/me/my_ops/scale",
                            "flags": {"c": ["-DTILE=64"], "cuda": [], "link": [], "include": []}}]}
 
-An inline op has ``"code"``, its sources by backend, in place of ``"folder"``. A list comes from anywhere, so it is read strictly, and
-what it says is only ever compiled.
+An inline op has ``"code"``, its sources by backend, instead of ``"folder"``. A list may come from anywhere, so it is validated strictly,
+and its contents are compiled but never run.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit.errors import RecordError
+from opjit import backends
+from opjit.backends.targets import Target
+from opjit.declare.op import Op
+from opjit.errors import CacheWarning, RecordError
 
 FORMAT = 1
 FLAGS = ("c", "cuda", "link", "include")
@@ -23,15 +28,15 @@ MAX_BYTES = 64 << 20
 _TEXTS = ("op", "schema", "backend", "arch", "runtime")
 
 
-class Line(NamedTuple):
-    """One op, used for one target.
+class RecordedOp(NamedTuple):
+    """An op that was used for a target.
 
     Attributes:
-        op: its qualified name.
-        schema: the text that it was declared with.
-        backend, arch, runtime: of the target.
-        flags: what its author adds to the backend's, by kind, each of FLAGS.
-        folder: of its sources; None for an inline op.
+        op: the qualified name.
+        schema: the text of the declaration.
+        backend, arch, runtime: the target's.
+        flags: the author's additional flags, for each kind in FLAGS.
+        folder: the folder of the sources; None for an inline op.
         code: an inline op's sources, by backend.
     """
 
@@ -48,11 +53,11 @@ class Line(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def line(fields: object) -> Line:
-    """Read one op of a list.
+def parse_op(fields: object) -> RecordedOp:
+    """Validate one op of a list.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: the message says what is wrong.
     """
     if not isinstance(fields, dict):
         raise ValueError("expected an object for each op")
@@ -63,31 +68,31 @@ def line(fields: object) -> Line:
         if not isinstance(fields[name], str):
             raise ValueError(f"expected a string as {name!r}, not {fields[name]!r:.80}")
     flags, given = fields["flags"], fields[place]
-    if not isinstance(flags, dict) or flags.keys() != set(FLAGS) or not all(_are_texts(values, list) for values in flags.values()):
+    if not isinstance(flags, dict) or flags.keys() != set(FLAGS) or not all(_are_texts(values) for values in flags.values()):
         raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags', not {flags!r:.80}")
-    if not (isinstance(given, str) if place == "folder" else isinstance(given, dict) and given and _are_texts(list(given.values()), list)):
+    if not (isinstance(given, str) if place == "folder" else isinstance(given, dict) and given and _are_texts(list(given.values()))):
         raise ValueError(f"expected {'a path' if place == 'folder' else 'sources by backend'} as {place!r}, not {given!r:.80}")
-    found = Line(**fields)
-    "".join([*(fields[name] for name in _TEXTS), *(found.code or {}).values()]).encode()  # or it is no text
+    found = RecordedOp(**fields)
+    "".join([*(fields[name] for name in _TEXTS), *(found.code or {}).values()]).encode()  # a ValueError for lone surrogates
     return found
 
 
-def _are_texts(values: object, kind: type) -> bool:
-    return isinstance(values, kind) and all(isinstance(value, str) for value in values)  # type: ignore[attr-defined]
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def dump(lines: Iterable[Line]) -> str:
-    """A list as text: each op and target once, in an order that depends on nothing else."""
-    found = {json.dumps(each.fields(), sort_keys=True): each for each in lines}
+def dump_list(ops: Iterable[RecordedOp]) -> str:
+    """The list's text: each op and target once, in an order that does not depend on the input's."""
+    found = {json.dumps(each.fields(), sort_keys=True): each for each in ops}
     ordered = sorted(found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0]))
     return json.dumps({"format": FORMAT, "ops": [each.fields() for _, each in ordered]}, indent=1) + "\n"
 
 
-def read(path: Path) -> list[Line]:
-    """The ops of a list.
+def read_list(path: Path) -> list[RecordedOp]:
+    """Read a list.
 
     Raises:
-        RecordError: it cannot be read, or is no such list.
+        RecordError: the file cannot be read, or is not such a list.
     """
     try:
         with open(path, "rb") as file:
@@ -98,8 +103,35 @@ def read(path: Path) -> list[Line]:
         if not isinstance(fields, dict) or fields.keys() != {"format", "ops"} or not isinstance(fields["ops"], list):
             raise ValueError("expected an object with 'format' and 'ops'")
         if fields["format"] != FORMAT or type(fields["format"]) is not int:
-            raise ValueError(f"it is of the format {fields['format']!r:.80}, and this opjit reads format {FORMAT}")
-        return [line(each) for each in fields["ops"]]
+            raise ValueError(f"its format is {fields['format']!r:.80}, and this opjit reads format {FORMAT}")
+        return [parse_op(each) for each in fields["ops"]]
     except (OSError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise RecordError(f"{path} is no list of ops that `opjit record` wrote: {reason}; record it again") from None
+        raise RecordError(f"{path} is not a list from `opjit record`: {reason}; record it again") from None
+
+
+def note(op: Op, target: Target) -> None:
+    """Append a line about an op and its target to the file that OPJIT_RECORD names; `opjit record` sets it.
+
+    It is a single write, because other processes append too. If it fails, a warning says so; the op works.
+    """
+    path = os.environ.get("OPJIT_RECORD")
+    if not path:
+        return
+    text = json.dumps(_recorded(op, target).fields(), sort_keys=True) + "\n"
+    try:
+        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)) as file:
+            file.write(text.encode("ascii"))
+    except OSError as error:
+        warnings.warn(CacheWarning(f"{op.qualified} is not recorded: OPJIT_RECORD names {path!r}: {error}"), stacklevel=2)
+
+
+def _recorded(op: Op, target: Target) -> RecordedOp:
+    added = (op.extra.c, op.extra.cuda, op.extra.link, op.extra.include) if op.extra is not None else ((), (), (), ())
+    # As the author wrote them: `extra` has doubled braces.
+    flags = {name: [flag.replace("{{", "{").replace("}}", "}") for flag in each] for name, each in zip(FLAGS, added, strict=True)}
+    code = None
+    if op.code is not None:
+        code = {backend.name: op.code.texts[backend.suffix] for backend in backends.all_backends() if backend.suffix in op.code.texts}
+    return RecordedOp(op.qualified, op.schema.text, target.backend.name, target.arch, target.runtime, flags,
+                None if code else str(op.folder), code)

@@ -1,4 +1,4 @@
-"""Which rank of a job this process is, and where the job's store is, as torchrun, MPI and Slurm say it in the environment."""
+"""Which rank of a job this process is, and where the job's store is: from a process group, or from the launcher's variables."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from typing import NamedTuple
 
 from opjit.errors import OpjitError
 
-_PORT = 29500  # torch's own default
+_PORT = 29500  # torch's default
 
 
-class Place(NamedTuple):
-    """A rank among the ranks of a job.
+class Rank(NamedTuple):
+    """A rank of a job.
 
     Attributes:
-        rank, size: of the job.
-        leader: whether this rank speaks for its node: its first, or any where nothing says which is.
+        number, size: this rank's number, and how many ranks the job has.
+        leader: whether this rank acts for its node: the node's first rank, or every rank if none is known to be the first.
         one_node: whether all ranks are known to be on one node.
-        address: host and port of the job's store; None where nothing says it.
-        agent: the store is torchrun's own; else rank 0 is its host.
-        attempt: counted up when torchrun starts the ranks again.
-        grouped: there is a process group.
+        address: host and port of the job's store; None if unknown.
+        agent_store: whether torchrun hosts the store; otherwise rank 0 does.
+        restarts: how often torchrun has restarted the ranks.
+        in_group: whether a process group exists.
     """
 
-    rank: int
+    number: int
     size: int
     leader: bool
     one_node: bool
     address: tuple[str, int] | None
-    agent: bool
-    attempt: int
-    grouped: bool
+    agent_store: bool
+    restarts: int
+    in_group: bool
 
     @property
-    def meets(self) -> bool:
-        """Whether the ranks need a store to meet in: those of one node that have none have its locks."""
-        return self.size > 1 and (self.grouped or self.address is not None or not self.one_node)
+    def needs_store(self) -> bool:
+        """Whether the ranks coordinate through a store; without an address, ranks of one node rely on its locks."""
+        return self.size > 1 and (self.in_group or self.address is not None or not self.one_node)
 
 
-def found() -> Place | None:
-    """This process's place; None where nothing says that it is one of several.
+def current() -> Rank | None:
+    """This process's rank; None if it is not part of a job.
 
-    A process group that exists counts first, then the variables of torchrun (RANK, WORLD_SIZE), Open MPI, other MPIs (PMI_RANK,
-    PMI_SIZE) and Slurm's srun. Slurm's batch script itself is not a rank, though it has some of the variables.
+    An existing process group comes first, then the variables of torchrun (RANK, WORLD_SIZE), Open MPI, other MPIs (PMI_RANK,
+    PMI_SIZE) and Slurm's srun. Slurm's batch script is not a rank, although Slurm sets some of the variables there.
 
     Raises:
-        OpjitError: one of the variables is not a number, or the rank is not below the size.
+        OpjitError: a variable is not a number, or the rank is out of range.
     """
     group = _group()
     pair = group or _pair("RANK", "WORLD_SIZE") or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") \
         or _pair("PMI_RANK", "PMI_SIZE") or _slurm()
     if pair is None:
         return None
-    rank, size = pair
-    if not 0 <= rank < size:
-        raise OpjitError(f"the environment says that this is rank {rank} of {size} ranks; expected a rank from 0 to {size - 1}")
+    number, size = pair
+    if not 0 <= number < size:
+        raise OpjitError(f"the environment says that this is rank {number} of {size} ranks; expected a rank from 0 to {size - 1}")
     local = _first("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
     local_size = _first("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     one_node = local_size == size if local_size is not None else _number("SLURM_STEP_NUM_NODES") == 1
-    return Place(rank, size, local in (0, None), one_node or size == 1, _address(),
-                 os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", _number("TORCHELASTIC_RESTART_COUNT") or 0,
-                 group is not None)
+    return Rank(number, size, local in (0, None), one_node or size == 1, _address(),
+                os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", _number("TORCHELASTIC_RESTART_COUNT") or 0,
+                group is not None)
 
 
 def _group() -> tuple[int, int] | None:
@@ -78,26 +78,26 @@ def _pair(rank: str, size: str) -> tuple[int, int] | None:
 
 
 def _slurm() -> tuple[int, int] | None:
-    """srun alone tells a process its step; the batch script has a SLURM_PROCID too, and is not one of the ranks."""
+    """Only srun sets the step's variables; Slurm's batch script has a SLURM_PROCID too, but is not a rank."""
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
     return _pair("SLURM_PROCID", tasks) if tasks != "SLURM_NTASKS" or "SLURM_STEP_ID" in os.environ else None
 
 
 def _address() -> tuple[str, int] | None:
-    """MASTER_ADDR and MASTER_PORT, else the first node of Slurm's step, and a port that follows from job and step."""
+    """MASTER_ADDR and MASTER_PORT; under Slurm the step's first node, and a port derived from the job and the step."""
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or ""
     host = os.environ.get("MASTER_ADDR") or first_node(nodes) or os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if not host:
         return None
     port, job = _number("MASTER_PORT"), _number("SLURM_JOB_ID")
     if port is None:
-        # Below the ports that systems give out by themselves, which start at 32768.
+        # Below 32768, where the ports that Linux assigns itself start.
         port = _PORT if job is None else 10000 + (job * 31 + (_number("SLURM_STEP_ID") or 0)) % 20000
     return host, port
 
 
 def first_node(nodes: str) -> str:
-    """The first of Slurm's list of nodes: ``gpu[007-012,15],login1`` starts with ``gpu007``."""
+    """The first node of a Slurm node list: ``gpu007`` for ``gpu[007-012,15],login1``."""
     name = re.match(r"[^,\[]*", nodes)
     number = re.match(r"[^,\[]*\[([^\-,\]]+)[^\]]*\]([^,\[]*)", nodes)
     return "" if name is None else name[0] + (number[1] + number[2] if number else "")
@@ -112,5 +112,5 @@ def _number(name: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise OpjitError(f"{name} is {text!r}; expected a number, as torchrun, mpirun or srun set it. Unset it where this is no such job")
+        raise OpjitError(f"{name} is {text!r}; expected a number, as torchrun, mpirun and srun set it. Unset it outside such a job")
     return int(text)

@@ -1,16 +1,13 @@
-"""Newer code in the place of older, while torch and other threads go on calling the op.
+"""Replaces an op's code while torch and other threads keep calling the op.
 
-Everything that can fail comes first: op.py runs again beside what is there, and every binary that is needed is built and opened.
-Only then is anything changed, and of what torch knows nothing is, unless the schema is another one: the fake kernel and the
-backward are looked up at each call, and a loaded kernel is left by one store of a function pointer (see loader.py). So whatever
-goes wrong leaves the op as it was.
+All that can fail comes first: op.py runs again without effect on its ops, and every binary is built and opened. Changes follow only
+then, so an error leaves the op as it was. torch notices only a changed schema: it looks up the fake kernel and the backward at each
+call, and storing one function pointer replaces a loaded kernel (see loader.py).
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import ModuleType
@@ -18,31 +15,28 @@ from typing import NamedTuple
 
 import torch
 
-from opjit import api, backends, catalog, loader, targets
-from opjit.backends import Backend
+from opjit import backends, loader, processes, request
+from opjit.backends import Backend, targets
+from opjit.backends.targets import Target
+from opjit.declare import catalog, oplist
+from opjit.declare.op import Op
+from opjit.declare.registration import redeclare, refuse_second
 from opjit.errors import DeclarationError, NoKernel
-from opjit.op import Op
-from opjit.registration import redeclare, refuse_second
-from opjit.store import Entry, Store, default_root
+from opjit.store.entry import Entry
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe
 
-_reloading = threading.RLock()  # one reload at a time, so that no two of them wait for each other's ops
-
-
-def _renew_lock() -> None:
-    globals()["_reloading"] = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_reloading = processes.Lock()  # one reload at a time, so that no two of them wait for each other's ops
 
 
 class _Change(NamedTuple):
-    """What becomes of one op.
+    """The change of one op.
 
     Attributes:
-        known: the op as it is; None where it is new.
-        newer: as it was declared now; `known` itself where only its sources can have changed.
-        entries: binaries to be called from now on, by backend name.
-        dropped: names of backends that it has no source for any more.
+        known: the op so far; None if it is new.
+        newer: its new declaration; `known` itself if only its sources may have changed.
+        entries: its new binaries, by backend name.
+        dropped: names of backends for which it has no source any more.
     """
 
     known: Op | None
@@ -51,45 +45,48 @@ class _Change(NamedTuple):
     dropped: list[str]
 
 
-def again(name: str, device: object) -> torch._ops.OpOverload:
-    """Bring an op up to date for a device and for all that it was used on; see `opjit.get`."""
+def reload_op(name: str, device: object) -> torch._ops.OpOverload:
+    """Update an op for a device and for all devices it was used on; see `opjit.get`."""
     known = catalog.find(name)
     refresh(known, [backends.for_device(targets.device_type(device))])
     return known.overload
 
 
 def refresh(known: Op, extra: Sequence[Backend] = ()) -> None:
-    """Bring an op up to date with its files, and all ops of its op.py where that changed.
+    """Update an op from its files; if its op.py changed, update all ops of that file.
 
     Args:
-        extra: backends to build for, too, where the op was not used on them yet.
+        extra: backends to build for even if the op was not used on them yet.
+
+    Raises:
+        DeclarationError: the op comes from a library, or its op.py does not declare it any more.
     """
     if known.library is not None:
-        raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which never changes; load a newer library with "
+        raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which does not change; load a newer library with "
                                "opjit.load_library")
     with _reloading:
         stamp = known.stamp_now()
         if stamp == known.stamp:
-            put([known], known.qualified, extra)
+            install([known], known.qualified, extra)
             return
         if stamp is None:
-            raise DeclarationError(f"{known.file}, which declares {known.qualified}, is not there any more")
+            raise DeclarationError(f"{known.file}, which declares {known.qualified}, no longer exists; restore it")
         before = [op for op in catalog.all_ops() if op.file == known.file]
-        newer, module = catalog.read_again(known)
+        newer, module = catalog.rerun(known)
         names = {op.qualified for op in newer}
         if known.qualified not in names:
-            raise DeclarationError(f"{known.file} does not declare {known.qualified} any more, but {', '.join(sorted(names)) or 'nothing'}")
-        put(newer, known.qualified, extra)
+            raise DeclarationError(f"{known.file} no longer declares {known.qualified}, only {', '.join(sorted(names)) or 'nothing'}")
+        install(newer, known.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
             catalog.remove(gone)
         _replace_module(module)
 
 
-def put(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
-    """Put declarations in the place of those of the same names, with binaries for every device that they were used on.
+def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
+    """Replace declarations by newer ones of the same names, with binaries for every device that the ops were used on.
 
     Args:
-        wanted, extra: name of an op, and backends to build it for, too.
+        wanted, extra: the name of an op, and backends to build it for in any case.
     """
     with _reloading, ExitStack() as locks:
         changes = []
@@ -104,23 +101,36 @@ def put(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) ->
 
 
 def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
-    """Build and open what the op needs; nothing is changed."""
+    """Build and open an op's new binaries, without changing anything."""
     used = {backend.name: backend for backend in backends.all_backends() if known is not None and backend.name in known.loaded}
     entries, dropped, store = {}, [], Store(default_root())
     for backend in {**used, **{backend.name: backend for backend in extra}}.values():
         target = targets.here(backend)
         try:
-            recipe = api.describe(newer, target, store)
+            recipe = describe(newer, target, store)
         except NoKernel:
             if backend in extra:
                 raise
-            if newer.code is not None:  # else the kernel may be a library that was loaded without its source
+            if newer.code is not None:  # else the kernel may come from a library, without a source
                 dropped.append(backend.name)
             continue
         if known is None or backend.name not in known.loaded or recipe.key != known.loaded[backend.name].key:
-            entries[backend.name], _ = api.using(newer, target, loader.open_library)
-            api.note(newer, target)
+            entries[backend.name] = _open(newer, target)
+            oplist.note(newer, target)
     return _Change(known, newer, entries, dropped)
+
+
+def _open(op: Op, target: Target) -> Entry:
+    """The op's binary, opened now so that `_apply` cannot fail."""
+    for store in request.stores():
+        entry = request.entry(op, target, store)
+        try:
+            loader.open_library(entry, op.qualified)
+        except loader.Gone as error:
+            gone = error
+        else:
+            return entry
+    raise gone
 
 
 def _apply(change: _Change) -> None:
@@ -133,16 +143,16 @@ def _apply(change: _Change) -> None:
         op.adopt(newer)
     for name in change.dropped:
         if name in op.loaded:
-            loader.unload(op.loaded.pop(name))
+            op.loaded.pop(name).unload()
     for name, entry in change.entries.items():
         if name in op.loaded:
-            loader.replace(op.loaded[name], entry, op.qualified)
+            op.loaded[name].replace(entry, op.qualified)
         else:
             op.loaded[name] = loader.load(entry, op.qualified)
 
 
 def _replace_module(module: ModuleType) -> None:
-    """Let whoever imported an op.py find what it defines now; an op is the same object for as long as it has its name."""
+    """Give an imported op.py its new contents. An op of the same name stays the same object."""
     for name, value in vars(module).items():
         if isinstance(value, Op):
             vars(module)[name] = catalog.declared(value.qualified) or value

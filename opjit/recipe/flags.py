@@ -1,8 +1,7 @@
-"""What an op's author adds to a build: flags, libraries and include folders, checked when the op is declared.
+"""The author's own flags, libraries and include folders, checked at declaration.
 
-Every flag that is passed on keeps what opjit promises of a binary: that its bytes follow from its key, that it runs on every
-machine of its arch, and that it changes nothing but itself in the process that loads it. What would not is refused with the way
-that does.
+An allowed flag keeps opjit's promises: a binary's bytes follow from its key, it runs on every machine of its arch, and loading it does
+not change the process. Any other flag is rejected with an alternative.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from opjit import headers
 from opjit.backends import Flags
 from opjit.errors import DeclarationError
+from opjit.recipe import headers
 
-# What is passed on, each flag one argument. Values are an author's own business; files, folders and machines are not.
+# Allowed flags, each one argument. Their values are free, except that they name no file, folder or machine.
 _C = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3sgz]?|-W(?![lpa],).+|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|-f.+|"
                 r"-mtune=.+|-mprefer-vector-width=\w+|-mno-.+")
 _CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+(17|2\d)|--?use_fast_math|"
@@ -24,34 +23,34 @@ _CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+(
                    r"--?extra-device-vectorization|--?restrict|--?diag-(suppress|warn|error)=[\d,]+|-Xptxas=.+|-Xcompiler=.+|"
                    r"-Xcudafe=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)")
 _LINK = re.compile(r"-l[\w+.-]+")
-# Why not, and what to do: the first that fits is told.
+# Why a flag is rejected, and the alternative: the first match is reported.
 _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-ffast-math|-Ofast|-funsafe-math-optimizations",
-     "linked with it, a library turns denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
+     "a library linked with it flushes denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
      "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only"),
     (r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
-     "a binary runs on every machine of its arch, which is in its key and is checked before it is loaded; build for a higher level with "
-     "OPJIT_ARCH=x86-64-v4, or give one function __attribute__((target(...))) and ask __builtin_cpu_supports before it is called"),
+     "a binary must run on every machine of its arch, which is part of its key; build for a higher level with OPJIT_ARCH=x86-64-v4, or "
+     "give one function __attribute__((target(...))) and call it only if __builtin_cpu_supports says so"),
     (r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
-     "the arch is the target's, and in its key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
+     "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
     (r"-(I|isystem|iquote|idirafter).*|--include-path.*",
-     "folders on the include path go into extra_include_paths, so that their headers' content enters the key"),
+     "pass include folders in extra_include_paths, so that their headers' content enters the key"),
     (r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
      "write an #include line in the source, so that the header's content enters the key"),
     (r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
-     "what such a file says would not be in the key; write the flags themselves"),
+     "the file's content would not be in the key; write the flags themselves"),
     (r"-g.*|-G|--?lineinfo|--?generate-line-info|--?device-debug",
-     "opjit keeps no debug information, which holds paths of the machine; leave it out"),
+     "opjit keeps no debug information, as that holds paths of this machine; leave it out"),
     (r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
-     "libraries are declared with extra_ldflags=('-lNAME',), and no other link flag is passed on: the run path, the exports and the rest "
-     "of the link are the same for every op"),
-    (r"-Werror", "torch's builder passes a flag that gcc warns of in C; name the warnings: -Werror=vla"),
-    (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA C++17 or later (-std=c++20)"),
+     "opjit links every op in the same way, with the same run path and exports; extra_ldflags takes libraries only: '-lNAME'"),
+    (r"-Werror", "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla"),
+    (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)"),
     (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
     (r"-fno-exceptions|-fno-unwind-tables", "torch's exceptions pass through the op's library; leave it out"),
-    (r"-f(short-enums|short-wchar|pack-struct|visibility).*", "opjit's own part of the library relies on it; leave it out"),
+    (r"-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|visibility).*",
+     "opjit's part of the library relies on the default; leave it out"),
     (r"-f(plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map).*",
-     "it reads or writes files that the key does not know; leave it out"),
+     "it reads or writes files that the key does not cover; leave it out"),
     (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
     (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
 ]]
@@ -60,21 +59,21 @@ _TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
 
 def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
           include_paths: Sequence[str | os.PathLike[str]]) -> Flags:
-    """What an op's declaration adds to a backend's flags.
+    """Check the flags of an op's declaration and return them as Flags.
 
     Args:
-        folder: of the op; relative include folders start from there.
+        folder: of the op; relative include folders are relative to it.
 
     Raises:
-        DeclarationError: names the flag that is not passed on, and what to do instead.
+        DeclarationError: a flag is rejected; the message names it and an alternative.
     """
     return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, _CUDA),
                  _checked(op, "extra_ldflags", ldflags, _LINK), (), frozenset(), _folders(op, folder, include_paths))
 
 
 def join(flags: Flags, extra: Flags) -> Flags:
-    """A backend's flags with an author's behind them: those of the language that the backend's kernels are written in."""
-    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(extra.include))]  # first, as the last that fits is taken
+    """Append an author's flags to a backend's: those for the language of the backend's kernels."""
+    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(extra.include))]  # first, as the last match wins
     if flags.cuda:
         for_host = (part for each in maps for part in ("-Xcompiler", each))
         flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
@@ -85,7 +84,7 @@ def join(flags: Flags, extra: Flags) -> Flags:
 
 def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
     if not _is_list(flags, str):
-        raise DeclarationError(f"{op}: {parameter} is a list of strings, each one argument of the compiler, not {flags!r}")
+        raise DeclarationError(f"{op}: {parameter} is a list of strings, one compiler argument each, not {flags!r}")
     for flag in flags:
         host = flag.removeprefix("-Xcompiler=")
         for part in host.split(",") if host != flag else [flag]:
@@ -93,36 +92,36 @@ def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[
             if reason is not None:
                 raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
         if allowed is _CUDA and ("$" in flag or "`" in flag):
-            raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc hands its flags to a shell, which would put a variable "
-                                   "or a command's output in place of what follows $ or `; write such a text in the source")
+            raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
+                                   "follows $ or `; write such a text in the source")
     return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
 
 
 def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
-    """Whether it is a list or tuple of such values; a string is none, though it has elements."""
+    """Whether `values` is a list or tuple of such values, and not a string."""
     return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
 
 
 def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
-    """Why a flag is not passed on; None if it is."""
+    """Why a flag is rejected; None if it is allowed."""
     if not flag.isprintable():
-        return "a flag holds no line break or control character"
+        return "a flag has no line break or control character"
     if allowed is _LINK:
         if _TIED.fullmatch(flag):
-            return "it would tie the binary to one version of torch or Python; what an op needs of torch is in opjit.h"
-        return None if allowed.fullmatch(flag) else "it takes system libraries, '-lNAME', and nothing else"
-    told = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
-    if allowed.fullmatch(flag) and (told is None or flag.startswith("-std=")):
+            return "it would tie the binary to one version of torch or Python; opjit.h has what an op needs of torch"
+        return None if allowed.fullmatch(flag) else "it takes system libraries only: '-lNAME'"
+    reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
+    if allowed.fullmatch(flag) and (reason is None or flag.startswith("-std=")):
         return None
-    return told or "opjit does not know what it would change; it knows macros, optimisation, warnings, and code generation (-f...)"
+    return reason or "opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...)"
 
 
 def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     if not _is_list(paths, (str, os.PathLike)):
         raise DeclarationError(f"{op}: extra_include_paths is a list of folders, not {paths!r}")
-    found = tuple(headers.plain(os.path.join(folder, path)) for path in paths)
+    found = tuple(headers.normalized(os.path.join(folder, path)) for path in paths)
     for path, absolute in zip(paths, found, strict=True):
         if not os.path.isdir(absolute):
-            raise DeclarationError(f"{op}: extra_include_paths names {os.fspath(path)!r}, and there is no folder {absolute}; "
-                                   f"a relative one starts from {folder}")
+            raise DeclarationError(f"{op}: extra_include_paths names {os.fspath(path)!r}, but there is no folder {absolute}; "
+                                   f"a relative path starts from {folder}")
     return found

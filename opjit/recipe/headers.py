@@ -1,4 +1,4 @@
-"""The files that a kernel is made of: its source and every header it can include, found without running a compiler."""
+"""The files of a kernel: its source and every header it may include, found without running a compiler."""
 
 from __future__ import annotations
 
@@ -6,62 +6,48 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from opjit import files
 
-_INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # in a comment too: that costs nothing
-_UNREAD = "cannot be read"
+_INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # also in comments, which does no harm
+_UNREADABLE = "cannot be read"
 
 
 class Scan:
-    """What scans at one moment have in common: a file is read once, and looked for once, however many ops include it."""
+    """Shared by the scans of one moment: each file is read once and searched for once, however many ops include it."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[str, list[tuple[bytes, bytes]]]] = {}
-        self._there: dict[str, bool] = {}
-        self.closures: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}  # an op's archs have theirs in common
-
-    def read(self, path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
-        """A file's SHA-256, and its #include lines: the kind of quote, and the name.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        known = self._read.get(path)
-        if known is None:
-            with open(path, "rb") as file:
-                content = file.read()
-            known = self._read[path] = hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content)
-        return known
+        self.read = cache(read)
+        self.closures: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}  # shared by an op's archs
+        self.is_file = cache(os.path.isfile)
 
     def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
-        """The file that an #include line means, or None."""
-        for folder in (beside, *include_path) if kind == b'"' else include_path:
-            candidate = os.path.join(folder, os.fsdecode(name))
-            there = self._there.get(candidate)
-            if there is None:
-                there = self._there[candidate] = os.path.isfile(candidate)
-            if there:
-                return plain(candidate)
-        return None
+        """The file that an #include line refers to, or None."""
+        candidates = (os.path.join(folder, os.fsdecode(name)) for folder in ((beside,) if kind == b'"' else ()) + include_path)
+        return next((normalized(path) for path in candidates if self.is_file(path)), None)
+
+
+def read(path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """Return a file's SHA-256 and its #include lines, each as the opening quote and the name."""
+    with open(path, "rb") as file:
+        content = file.read()
+    return hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content)
 
 
 def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None) -> dict[str, str]:
-    """The SHA-256 of the roots and of all that they include, by path.
+    """Return the SHA-256 of the roots and of all files that they include, by path.
 
-    A file that is there and cannot be read gets, instead of a digest, a text that says so and is never the same again: so no key
-    that it enters is ever found, or shared (see `unread`).
+    The scan is conservative: it follows every #include line, even where the preprocessor would skip it. It searches quoted names beside
+    the including file first, then all names on the include path. It ignores names found nowhere: they belong to the compiler, which
+    also reports the missing ones.
 
-    The scan is conservative: it follows every #include line, also one that a condition turns off. Quoted names are looked
-    for beside the including file, then like angled ones on the include path; a name found nowhere is the compiler's or does
-    not exist, and the compiler will say so.
+    An unreadable file gets a unique text instead of a digest, so a key that covers it is never found or shared; see `unreadable`. Raises
+    FileNotFoundError if a root is missing.
 
     Args:
-        scan: what other scans of this moment found out.
-
-    Raises:
-        FileNotFoundError: a root is not there.
+        scan: shares the results of other scans of this moment.
     """
     scan, waiting = scan or Scan(), list(roots)
     asked = tuple(waiting), include_path
@@ -78,7 +64,7 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
         except FileNotFoundError:
             raise
         except OSError as error:
-            digests[path] = f"{_UNREAD} ({error.strerror}) {files.unique()}"
+            digests[path] = f"{_UNREADABLE} ({error.strerror}) {files.unique()}"
             continue
         beside = os.path.dirname(path)
         waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
@@ -86,14 +72,14 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     return digests
 
 
-def unread(inputs: Mapping[str, str]) -> str | None:
-    """Which of the files could not be read, in words; None if all were."""
-    found = [f"{name} {digest.rpartition(' ')[0]}" for name, digest in inputs.items() if digest.startswith(_UNREAD)]
+def unreadable(inputs: Mapping[str, str]) -> str | None:
+    """Name the files that could not be read; None if there are none."""
+    found = [f"{name} {digest.rpartition(' ')[0]}" for name, digest in inputs.items() if digest.startswith(_UNREADABLE)]
     return ", ".join(found) or None
 
 
 def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iterator[str]:
-    """The files that a source's #include lines name, where they are found; `beside` is the folder that quoted names start from."""
+    """Yield the files that a source includes directly, as far as they are found. Quoted names start from `beside`."""
     scan = Scan()
     for kind, name in _INCLUDE.findall(content):
         found = scan.find(kind, name, beside, include_path)
@@ -101,8 +87,8 @@ def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iter
             yield found
 
 
-def plain(path: str) -> str:
-    """A path without ``..`` for the same file: through a linked folder, ``..`` leads to where the link points."""
+def normalized(path: str) -> str:
+    """Return a path to the same file without ``..``, which after a symbolic link leads to the parent of the link's target."""
     normal = os.path.normpath(path)
     if ".." in path and not (os.path.exists(normal) and os.path.samefile(normal, path)):
         return os.path.realpath(path)
@@ -110,12 +96,12 @@ def plain(path: str) -> str:
 
 
 def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] = ()) -> str:
-    """A file's name in a key: the same on every machine.
+    """Return a file's name in a key, the same on every machine.
 
     Args:
         folder: of the op.
-        include: of opjit's own headers.
-        added: include folders of the op's author, who is not bound to keep them beside the op.
+        include: of opjit's headers.
+        added: the author's include folders, which may lie anywhere.
     """
     if path.startswith(folder + os.sep):
         return path[len(folder) + 1:]
@@ -127,15 +113,15 @@ def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] =
     return os.path.relpath(path, folder)
 
 
-def place(name: str, folder: str, added: tuple[str, ...] = ()) -> str:
-    """The path of a file that `portable_name` named, if it is not opjit's own."""
+def path_of(name: str, folder: str, added: tuple[str, ...] = ()) -> str:
+    """Return the path for a name from `portable_name`, except for opjit's own files."""
     kind, slash, rest = name.partition("/")
     numbered = re.fullmatch(r"<include (\d+)>", kind)
     return os.path.join(added[int(numbered[1])], rest) if slash and numbered else os.path.join(folder, name)
 
 
 def read_dependencies(text: str) -> list[Path]:
-    """The prerequisites in a compiler's make-style dependency file."""
+    """Return the prerequisites in a compiler's dependency file (make syntax)."""
     rules = text.replace("\\\n", " ").split("\n")
     names = [name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())]
     return [Path(re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$")) for name in names if name]

@@ -1,4 +1,4 @@
-"""How an op is built for a target: its sources, flags and compilers, and the key that follows from their content."""
+"""How an op is built for a target: sources, flags and compilers, and the key derived from their content."""
 
 import hashlib
 import json
@@ -8,17 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import headers, resources
+from opjit import resources
 from opjit.backends import Flags
-from opjit.schema import Schema
-from opjit.targets import Target
+from opjit.backends.targets import Target
+from opjit.recipe import headers
+from opjit.recipe.schema import Schema
 
-# Counted up when the meaning of a document, or of an entry's files, changes.
-FORMAT = 1
-# Compiled into every library, beside its glue.
-RUNTIME = "opjit_runtime.c"
-# Counted up when glue.py writes something else over one and the same template.
-GLUE_GENERATOR = 1
+FORMAT = 1  # increase it when the meaning of a document, or of an entry's files, changes
+GLUE_GENERATOR = 1  # increase it when glue.py generates other code from the same template
+RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
 
 
 class Recipe(NamedTuple):
@@ -26,8 +24,9 @@ class Recipe(NamedTuple):
 
     Attributes:
         source: the author's kernel for the target's backend.
-        inputs: SHA-256 of every file compiled, by its portable name.
-        toolchain: who compiles; None where there is no compiler, and then `key` is None too.
+        inputs: SHA-256 of every file to compile, by its portable name.
+        toolchain: versions of the compilers; None without a compiler, and then `key` is None, too.
+        label: name of an inline source in messages; None means its path.
     """
 
     schema: Schema
@@ -36,13 +35,17 @@ class Recipe(NamedTuple):
     inputs: Mapping[str, str]
     flags: Flags
     toolchain: Mapping[str, str] | None
+    label: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.schema.qualified} for {self.target}"
 
     @property
     def folder(self) -> Path:
         return self.source.parent
 
     def document(self) -> dict[str, Any]:
-        """What the key is the hash of. Content only: no path, date, host or environment."""
+        """The document whose SHA-256 is the key. It holds content only: no path, date, host or environment."""
         flags = self.flags
         return {
             "format": FORMAT,
@@ -64,47 +67,44 @@ class Recipe(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Identity of what is built, whoever compiles it."""
+        """The key without the compilers; see FORMAT.md."""
         return base_key(self.document())
 
     def inputs_now(self) -> dict[str, str]:
-        """The inputs' digests as the files are at this moment."""
+        """The digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags.include)
 
     def lines(self) -> dict[str, int]:
-        """How many lines each file of the op's own has now, by its portable name: for people, who then see what changed."""
+        """The number of lines of each of the op's own files, by portable name, for messages about changes."""
         found = {}
         for name in self.inputs:
             if not name.startswith("<opjit>/"):
                 with suppress(OSError):
-                    content = Path(headers.place(name, str(self.folder), self.flags.include)).read_bytes()
+                    content = Path(headers.path_of(name, str(self.folder), self.flags.include)).read_bytes()
                     found[name] = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
         return found
 
-    def with_toolchain(self, toolchain: Mapping[str, str]) -> "Recipe":
-        return self._replace(toolchain=toolchain)
-
 
 def document_key(document: Mapping[str, Any]) -> str:
-    """SHA-256 of the document in canonical JSON: sorted names, no spaces, ASCII."""
+    """Return the SHA-256 of a document in canonical JSON: sorted names, no spaces, ASCII."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
 def base_key(document: Mapping[str, Any]) -> str:
-    """The key of all but the compilers."""
+    """Return the key of a document without its compilers."""
     return document_key({**document, "toolchain": None})
 
 
 def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan: headers.Scan | None = None) -> dict[str, str]:
-    """Scan and hash the kernel, the glue's headers and all that they include; `scan` as `headers.closure` takes it."""
+    """Scan and hash the kernel, the runtime, and all headers that they include. For `scan`, see `headers.closure`."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
-    shared = [RUNTIME] if target.backend.stream is None else [RUNTIME, "opjit_cuda.h"]
+    shared = RUNTIME if target.backend.stream is None else (*RUNTIME, "opjit_cuda.h")
     found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added), scan)
     return {headers.portable_name(path, folder, include, added): digest for path, digest in found.items()}
 
 
 @cache
 def _glue_digest() -> str:
-    """Identifies the generated glue without rendering it."""
+    """Identify the generated glue without rendering it."""
     text = "\0".join([str(GLUE_GENERATOR), resources.template("glue.c.in"), resources.template("glue.cu.in")])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""An op's schema as opjit sees it: torch parses the text, this module keeps what the glue needs and refuses the rest."""
+"""An op's schema. torch parses the text; this module keeps what the glue needs and rejects what has no form in C."""
 
 import re
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ SCALARS = ("int", "float", "bool", "str", "ScalarType")
 LISTED = ("int", "float", "bool", "Tensor")
 RETURNED = ("Tensor", "int", "float", "bool")
 
-# torch's name of a type's kind -> ours.
+# torch's name of a kind of type, and opjit's.
 _KINDS = {
     "TensorType": "Tensor",
     "IntType": "int",
@@ -22,13 +22,13 @@ _KINDS = {
     "ScalarTypeType": "ScalarType",
 }
 
-# What to use instead of a type that has no form in C.
+# Alternatives to types that have no form in C.
 _ALTERNATIVES = {
     "DeviceObjType": "take the device from a Tensor argument",
     "NumberType": "use float or int",
     "ComplexType": "use two floats",
     "GeneratorType": "pass a seed as an int",
-    "StreamObjType": "the kernel gets torch's current stream by itself",
+    "StreamObjType": "the kernel receives torch's current stream anyway",
     "DictType": "use one list for the keys and one for the values",
     "ClassType": "pass its parts as Tensors and numbers",
     "LayoutType": "use an int",
@@ -37,7 +37,7 @@ _ALTERNATIVES = {
     "ListType": "use one flat list, and its lengths as another",
 }
 
-# Where torch prints a type by another name than a schema spells it.
+# Types that torch prints by another name than a schema uses.
 _SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "SymInt"}
 
 
@@ -81,35 +81,35 @@ class Schema(NamedTuple):
 
 
 def parse(text: str) -> Schema:
-    """Read ``"ns::name(Tensor x, float a) -> Tensor"``; without ``ns::`` the namespace is ``opjit``.
+    """Parse ``"ns::name(Tensor x, float a) -> Tensor"``. The default namespace is ``opjit``.
 
     Raises:
-        SchemaError: torch cannot parse it, or an opjit op cannot have it; the message names the way out.
+        SchemaError: torch cannot parse it, or it has no form in C; the message gives an alternative.
     """
     qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"
     try:
         parsed = torch._C.parse_schema(qualified)
     except (RuntimeError, UnicodeDecodeError) as error:
-        # Of another letter torch's message quotes a part, or says nothing.
-        told = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
-        raise SchemaError(f"torch cannot parse the schema {text!r}: {told}") from None
+        # torch's message about a non-ASCII letter quotes only a part of it, or is empty.
+        reason = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
+        raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
         raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
     if hasattr(torch._ops._OpNamespace, name) or name in vars(torch._ops._OpNamespace(namespace)):
-        raise SchemaError(f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute that every namespace of torch's has; "
+        raise SchemaError(f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute of every torch namespace; "
                           "choose another name")
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
     results = tuple(_result(text, result) for result in parsed.returns)
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
-        raise SchemaError(f"schema {text!r} takes or returns any number of values; name each of them, or take a list")
+        raise SchemaError(f"schema {text!r} takes or returns any number of values; declare each of them, or take a list")
     names = [argument.name for argument in arguments]
     for repeated in names:
         if names.count(repeated) > 1:
             raise SchemaError(f"schema {text!r} has two arguments named `{repeated}`; rename one")
     if not any(argument.kind == "Tensor" for argument in arguments):
-        raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot tell which device's kernel to call; "
-                          "add one, for example the tensor whose device the result should have")
+        raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot choose a device's kernel; "
+                          "add one, such as a tensor on the result's device")
     number = next((result.kind for result in results if result.kind != "Tensor"), None)
     if number is not None and any(argument.writes for argument in arguments):
         raise SchemaError(f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "

@@ -1,10 +1,10 @@
-"""Whose entries from elsewhere are loaded: Ed25519 keys, and signatures of manifests.
+"""Trust in entries from other machines: Ed25519 keys, and signatures of manifests.
 
-    OPJIT_TRUST=/etc/opjit/ci.pub                      the path of a PEM file, as `opjit keygen` and `openssl pkey -pubout` write it
-    OPJIT_TRUST=ed25519:q83vEj…:/etc/opjit/ci.pub      several, with colons; `ed25519:` stands before the key itself
-    OPJIT_TRUST=unsigned                               anybody's: whoever can write to the remote decides what is run
+    OPJIT_TRUST=/etc/opjit/ci.pub                      path of a PEM file from `opjit keygen` or `openssl pkey -pubout`
+    OPJIT_TRUST=ed25519:q83vEj…:/etc/opjit/ci.pub      several keys, joined by colons; `ed25519:` precedes a key in base64
+    OPJIT_TRUST=unsigned                               no signature needed: anyone who can write to the remote chooses the code
 
-A manifest names its library's size and SHA-256 and everything that the library was built from, so its signature vouches for both.
+A manifest names its library's size and SHA-256, and everything it was built from, so the manifest's signature covers all of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files
-from opjit.bundle import Bundle
 from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.store.bundle import Bundle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,25 +28,21 @@ if TYPE_CHECKING:
 UNSIGNED = "unsigned"
 _INLINE = "ed25519"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,100}", re.ASCII)
-_said: set[str] = set()  # that nothing is checked: once in a process
+_warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
 
 class Trust(NamedTuple):
-    """Whom to believe.
+    """The trusted keys.
 
     Attributes:
-        keys: public ones, 32 bytes each; none means that no signature is asked for.
+        keys: public keys, 32 bytes each; if empty, no signature is required.
     """
 
     keys: tuple[bytes, ...]
 
     def check(self, bundle: Bundle) -> None:
-        """Refuse an entry that no trusted key has signed. Nothing of it is parsed for that.
-
-        Raises:
-            EntryError: it has no signature, or not one of these keys'.
-            RemoteError: the package cryptography is missing.
-        """
+        """Check that a trusted key has signed an entry, without parsing it. Raises EntryError if it has no signature, or none of these keys
+        made it, RemoteError if the package cryptography is missing."""
         if not self.keys:
             return
         if bundle.signature is None:
@@ -61,23 +57,20 @@ class Trust(NamedTuple):
             except InvalidSignature:
                 continue
             return
-        raise EntryError("its signature is not one of the keys' in OPJIT_TRUST: another key has signed it, or it was changed since")
+        raise EntryError("no key in OPJIT_TRUST made its signature: another key did, or the entry was changed afterwards")
 
 
 def configured() -> Trust | None:
-    """What OPJIT_TRUST says; None where it says nothing.
-
-    Raises:
-        RemoteError: it cannot be understood, or one of its files is missing or may have been written by somebody else.
-    """
+    """Read OPJIT_TRUST; None if it is not set. Raises RemoteError if it is invalid, or one of its files is missing or writable by another
+    user."""
     text = os.environ.get("OPJIT_TRUST", "")
     if not text:
         return None
     if text == UNSIGNED:
-        if UNSIGNED not in _said:
-            _said.add(UNSIGNED)
-            warnings.warn(CacheWarning("OPJIT_TRUST=unsigned: whoever can write to the remote decides what this process runs; sign entries "
-                                       "(opjit keygen, opjit cache push --sign) and name the public key instead"), stacklevel=2)
+        if UNSIGNED not in _warned:
+            _warned.add(UNSIGNED)
+            warnings.warn(CacheWarning("OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
+                                       "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"), stacklevel=2)
         return Trust(())
     _need_cryptography()
     parts = [part for part in text.split(os.pathsep) if part]
@@ -86,7 +79,7 @@ def configured() -> Trust | None:
         first = parts.pop(0)
         keys.append(_inline(parts.pop(0) if parts else "") if first == _INLINE else _read_public(first))
     if not keys:
-        raise RemoteError(f"OPJIT_TRUST holds {text!r}, which names nobody: expected public keys, or the one word {UNSIGNED}")
+        raise RemoteError(f"OPJIT_TRUST is {text!r}, which names no key: expected public keys, or the word {UNSIGNED}")
     return Trust(tuple(keys))
 
 
@@ -102,13 +95,13 @@ def _inline(text: str) -> bytes:
 
 
 def _read_public(name: str) -> bytes:
-    """The key of a PEM file that nobody else can have written."""
+    """Read the key in a PEM file that no other user can have written."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     path = Path(os.path.expanduser(name))
-    expected = "expected the absolute path of a PEM file with an Ed25519 public key, ed25519:<base64>, or the one word unsigned"
+    expected = "expected the absolute path of a PEM file with an Ed25519 public key, ed25519:<base64>, or the word unsigned"
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
@@ -117,20 +110,20 @@ def _read_public(name: str) -> bytes:
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
     if problem:
-        raise RemoteError(f"OPJIT_TRUST holds {name!r}, which is not believed: {problem}")
+        raise RemoteError(f"OPJIT_TRUST holds {name!r}, which is not trusted: {problem}")
     if not isinstance(key, Ed25519PublicKey):
         raise RemoteError(f"OPJIT_TRUST holds {name!r}, a key of another kind: {expected}")
     return key.public_bytes_raw()
 
 
 class Signer:
-    """Signs bundles with the private key of a file.
+    """Signs bundles with a private key.
 
     Args:
-        path: of a PEM file (PKCS #8, no password), as `opjit keygen` and ``openssl genpkey -algorithm ed25519`` write it.
+        path: of a PEM file (PKCS #8, no password) from `opjit keygen` or ``openssl genpkey -algorithm ed25519``.
 
     Raises:
-        RemoteError: it cannot be read, is no such key, or others can read it.
+        RemoteError: it cannot be read, is not such a key, or is readable by other users.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +141,7 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
 
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise RemoteError(f"{path} can be read by others, so anybody may sign with it; chmod 600 {path}, or better make a new key")
+            raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
         raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
@@ -159,21 +152,21 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
 
 
 def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:
-    """Make a pair of keys: NAME.key, which only you can read, and NAME.pub, which goes to whoever shall trust it.
+    """Make a pair of keys: NAME.key, readable only by you, and NAME.pub, for everyone who trusts you.
 
     Returns:
-        The private key's path, and the public key as OPJIT_TRUST takes it.
+        The private key's path, and the public key in the form for OPJIT_TRUST.
 
     Raises:
-        RemoteError: the name is none, one of the files is there already, or they cannot be written.
+        RemoteError: the name is invalid, a file exists already, or the files cannot be written.
 
     Example:
-        >>> from opjit import trust
+        >>> from opjit.share import trust
         >>> trust.keygen("ci", "keys")
         (PosixPath('keys/ci.key'), 'ed25519:…')
     """
     if not _NAME.fullmatch(name):
-        raise RemoteError(f"{name!r} cannot be a key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
+        raise RemoteError(f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
     _need_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -193,7 +186,7 @@ def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, st
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        raise RemoteError(f"the keys are not written, and nothing is overwritten: {error}; choose another name or folder") from error
+        raise RemoteError(f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder") from error
     return private, f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}"
 
 

@@ -1,4 +1,4 @@
-"""What a shared library asks for, read from its bytes: the check that stands before every publish and every dlopen."""
+"""What a shared library needs, read from its ELF headers and checked before every publish and every dlopen."""
 
 import re
 import struct
@@ -6,25 +6,25 @@ from typing import NamedTuple
 
 from opjit.errors import EntryError
 
-MACHINES = {"x86_64": 62, "aarch64": 183}  # by the numbers that ELF has for them
+MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
 _FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
 _FATBIN_CUBIN = 2
 _ONLY_THIS_CHIP, _ONLY_THIS_FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
 
-# The only run path a binary may have: torch's libraries are in the process already, found by their names.
+# The only run path that a binary may have: the process has loaded torch's libraries already.
 RUN_PATH = "$ORIGIN"
 
 
 class Binary(NamedTuple):
-    """A shared library's demands.
+    """What a shared library needs and holds.
 
     Attributes:
         machine: ``"x86_64"`` or ``"aarch64"``.
-        needed: libraries it asks for (DT_NEEDED).
-        run_path: where it would have them looked for (DT_RUNPATH or DT_RPATH), or None.
-        cuda_archs: archs of the machine code in its CUDA fat binaries, such as ``{"sm_90"}``.
+        needed: libraries (DT_NEEDED).
+        run_path: DT_RUNPATH or DT_RPATH, or None.
+        cuda_archs: archs with machine code in its CUDA fat binaries, such as ``{"sm_90"}``.
     """
 
     machine: str
@@ -34,32 +34,26 @@ class Binary(NamedTuple):
 
 
 def inspect(content: bytes) -> Binary:
-    """Read a 64-bit little-endian ELF shared library.
-
-    Raises:
-        EntryError: the bytes are not one, or are damaged.
-    """
+    """Read a 64-bit little-endian ELF shared library. Raises EntryError if it is something else, or damaged."""
     try:
         return _inspect(content)
     except (struct.error, IndexError, ValueError, OverflowError) as error:
-        raise EntryError(f"the library is not a shared library that can be read: {error}") from None
+        raise EntryError(f"the library is not a readable shared library: {error}") from None
 
 
 def machine(content: bytes) -> str:
-    """``"x86_64"`` or ``"aarch64"``: what an ELF library or program is for.
-
-    Raises:
-        EntryError: the bytes are neither.
-    """
+    """The machine of an ELF library or program: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is neither a
+    library nor a program."""
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
-        raise EntryError("it is no 64-bit little-endian ELF file")
+        raise EntryError("it is not a 64-bit little-endian ELF file")
     number = struct.unpack_from("<H", content, 18)[0]
     return next((name for name, known in MACHINES.items() if known == number), "another machine")
 
 
 def _inspect(content: bytes) -> Binary:
-    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", content, 16)[0] != 3:
-        raise ValueError("no 64-bit little-endian ELF shared object")
+    name = machine(content)
+    if struct.unpack_from("<H", content, 16)[0] != 3:
+        raise ValueError("not an ELF shared object")
     offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
     segments = [struct.unpack_from("<IIQQQQ", content, offset + i * size) for i in range(count)]
     loads = [(s[3], s[2], s[5]) for s in segments if s[0] == _PT_LOAD]  # address, offset, size in the file
@@ -77,11 +71,11 @@ def _inspect(content: bytes) -> Binary:
 
     needed = frozenset(text(value) for tag, value in tags if tag == _NEEDED)
     run_paths = {text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)}
-    return Binary(machine(content), needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
+    return Binary(name, needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
 
 
 def _cuda_archs(content: bytes) -> list[str]:
-    """Walk the fat binaries: a header, then entries that each start with kind, header size, payload size, and arch."""
+    """Walk the fat binaries: a header, then entries that each start with kind, header size, payload size and arch."""
     archs = []
     start = content.find(_FATBIN_MAGIC)
     while start >= 0:
@@ -90,7 +84,7 @@ def _cuda_archs(content: bytes) -> list[str]:
         while at < end:
             kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", content, at)
             if entry_header < 32:
-                break  # not an entry: the magic number was part of something else
+                break  # the magic number was part of other data
             if kind == _FATBIN_CUBIN:
                 number, features = struct.unpack_from("<I8xI", content, at + 28)
                 archs.append(f"sm_{number}{'a' if features & _ONLY_THIS_CHIP else 'f' if features & _ONLY_THIS_FAMILY else ''}")
@@ -100,21 +94,18 @@ def _cuda_archs(content: bytes) -> list[str]:
 
 
 def _link_name(library: str) -> str | None:
-    """``z`` of ``libz.so.1``; None of what is no plain library's name, such as a path."""
+    """``"z"`` for ``"libz.so.1"``; None for a path or another name that is not a library's."""
     found = re.fullmatch(r"lib([\w+.-]+?)\.so(\.\d+)*", library)
     return found[1] if found else None
 
 
 def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str],
-          declared: frozenset[str] = frozenset()) -> Binary:
-    """Refuse a library that is for another machine or asks for anything it should not.
+          declared: frozenset[str] = frozenset()) -> None:
+    """Check a library's machine, run path, needed libraries and CUDA archs. Raises EntryError if one of them is wrong.
 
     Args:
-        allowed: libraries that it may ask for.
-        declared: more of them, as they are named for a linker: ``"z"`` for ``libz.so.1``.
-
-    Raises:
-        EntryError: names what is wrong.
+        allowed: libraries that it may need.
+        declared: more of them, by their linker names: ``"z"`` for ``libz.so.1``.
     """
     found = inspect(content)
     if found.machine != machine:
@@ -123,8 +114,7 @@ def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: fro
         raise EntryError(f"the library's run path is {found.run_path!r}, not {RUN_PATH!r}")
     extra = [name for name in sorted(found.needed - allowed) if _link_name(name) not in declared]
     if extra:
-        raise EntryError(f"the library asks for {', '.join(extra)}, which an op may not need without declaring it in extra_ldflags")
+        raise EntryError(f"the library needs {', '.join(extra)}, which the op does not declare in extra_ldflags")
     if not cuda_archs <= found.cuda_archs:
-        raise EntryError(f"the library holds CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
+        raise EntryError(f"the library has CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
                          f"not for {', '.join(sorted(cuda_archs))}")
-    return found

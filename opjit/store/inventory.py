@@ -1,4 +1,4 @@
-"""What lies in a store, as the folders tell it: names, sizes and dates. Nothing is verified, and no file is opened."""
+"""The entries of a store by their folders: names, sizes and dates. Nothing is verified, no file is opened."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store import SPECIAL, Store
+from opjit.store.store import SPECIAL, Store
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Item(NamedTuple):
-    """An entry, as far as its folder shows it.
+    """An entry's folder.
 
     Attributes:
         op: qualified name of an op, or ``cpp_extension::<name>``.
         arch: name of the target's folder: ``x86-64-v3``, ``sm_90.cuda13``.
         key: the folder's name.
-        size: bytes of all its files.
-        read, written: when its library was, in seconds since 1970. Linux writes down a read about once a day; on a filesystem that is
-            mounted with noatime it does not.
-        published: when the folder appeared, by the filesystem's own clock.
+        size: of all its files, in bytes.
+        read, written: the library's access and modification time, in seconds since 1970. Linux updates the access time about once a
+            day, and never on a filesystem mounted with noatime.
+        published: when the folder appeared, by the filesystem's clock.
     """
 
     folder: Path
@@ -37,12 +37,12 @@ class Item(NamedTuple):
 
     @property
     def used(self) -> float:
-        """When it was used last, as well as that is known."""
+        """The last known use."""
         return max(self.read, self.written)
 
 
 def scan(store: Store) -> Iterator[Item]:
-    """All entries, in no order. What looks like none is left out, and so is what goes away meanwhile."""
+    """Yield all entries, unordered. Skips other folders, and entries that are being removed."""
     for op in folders(store.base):
         if op.name in SPECIAL:
             continue
@@ -55,7 +55,7 @@ def scan(store: Store) -> Iterator[Item]:
 
 
 def folders(path: str | Path) -> list[os.DirEntry[str]]:
-    """The folders in a folder, no symbolic links among them; none where it cannot be read."""
+    """The folders in a folder, without symbolic links; none if it cannot be read."""
     try:
         with os.scandir(path) as found:
             return [entry for entry in found if entry.is_dir(follow_symlinks=False)]
@@ -71,7 +71,7 @@ def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item | None:
             for file in found:
                 status = file.stat(follow_symlinks=False)
                 size += status.st_size
-                if file.name.endswith(".so") or status.st_mode & 0o100:  # the library, or the program that an extension makes
+                if file.name.endswith(".so") or status.st_mode & 0o100:  # the library or program
                     read, written = max(read, status.st_atime), max(written, status.st_mtime)
     except OSError:
         return None

@@ -1,27 +1,27 @@
-"""manifest.json: what an entry is. Written last, read strictly; an entry without a good one does not exist."""
+"""manifest.json: the description of an entry. It is written last and read strictly; without a valid one there is no entry."""
 
 import json
 import re
 from typing import Any, NamedTuple
 
 from opjit.errors import EntryError
-from opjit.recipe import FORMAT, document_key
+from opjit.recipe.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
-_LONGEST = 30 * 86400.0  # seconds; a build that took longer is a slip of the pen
-_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # a program that a C++ extension makes has no .so
+_LONGEST = 30 * 86400.0  # seconds; a longer build time is an error in the manifest
+_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # an extension built as a program has no .so
 
 
 class Manifest(NamedTuple):
     """An entry's description.
 
     Attributes:
-        key: SHA-256 of `document`; also the entry's folder name.
-        document: what the entry was built from (see Recipe.document).
-        library: file name of the shared library, or of the program that a C++ extension makes.
+        key: SHA-256 of `document`; also the name of the entry's folder.
+        document: everything that decides the library's bytes (see Recipe.document).
+        library: file name of the shared library, or of an extension's program.
         size, sha256: of the library.
-        built_with: versions for people to read; nothing depends on them.
+        built_with: versions and times for people; no decision depends on them.
     """
 
     key: str
@@ -33,20 +33,16 @@ class Manifest(NamedTuple):
 
     @property
     def link(self) -> tuple[str, ...]:
-        """The flags it was linked with.
-
-        Raises:
-            EntryError: the document has none.
-        """
+        """The linker flags. Raises EntryError if the document has none."""
         flags = self.document.get("flags")
         link = flags.get("link") if isinstance(flags, dict) else None
         if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
-            raise EntryError("the manifest does not say what its library was linked with")
+            raise EntryError("the manifest has no linker flags")
         return tuple(link)
 
     @property
     def seconds(self) -> float:
-        """What the build took; 0 where that is not said."""
+        """The build time; 0 if unknown."""
         try:
             seconds = float(self.built_with.get("seconds", 0))
         except (TypeError, ValueError):
@@ -59,35 +55,31 @@ class Manifest(NamedTuple):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names differ: of two values for one name, two readers might believe one each."""
+    """A JSON object without duplicate names: two readers could each believe one of two values."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("an object has a name twice")
     return found
 
 
 def parse(text: bytes) -> Manifest:
-    """Read a manifest of this format.
-
-    Raises:
-        EntryError: it is damaged, of another format, or does not agree with itself.
-    """
+    """Parse a manifest. Raises EntryError if it is damaged, has another format, or contradicts itself."""
     try:
         fields = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise EntryError("the manifest is of another format")
+        raise EntryError("the manifest has another format")
     expected = {"format": int, "key": str, "document": dict, "library": str, "size": int, "sha256": str, "built_with": dict}
     if fields.keys() != expected.keys() or any(type(fields[name]) is not kind for name, kind in expected.items()):
         raise EntryError("the manifest does not have the fields of its format")
     del fields["format"]
     manifest = Manifest(**fields)
     if not _LIBRARY.fullmatch(manifest.library):
-        raise EntryError("the manifest's library has no name that opjit gives one")
+        raise EntryError("the manifest's library has an invalid name")
     try:
         if document_key(manifest.document) != manifest.key:
-            raise EntryError("the manifest's key is not the key of its document")
+            raise EntryError("the manifest's key is not its document's SHA-256")
     except (TypeError, ValueError, RecursionError) as error:
-        raise EntryError(f"the manifest's document has no key: {error}") from None
+        raise EntryError(f"the manifest's document cannot be hashed: {error}") from None
     return manifest

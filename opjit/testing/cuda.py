@@ -1,4 +1,4 @@
-"""What only an op on CUDA can break: graphs and streams."""
+"""Checks for CUDA only: graphs and streams."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 import torch
 
-from opjit.checks.check import Check, add
-from opjit.op import Op
-from opjit.samples import Sample, Skipped, assert_same, listed, memory, outcome, replica, samples
+from opjit.declare.op import Op
+from opjit.testing.checks import Check, add
+from opjit.testing.samples import Sample, Skipped, as_list, assert_same, effects, replica, samples, storage_bytes
 
 CHECKS: list[Check] = []
 
 
-def _filled_later(sample: Sample) -> tuple[Sample, Callable[[], None]]:
-    """A copy whose memory holds zeros, and what fills it."""
+def _zeroed(sample: Sample) -> tuple[Sample, Callable[[], None]]:
+    """A copy full of zeros, and a function that fills it with the sample's data."""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def make(tensor: torch.Tensor) -> torch.Tensor:
         copy = replica(tensor)
-        memory(copy).zero_()
+        storage_bytes(copy).zero_()
         copies.append((copy, tensor))
         return copy
 
     def fill() -> None:
         for copy, tensor in copies:
-            memory(copy).copy_(memory(tensor))
+            storage_bytes(copy).copy_(storage_bytes(tensor))
 
     return sample.map(make), fill
 
 
-def _left(op: Op, sample: Sample) -> list[Any]:
-    """Like `outcome`, in place."""
-    return [*listed(op.overload(*sample.args, **sample.kwargs)), *(sample.tensors() if op.schema.mutates else [])]
+def _effects_in_place(op: Op, sample: Sample) -> list[Any]:
+    """Like `effects`, but on the sample itself."""
+    return [*as_list(op.overload(*sample.args, **sample.kwargs)), *(sample.tensors() if op.schema.mutates else [])]
 
 
 def _needs_cuda(device: str) -> None:
@@ -43,15 +43,15 @@ def _needs_cuda(device: str) -> None:
 
 @add(CHECKS, "cuda graph")
 def _cuda_graph(op: Op, device: str) -> str:
-    """Captured in a CUDA graph on zeros and replayed on the samples, it gives the same."""
+    """A CUDA graph captured on zeros gives the same results when it is replayed on the samples."""
     _needs_cuda(device)
     if op.schema.mutates:
-        raise Skipped("the op writes its arguments, so a second replay is another call")
-    expected = [outcome(op.overload, op, sample) for sample in samples(op, device)]
-    calls = [_filled_later(sample) for sample in samples(op, device)]
+        raise Skipped("the op writes its arguments, so each replay starts from other values")
+    expected = [effects(op.overload, op, sample) for sample in samples(op, device)]
+    calls = [_zeroed(sample) for sample in samples(op, device)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [_left(op, sample) for sample, _ in calls]
+        found = [_effects_in_place(op, sample) for sample, _ in calls]
     for _, fill in calls:
         fill()
     for _ in range(2):
@@ -64,17 +64,17 @@ def _cuda_graph(op: Op, device: str) -> str:
 
 @add(CHECKS, "cuda stream")
 def _cuda_stream(op: Op, device: str) -> str:
-    """The current stream is the one used: the samples arrive on it after a while, and on any other the op would read zeros."""
+    """The op runs on the current stream: the data arrives there late, so on any other stream the op would read zeros."""
     _needs_cuda(device)
-    expected = [outcome(op.overload, op, sample) for sample in samples(op, device)]
-    calls = [_filled_later(sample) for sample in samples(op, device)]
+    expected = [effects(op.overload, op, sample) for sample in samples(op, device)]
+    calls = [_zeroed(sample) for sample in samples(op, device)]
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(100_000_000)
         for _, fill in calls:
             fill()
-        found = [_left(op, sample) for sample, _ in calls]
+        found = [_effects_in_place(op, sample) for sample, _ in calls]
     side.synchronize()
     for got, wanted, (sample, _) in zip(found, expected, calls, strict=True):
         assert_same(got, wanted, sample)

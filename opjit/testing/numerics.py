@@ -1,4 +1,4 @@
-"""What an op gives: the reference's results for any layout, dtype, size and thread, and nothing written that is not marked."""
+"""Checks of results: the reference's, for any layout, dtype, size and thread; and no write to an unmarked argument."""
 
 from __future__ import annotations
 
@@ -8,101 +8,101 @@ from math import inf, nan
 
 import torch
 
-from opjit.checks.check import Check, add, expect_sentence
-from opjit.op import Op
-from opjit.samples import (
+from opjit.declare.op import Op
+from opjit.testing.checks import Check, add, expect_one_line
+from opjit.testing.samples import (
     LAYOUTS,
     Sample,
     Skipped,
     assert_same,
+    distinct_samples,
+    effects,
     floating,
-    kinds,
-    laid_out,
-    memory,
     meta,
-    outcome,
     replica,
     resized,
     samples,
+    storage_bytes,
     tensors_of,
+    with_layout,
 )
 
-# What the check of dtypes tries. An op takes a dtype or refuses it in a sentence.
+# The dtypes that the check "dtypes" tries.
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
           torch.float64, torch.complex64)
 _DRAWN = 40  # shapes that hypothesis draws
 CHECKS: list[Check] = []
 
 
-def _agrees(op: Op, sample: Sample) -> bool | None:
-    """Whether the op takes a call, and then its results are the reference's; None where the reference itself refuses the call.
+def _compare(op: Op, sample: Sample) -> bool | None:
+    """Compare op and reference: True if the op takes the call, False if it rejects it, None if the reference rejects it.
 
     Raises:
-        AssertionError: the results differ, or the refusal is no sentence.
+        AssertionError: the results differ, or the op's error is not one line.
     """
     try:
-        expected = outcome(op.plain, op, sample)
-    except Exception:  # whatever the reference says to a call that makes no sense
+        expected = effects(op.plain, op, sample)
+    except Exception:  # any error of the reference means that the call makes no sense
         return None
     try:
-        got = outcome(op.overload, op, sample)
+        got = effects(op.overload, op, sample)
     except RuntimeError as error:
-        expect_sentence(op, error, sample)
+        expect_one_line(op, error, sample)
         return False
     assert_same(got, expected, sample)
     return True
 
 
-def _judged(answers: Iterable[bool | None], what: str) -> str:
-    """The note for calls that the op may take or refuse."""
+def _summarise(answers: Iterable[bool | None], what: str) -> str:
+    """The note on calls that the op may take or reject."""
     known = [answer for answer in answers if answer is not None]
     if not known:
-        raise Skipped(f"the reference takes no {what} made from the samples")
+        raise Skipped(f"the reference takes no {what} derived from the samples")
     taken = sum(known)
-    return f"{taken} {what}" + (f", {len(known) - taken} refused in a sentence" if taken < len(known) else "")
+    return f"{taken} {what}" + (f", {len(known) - taken} rejected with a one-line error" if taken < len(known) else "")
 
 
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
-    """Results are the reference's, on every sample."""
+    """Results equal the reference's on every sample."""
     calls = samples(op, device)
     for sample in calls:
-        assert_same(outcome(op.overload, op, sample), outcome(op.plain, op, sample), sample)
+        assert_same(effects(op.overload, op, sample), effects(op.plain, op, sample), sample)
     return f"{len(calls)} samples"
 
 
 @add(CHECKS, "fake kernel")
 def _fake(op: Op, device: str) -> str:
-    """Results look as the fake kernel says."""
+    """Results have the shapes, dtypes and strides that the fake kernel gives."""
     for sample in samples(op, device):
         got = tensors_of(op.overload(*sample.map(replica).args, **sample.map(replica).kwargs))
         fake = sample.map(meta)
         try:
-            said = tensors_of(op.overload(*fake.args, **fake.kwargs))
+            fake_results = tensors_of(op.overload(*fake.args, **fake.kwargs))
         except RuntimeError as error:
-            if "output Tensor with data-dependent shape" in str(error):  # torch's sentence to a fake kernel with a new_dynamic_size()
-                raise Skipped("a size of the result depends on elements, which meta tensors have not") from None
+            if "output Tensor with data-dependent shape" in str(error):  # torch's message for new_dynamic_size()
+                raise Skipped("a size of the result depends on elements, which meta tensors do not have") from None
             raise
         if not got:
             raise Skipped("the op returns no tensor")
-        looks = [[(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, said)]
-        assert looks[0] == looks[1], (f"on ({sample}) the kernel makes {looks[0]}, and the fake kernel says {looks[1]} "
-                                      "(shape, dtype, strides, layout)")
+        actual, promised = ([(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, fake_results))
+        assert actual == promised, (f"on ({sample}) the kernel makes {actual}, but the fake kernel {promised} "
+                                    "(shape, dtype, strides, layout)")
         assert {r.device.type for r in got} == {device}, f"on ({sample}) a result is not on {device}"
-        assert {r.device.type for r in said} == {"meta"}, f"on ({sample}) the fake kernel's result is not on its inputs' device"
+        assert {r.device.type for r in fake_results} == {"meta"}, f"on ({sample}) the fake kernel's result is not on its inputs' device"
     return "shapes, dtypes, strides"
 
 
 @add(CHECKS, "nan and inf")
 def _special(op: Op, device: str) -> str:
-    """NaN and infinities come out as from the reference."""
-    for sample in kinds(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
+    """NaN and infinities give the reference's results."""
+    for sample in distinct_samples(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
         for index, tensor in enumerate(sample.tensors()):
             for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
                 changed = replica(tensor)
                 changed[(0,) * tensor.dim()] = special
                 call = sample.replace(index, changed)
-                assert_same(outcome(op.overload, op, call), outcome(op.plain, op, call), f"{sample}, {special} in tensor {index}")
+                assert_same(effects(op.overload, op, call), effects(op.plain, op, call), f"{sample}, {special} in tensor {index}")
     return "in every tensor"
 
 
@@ -112,11 +112,11 @@ def _inputs(op: Op, device: str) -> str:
     if op.schema.mutates:
         raise Skipped("the op writes its arguments")
     for sample in samples(op, device):
-        before = [(memory(t).clone(), t._version) for t in sample.tensors()]
+        before = [(storage_bytes(t).clone(), t._version) for t in sample.tensors()]
         found = tensors_of(op.overload(*sample.args, **sample.kwargs))
         for t, (content, version) in zip(sample.tensors(), before, strict=True):
-            assert torch.equal(memory(t), content), f"on ({sample}) the kernel writes into an input that the schema does not mark"
-            assert t._version == version, f"on ({sample}) the op says that it wrote an input that the schema does not mark"
+            assert torch.equal(storage_bytes(t), content), f"on ({sample}) the kernel writes into an input that the schema does not mark"
+            assert t._version == version, f"on ({sample}) the op raises the version of an input that the schema does not mark"
         places = [t.untyped_storage().data_ptr() for t in (*sample.tensors(), *found) if t.untyped_storage().nbytes()]
         inputs = {t.untyped_storage().data_ptr() for t in sample.tensors() if t.untyped_storage().nbytes()}
         assert len(set(places) - inputs) == sum(r.untyped_storage().nbytes() > 0 for r in found), f"on ({sample}) two tensors share memory"
@@ -125,78 +125,81 @@ def _inputs(op: Op, device: str) -> str:
 
 @add(CHECKS, "strides")
 def _strides(op: Op, device: str) -> str:
-    """Tensors that are not contiguous give the same, or are refused in a sentence."""
-    layouts = [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
-    calls = kinds(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()))
-    return _judged((_agrees(op, sample.map(lambda t, layout=layout: laid_out(t, layout)))  # type: ignore[misc]
-                    for sample in calls for layout in layouts), "layouts")
+    """Tensors that are not contiguous give the same results, or a one-line error."""
+    calls = distinct_samples(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()))
+    return _summarise((_compare(op, sample.map(lambda t, layout=layout: with_layout(t, layout)))  # type: ignore[misc]
+                    for sample in calls for layout in _layouts(op)), "layouts")
+
+
+def _layouts(op: Op) -> list[str]:
+    """An op cannot write a tensor whose elements share memory."""
+    return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
 
 
 @add(CHECKS, "dtypes")
 def _dtypes(op: Op, device: str) -> str:
-    """Each dtype gives the reference's result, or is refused in a sentence."""
+    """Each dtype gives the reference's results, or a one-line error."""
     taken: list[str] = []
-    refused: list[str] = []
+    rejected: list[str] = []
     for dtype in DTYPES:
-        for sample in kinds(op, device, 2, lambda sample: 0 < sample.numel <= 1000):
+        for sample in distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000):
             some = floating(sample)
-            answer = _agrees(op, sample.map(lambda t, dtype=dtype, some=some:  # type: ignore[misc]
+            answer = _compare(op, sample.map(lambda t, dtype=dtype, some=some:  # type: ignore[misc]
                                             t.to(dtype) if t.dtype.is_floating_point or not some else t))
             if answer is not None:
-                (taken if answer else refused).append(str(dtype).removeprefix("torch."))
-    if not taken and not refused:
+                (taken if answer else rejected).append(str(dtype).removeprefix("torch."))
+    if not taken and not rejected:
         raise Skipped("the reference takes none of the dtypes")
-    return f"{', '.join(dict.fromkeys(taken))}" + (f"; refused: {', '.join(dict.fromkeys(refused))}" if refused else "")
+    return f"{', '.join(dict.fromkeys(taken))}" + (f"; rejected: {', '.join(dict.fromkeys(rejected))}" if rejected else "")
 
 
 @add(CHECKS, "empties")
 def _empties(op: Op, device: str) -> str:
-    """A size of 0 gives the reference's result, or is refused in a sentence."""
+    """A size of 0 gives the reference's results, or a one-line error."""
     def answers() -> Iterable[bool | None]:
-        for sample in kinds(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors())):
+        for sample in distinct_samples(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors())):
             known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
             for empty in known:
                 changed = resized(sample, [0 if size == empty else size for size in known])
                 if changed is not None:
-                    yield _agrees(op, changed)
+                    yield _compare(op, changed)
 
-    return _judged(answers(), "empty shapes")
+    return _summarise(answers(), "empty shapes")
 
 
 @add(CHECKS, "drawn shapes")
 def _drawn(op: Op, device: str) -> str:
-    """Shapes that hypothesis draws give the reference's results, or are refused in a sentence."""
+    """Shapes that hypothesis draws give the reference's results, or a one-line error."""
     try:
         from hypothesis import HealthCheck, Phase, given, settings
         from hypothesis import strategies as st
     except ImportError:
         raise Skipped("hypothesis is not installed: pip install 'opjit[test]'") from None
-    calls = [sample for sample in kinds(op, device, 8, floating) if resized(sample, [1]) is not None]
+    calls = [sample for sample in distinct_samples(op, device, 8, floating) if resized(sample, [1]) is not None]
     if not calls:
-        raise Skipped("no sample has floating tensors only, whose sizes could be drawn")
+        raise Skipped("no sample has only floating-point tensors, so no sizes can be drawn")
     answers: list[bool | None] = []
-    layouts = ["contiguous", *(layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates)]
 
     @settings(max_examples=_DRAWN, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
               phases=[Phase.generate, Phase.shrink])
     @given(st.sampled_from(range(len(calls))), st.lists(st.integers(0, 17) | st.sampled_from([31, 64, 65]), min_size=4, max_size=4),
-           st.sampled_from(layouts))
+           st.sampled_from(["contiguous", *_layouts(op)]))
     def agrees(index: int, sizes: list[int], layout: str) -> None:
         call = resized(calls[index], sizes)
         assert call is not None
-        answers.append(_agrees(op, call.map(lambda t: laid_out(t, layout))))
+        answers.append(_compare(op, call.map(lambda t: with_layout(t, layout))))
 
     agrees()
-    return _judged(answers, "shapes")
+    return _summarise(answers, "shapes")
 
 
 @add(CHECKS, "threads")
 def _threads(op: Op, device: str) -> str:
-    """Other threads get the same results."""
+    """Four threads at once get the same results."""
     calls = samples(op, device)
-    expected = [outcome(op.overload, op, sample) for sample in calls]
+    expected = [effects(op.overload, op, sample) for sample in calls]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda sample: outcome(op.overload, op, sample), calls))
+        found = list(pool.map(lambda sample: effects(op.overload, op, sample), calls))
     for sample, one, wanted in zip(calls, found, expected, strict=True):
         assert_same(one, wanted, f"{sample}, four threads")
     return "4 at once"

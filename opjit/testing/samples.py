@@ -1,4 +1,4 @@
-"""The calls that an op is checked with: its samples, and what is made of them by changing layouts, sizes and memory."""
+"""The calls that check an op: its samples, variants of them with other layouts and sizes, and comparisons of results."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from opjit.op import Op
+from opjit.declare.op import Op
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 _SMALL = 10_000  # elements
 
 
 class Skipped(unittest.SkipTest):
-    """A check has nothing to say about an op; the text is the reason. pytest knows it as a skip."""
+    """A check does not apply to an op; the text says why. pytest reports it as a skip."""
 
 
 class Sample(NamedTuple):
@@ -26,20 +26,20 @@ class Sample(NamedTuple):
     kwargs: dict[str, Any]
 
     def tensors(self) -> list[torch.Tensor]:
-        return [value for value in tree_flatten(tuple(self))[0] if isinstance(value, torch.Tensor)]
+        return tensors_of(tuple(self))
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Sample:
-        """The same call with every tensor changed."""
+        """The same call with each tensor changed."""
         return Sample(*tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, tuple(self)))
 
     def replace(self, index: int, tensor: torch.Tensor) -> Sample:
-        """The same call with another tensor in one place."""
+        """The same call with one tensor replaced."""
         tensors = iter(range(len(self.tensors())))
         return self.map(lambda value: tensor if next(tensors) == index else value)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What makes a sample worth a check of its own."""
+        """Samples of one kind test the same."""
         return (*((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()), str(self.kwargs))
 
     @property
@@ -67,11 +67,11 @@ def samples(op: Op, device: str) -> list[Sample]:
     return [Sample(*sample) for sample in op.sample(device)]
 
 
-def kinds(op: Op, device: str, most: int, keep: Callable[[Sample], bool] = lambda sample: True) -> list[Sample]:
-    """At most so many small samples, no two of a kind, from all over the declared ones.
+def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True) -> list[Sample]:
+    """Small samples of different kinds, spread over the declared ones.
 
     Raises:
-        Skipped: the op declares none.
+        Skipped: the op declares none that `keep` accepts.
     """
     found: dict[tuple[Any, ...], Sample] = {}
     for sample in samples(op, device):
@@ -79,52 +79,52 @@ def kinds(op: Op, device: str, most: int, keep: Callable[[Sample], bool] = lambd
             found.setdefault(sample.kind, sample)
     one_of_each = list(found.values())
     if not one_of_each:
-        raise Skipped("the op declares no sample for it")
-    step = max(1.0, len(one_of_each) / most)
-    return [one_of_each[int(index * step)] for index in range(min(most, len(one_of_each)))]
+        raise Skipped("the op declares no sample of the kind that this check needs")
+    step = max(1.0, len(one_of_each) / at_most)
+    return [one_of_each[int(index * step)] for index in range(min(at_most, len(one_of_each)))]
 
 
-def listed(result: Any) -> list[Any]:
+def as_list(result: Any) -> list[Any]:
     if result is None:
         return []
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def assert_same(got: Any, expected: Any, where: object = None, tolerance: Mapping[str, float] | None = None) -> None:
-    """Within torch's own tolerance, if no other is given; the structure, dtypes and devices too."""
+    """Compare structure, dtypes, devices and values; the default tolerance is torch's."""
     try:
-        torch.testing.assert_close(listed(got), listed(expected), equal_nan=True, **(tolerance or {}))  # type: ignore[arg-type]
+        torch.testing.assert_close(as_list(got), as_list(expected), equal_nan=True, **(tolerance or {}))  # type: ignore[arg-type]
     except AssertionError as error:
         raise AssertionError(f"{f'on ({where}): ' if where is not None else ''}{error}") from None
 
 
 def assert_close_enough(got: Any, expected: Any, where: object) -> None:
-    """For runs that look for something else than rounding."""
+    """Compare loosely, for runs that do not test rounding."""
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-1, equal_nan=True, msg=lambda text: f"on ({where}): {text}")
 
 
-def outcome(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
-    """All that a call leaves: its results and, for an op that writes arguments, those; the sample stays as it is."""
+def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
+    """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
     if not op.schema.mutates:
-        return listed(call(*sample.args, **sample.kwargs))
+        return as_list(call(*sample.args, **sample.kwargs))
     own = sample.map(replica)
-    return [*listed(call(*own.args, **own.kwargs)), *own.tensors()]
+    return [*as_list(call(*own.args, **own.kwargs)), *own.tensors()]
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes that a tensor's storage has, also the ones between its elements."""
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor's storage, including the gaps between its elements."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def replica(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the same elements, strides and gaps, in memory of its own."""
+    """A copy with the same strides and gaps."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return tensor.clone()
-    storage = memory(tensor).clone().untyped_storage()
+    storage = storage_bytes(tensor).clone().untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
@@ -137,24 +137,26 @@ def differentiable(op: Op) -> bool:
 
 
 def gradients(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
-    """The floating inputs' gradients from each call, for results that all count differently. Only results that every call can
-    differentiate count: an op may mark one of its own as not differentiable. Nothing where no result is."""
+    """The gradients of the floating-point inputs from each call, with different weights for all results.
+
+    Results that some call cannot differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight.
+    """
     with torch.no_grad():
         if not any(result.dtype.is_floating_point for result in tensors_of(calls[0](*sample.args, **sample.kwargs))):
-            return []  # torch's own ops raise for a result that cannot have a gradient
-    inputs = [leaves(sample) for _ in calls]
+            return []  # some of torch's ops raise an error here
+    inputs = [with_gradients(sample) for _ in calls]
     results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
     counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
     if not counted:
         return []
-    shown = [results[0][index] for index in counted]
-    seeds = [torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64).cos().to(r.dtype).reshape(r.shape) for r in shown]
+    weighted = [results[0][index] for index in counted]
+    seeds = [torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64).cos().to(r.dtype).reshape(r.shape) for r in weighted]
     return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
                                      allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
 
 
 def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
-    """Whether there are any."""
+    """Compare the gradients of the calls. Returns whether there are any."""
     found = gradients(sample, *calls)
     for other in found[1:]:
         for index, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
@@ -165,23 +167,23 @@ def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
 
 
 def _rounding(gradient: torch.Tensor) -> dict[str, float]:
-    """The tolerance of a gradient in half precision, of whose steps each was rounded: some units of the largest, not of each itself."""
+    """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
     if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
         return {}
     eps, largest = torch.finfo(gradient.dtype).eps, gradient.abs().nan_to_num(0, 0, 0).max().item()
     return {"rtol": 2 * eps, "atol": 8 * eps * largest}
 
 
-def leaves(sample: Sample) -> Sample:
+def with_gradients(sample: Sample) -> Sample:
     return sample.map(lambda t: t.detach().requires_grad_(t.dtype.is_floating_point))
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    return [value for value in listed(result) if isinstance(value, torch.Tensor)]
+    return [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
 
 
-def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same elements with other strides; ``expanded`` repeats the first of each leading dimension."""
+def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same elements with other strides; ``expanded`` repeats the first along the first dimension."""
     if layout == "transposed":
         turned = tuple(reversed(range(tensor.dim())))
         return tensor.permute(turned).contiguous().permute(turned)
@@ -195,9 +197,9 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
-    """The call with each size above 1 replaced, wherever it occurs, so that what belongs together stays together.
+    """The call with each size above 1 replaced everywhere it occurs, so that tensors of equal sizes keep equal sizes.
 
-    The elements are the sample's own, over and over. None where that cannot be done.
+    The sample's elements are repeated as needed. None if the sample has no such size, or not only floating-point tensors.
     """
     known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
     if not known or not all(t.numel() and t.dtype.is_floating_point for t in sample.tensors()):

@@ -1,9 +1,8 @@
-"""An op's samples under the sanitizers, in a process of their own: gcc's address and undefined for C, compute-sanitizer's for CUDA.
+"""An op's samples under sanitizers, in a child process: gcc's address and undefined for C, compute-sanitizer's tools for CUDA.
 
-The CPU's kernel is compiled once more, with the sanitizers in it, and takes the place of the op's own in the child process. torch
-itself is not built for them: its allocations are checked, its mixture of new and free is not. Under compute-sanitizer the samples
-are made on the CPU and copied, so that hardly any kernel but the op's runs, and torch's caching allocator is off, so that each
-tensor is an allocation that the tool knows.
+For C, the kernel is compiled again with the sanitizers, and the child process calls that. torch itself is not instrumented: its
+allocations are checked, but not its mixture of new and free. Under compute-sanitizer, samples are made on the CPU and copied, so that
+almost only the op's kernels run; torch's caching allocator is off, so that each tensor is an allocation of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +18,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_map
 
-from opjit import api, backends, catalog, glue, resources, targets, testing, toolchain
-from opjit.errors import OpjitError
-from opjit.op import Op
-from opjit.recipe import RUNTIME
-from opjit.samples import Sample, Skipped, assert_close_enough, listed, outcome, samples
+from opjit import backends, request, resources
+from opjit.backends import targets
+from opjit.builder import glue
+from opjit.declare import catalog
+from opjit.declare.op import Op
+from opjit.errors import BadSetting
+from opjit.recipe import toolchain
+from opjit.recipe.recipe import RUNTIME
+from opjit.testing import checks
+from opjit.testing.samples import Skipped, as_list, assert_close_enough, effects, samples, storage_bytes
 
 FOR_C = ("address", "undefined")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
@@ -33,46 +36,41 @@ FOR_CUDA: dict[str, tuple[str, ...]] = {
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
 }
-_CXX = "libstdc++.so.6"  # libasan looks for its __cxa_throw when the process starts, and ends it at torch's first exception otherwise
-FOUND = 86  # the exit code that says that compute-sanitizer found something
+_CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
+FOUND = 86  # compute-sanitizer's exit code after it reported an error
 _REPORT = re.compile(r"^.*(?:ERROR: AddressSanitizer: |: runtime error: |========= (?:Error|Warning|Invalid|Uninitialized|Potential)).*$",
                      re.MULTILINE)
-
-
-class UnknownSanitizer(OpjitError, ValueError):
-    """No sanitizer has that name."""
 
 
 def parse(text: str) -> list[str]:
     """``"address,undefined"`` as a list.
 
     Raises:
-        UnknownSanitizer: names the ones there are.
+        BadSetting: a name is unknown.
     """
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in (*FOR_C, *FOR_CUDA):
-            raise UnknownSanitizer(f"no sanitizer is called {name!r}; there are {', '.join(FOR_C)} for C and {', '.join(FOR_CUDA)} "
-                                   "for CUDA")
+            raise BadSetting(f"there is no sanitizer {name!r}; use {', '.join(FOR_C)} for C, and {', '.join(FOR_CUDA)} for CUDA")
     return names
 
 
-def lines(op: Op, device: str, names: Sequence[str]) -> Iterable[testing.Line]:
-    """One line for each sanitizer; gcc's two run in one process."""
+def lines(op: Op, device: str, names: Sequence[str]) -> Iterable[checks.Line]:
+    """Run sanitizers and yield a line for each; gcc's two run together and have one line."""
     for_c = [name for name in names if name in FOR_C]
     if for_c and device == "cpu":
-        yield testing.outcome_of("+".join(for_c), lambda: _under_gcc(op, for_c))
+        yield checks.outcome_of("+".join(for_c), lambda: _under_gcc(op, for_c))
     for name in names:
         if name in FOR_CUDA and device == "cuda":
-            yield testing.outcome_of(name, lambda name=name: _under_tool(op, name))  # type: ignore[misc]
+            yield checks.outcome_of(name, lambda name=name: _under_tool(op, name))  # type: ignore[misc]
         elif (name in FOR_C) != (device == "cpu"):
-            yield testing.Line(name, "skipped", f"is for {'C' if name in FOR_C else 'CUDA'} kernels")
+            yield checks.Line(name, "skipped", f"it checks {'C' if name in FOR_C else 'CUDA'} kernels")
 
 
 def _under_gcc(op: Op, names: Sequence[str]) -> str:
     compiler = toolchain.require_compiler(None)
-    asked = ([compiler.path, f"-print-file-name=lib{'asan' if name == 'address' else 'ubsan'}.so"] for name in names)
-    runtimes = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in asked]
+    queries = ([compiler.path, f"-print-file-name=lib{'asan' if name == 'address' else 'ubsan'}.so"] for name in names)
+    runtimes = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
     if not all(map(os.path.isabs, runtimes)):
         raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
@@ -84,19 +82,19 @@ def _under_gcc(op: Op, names: Sequence[str]) -> str:
 
 
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
-    """The op's CPU library with sanitizers in it, linked to the torch at hand."""
+    """Build the op's CPU library with sanitizers, linked to this process's torch."""
     backend = backends.for_device("cpu")
     target, source = targets.here(backend), op.source(backend)
     headers, library = resources.folder("kernels_c"), folder / "sanitized.so"
     for name, text in glue.render(op.schema, backend.name, backend.dispatch_key, source.name, backend.stream).items():
         (folder / name).write_text(text, encoding="utf-8")
-    flags = api.flags_of(op, target)
+    flags = op.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
     own = list(op.extra.c) if op.extra else []
     command = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
                "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-fexceptions", "-fvisibility=hidden", f"-I{source.parent}",
                f"-I{headers}", *(f"-I{path}" for path in flags.include),
-               *(str(path) for path in sorted(folder.glob("*.c"))), str(headers / RUNTIME),
+               *(str(path) for path in sorted(folder.glob("*.c"))), *(str(headers / name) for name in RUNTIME),
                "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *flags.link]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -105,7 +103,7 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
 
 
 def find_tool() -> str | None:
-    """compute-sanitizer of the CUDA Toolkit, or on PATH."""
+    """The path of compute-sanitizer, from the CUDA Toolkit or PATH."""
     nvcc = toolchain.find_nvcc(None)
     beside = [f"{nvcc.root}/bin/compute-sanitizer", f"{nvcc.root}/compute-sanitizer/compute-sanitizer"] if nvcc else []
     return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
@@ -114,14 +112,14 @@ def find_tool() -> str | None:
 def _under_tool(op: Op, name: str) -> str:
     tool = find_tool()
     if tool is None:
-        raise Skipped("no compute-sanitizer: it comes with the CUDA Toolkit")
+        raise Skipped("compute-sanitizer was not found: it comes with the CUDA Toolkit")
     return _verdict(under_tool(tool, name, [op]), op.folder)
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
-    """Call ops' samples under one of compute-sanitizer's tools. They are built before: under the tool only the kernels shall be slow."""
+    """Call ops' samples under one of compute-sanitizer's tools. The ops are built first, as the compilers would be slow under it."""
     for op in ops:
-        api.entry(op, targets.here(backends.for_device("cuda")))
+        request.entry(op, targets.here(backends.for_device("cuda")))
     before = [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
     return _child(ops, before, "", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
@@ -129,10 +127,10 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
 def _child(ops: Sequence[Op], command: list[str], library: str, changes: dict[str, str]) -> subprocess.CompletedProcess[str]:
     for op in ops:
         if not (op.folder / "op.py").is_file():
-            raise Skipped(f"another process cannot declare the op: there is no op.py in {op.folder}")
-    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]))
+            raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {op.folder}")
+    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
     arguments = [library, *(text for op in ops for text in (str(op.folder), op.qualified))]
-    return subprocess.run([*command, "-m", "opjit.sanitize", *arguments], text=True, check=False, errors="replace",
+    return subprocess.run([*command, "-m", "opjit.testing.sanitize", *arguments], text=True, check=False, errors="replace",
                           env={**os.environ, "PYTHONPATH": path, **changes}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -140,52 +138,46 @@ def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     if done.returncode == 0:
         return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
     report = _REPORT.search(done.stdout)
-    told = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
+    message = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
     place = re.search(rf"^ *#\d+ \S+ in \S+ ({re.escape(str(folder))}/\S+)", done.stdout, re.MULTILINE)
-    where = f"{place[1]}: " if place and place[1] not in told else ""
-    raise AssertionError(f"exit code {done.returncode}: {where}{told}")
+    where = f"{place[1]}: " if place and place[1] not in message else ""
+    raise AssertionError(f"exit code {done.returncode}: {where}{message}")
 
 
-def _uploaded(value: object) -> object:
-    """A tensor's copy on the GPU, with its strides and gaps, made without a kernel."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    storage = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).cuda().untyped_storage()
-    return torch.empty(0, dtype=value.dtype, device="cuda").set_(storage, value.storage_offset(), value.shape, value.stride())
+def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the GPU with the same strides and gaps, made without a kernel."""
+    storage = storage_bytes(tensor).cuda().untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device="cuda").set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _call_samples(op: Op, library: str) -> int:
-    """In the child process: call every sample, with one thread and with three where the kernel is C, and a refused call."""
-    if not library:
-        for args, kwargs in op.sample("cpu"):
-            sample = Sample(args, kwargs)
-            on_gpu = Sample(*tree_map(_uploaded, (args, kwargs)))
-            found = [*listed(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
-            assert_close_enough(tree_map(_downloaded, found), outcome(op.plain, op, sample), sample)
-        return len(samples(op, "cpu"))
-    if ctypes.CDLL(library).opjit_register() != 0:
-        raise AssertionError("torch refused the instrumented kernel")
+    """In the child process: call each sample; for C, with one thread and with three, then make a call that the op should reject."""
     calls = samples(op, "cpu")
+    if not library:
+        for sample in calls:
+            on_gpu = sample.map(_uploaded)
+            found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
+            found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
+            assert_close_enough(found, effects(op.plain, op, sample), sample)
+        return len(calls)
+    if ctypes.CDLL(library).opjit_register() != 0:
+        raise AssertionError("torch did not accept the instrumented kernel")
     for threads in (1, 3):
         torch.set_num_threads(threads)
         for sample in calls:
-            assert_close_enough(outcome(op.overload, op, sample), outcome(op.plain, op, sample), sample)
+            assert_close_enough(effects(op.overload, op, sample), effects(op.plain, op, sample), sample)
     try:
         bad = calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn))
         op(*bad.args, **bad.kwargs)
     except RuntimeError:
-        pass  # whether it is refused is a check of its own; here it is the way out that is looked at
+        pass  # only the error path is sanitized here; another check tests whether the op rejects this
     return 2 * len(calls) + 1
 
 
-def _downloaded(value: object) -> object:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
 def main(library: str, *ops: str) -> None:
-    """The child process: an instrumented library or an empty string, then an op's folder and name, and more of them."""
+    """The child process. Takes an instrumented library or an empty string, then pairs of an op's folder and name."""
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
-        testing.load(Path(folder))
+        catalog.add_path(folder)
         print(f"{qualified}: {_call_samples(catalog.find(qualified), library)} calls", flush=True)
 
 

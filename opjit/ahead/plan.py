@@ -1,0 +1,178 @@
+"""What precompile builds: ops by name, or the ops of a recorded list, perhaps from another machine.
+
+An op of a list is looked up by name: bundled, in OPJIT_PATH, and in installed packages. An op that is not found is built from the
+list's folder, if that exists here, or from the list's code.
+
+A list may come from anyone, so precompile never runs code that only the list names. It does not import the folder's op.py. It compiles
+the C or CUDA source with the list's schema and flags, which pass the same checks as a declaration's. The result is an entry whose key
+is the hash of just that content; only a program that requests it loads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opjit import backends, survey
+from opjit.backends.targets import Target
+from opjit.declare import arguments, catalog, oplist
+from opjit.declare.op import Op
+from opjit.declare.oplist import RecordedOp
+from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
+from opjit.recipe.flags import check
+from opjit.recipe.schema import parse
+from opjit.store.store import Store, default_root
+from opjit.survey import Pair
+
+
+class Plan(NamedTuple):
+    """What precompile is going to build.
+
+    Attributes:
+        wanted: each op with each target.
+        skipped: the number of further pairs, for which the ops have no kernel.
+        store: where the binaries go.
+        shared: the user named the store, so it must be complete without the cache, and readable for everyone.
+        remarks: what the user should know before the builds start.
+        failed: the pairs that cannot be built, each with the reason.
+    """
+
+    wanted: list[Pair]
+    skipped: int
+    store: Store
+    shared: bool
+    remarks: Sequence[str] = ()
+    failed: Sequence[tuple[str, OpjitError]] = ()
+
+
+def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
+    """Plan to build ops by name.
+
+    Args:
+        names: names or folders of ops; None is all ops.
+        archs: archs to build for; empty is this machine's.
+        root: root of the store to fill; None is the cache.
+
+    Raises:
+        UnknownOp, DeclarationError, UnknownArch: a name or an arch is unknown, or a declaration is wrong.
+        NoKernel: a named op has no kernel for any of the archs.
+    """
+    store = _store(root)
+    targets = survey.targets_of(archs, store)
+    ops: list[Op] = []
+    if names is None:
+        catalog.search()
+        ops += catalog.all_ops()
+    for name in names or ():
+        found = arguments.ops(os.fspath(name))
+        if not survey.pairs(found, targets):
+            has = sorted({backend for op in found for backend in op.backends()})
+            raise NoKernel(f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
+                           f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs")
+        ops += found
+    wanted = survey.pairs(ops, targets)
+    return Plan(wanted, len(set(ops)) * len(targets) - len(wanted), store, root is not None)
+
+
+def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
+    """Plan to build the ops of a recorded list.
+
+    Args:
+        path: the list's file.
+        archs: archs to build for; empty is each op's recorded targets.
+        root: root of the store to fill; None is the cache.
+
+    Raises:
+        RecordError: the file is not a list from `opjit record`.
+        UnknownArch, DeclarationError: an arch is unknown, or a folder in OPJIT_PATH is not trusted.
+    """
+    store = _store(root)
+    targets = survey.targets_of(archs, store) if archs else None
+    recorded: dict[str, list[RecordedOp]] = {}
+    for use in oplist.read_list(Path(path)):
+        recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
+    wanted, skipped, remarks, failed = list[Pair](), 0, list[str](), list[tuple[str, OpjitError]]()
+    for uses in recorded.values():
+        try:
+            op = _resolve_op(uses[0], remarks)
+        except OpjitError as error:
+            failed.append((uses[0].op, error))
+            continue
+        if targets is not None:
+            pairs = survey.pairs([op], targets)
+            wanted += pairs
+            skipped += len(targets) - len(pairs)
+            continue
+        for use in uses:
+            name = f"{use.op} for {use.backend} {use.arch}"
+            try:
+                wanted.append(Pair(op, _resolve_target(use, name, store, remarks)))
+            except OpjitError as error:
+                failed.append((name, error))
+    # A declared op may replace several recorded ones, which differ.
+    return Plan(list(dict.fromkeys(wanted)), skipped, store, root is not None, list(dict.fromkeys(remarks)), failed)
+
+
+def _store(root: str | os.PathLike[str] | None) -> Store:
+    if root is None:
+        return Store(default_root())
+    folder = Path(os.path.abspath(os.path.expanduser(root)))
+    if not folder.exists():
+        with suppress(OSError):  # the builds' errors say why the store cannot keep them
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+    return Store(folder)
+
+
+def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> Op:
+    schema = parse(recorded.schema)
+    if schema.qualified != recorded.op:
+        raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")
+    if recorded.code is not None:
+        return _inline_op(recorded, recorded.code)
+    try:
+        known = catalog.find(recorded.op)
+    except UnknownOp:
+        return _op_in_folder(recorded)
+    if known.schema.text != schema.text:
+        remarks.append(f"{recorded.op} was recorded as {schema.text!r} and is declared here as {known.schema.text!r}; the latter is built")
+    return known
+
+
+def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:
+    from opjit.live import inline
+
+    flags = recorded.flags
+    return inline.make(recorded.schema, dict(code), None, None, "opjit.ahead.plan", "a recorded list", f"{recorded.op} (inline code)",
+                        extra_cflags=flags["c"], extra_cuda_cflags=flags["cuda"], extra_ldflags=flags["link"],
+                        extra_include_paths=flags["include"])
+
+
+def _op_in_folder(recorded: RecordedOp) -> Op:
+    folder, flags = Path(recorded.folder or ""), recorded.flags
+    if not folder.is_absolute() or not folder.is_dir():
+        raise RecordError(f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
+                          f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
+    extra = None
+    if any(flags.values()):
+        extra = check(recorded.op, folder, flags["c"], flags["cuda"], flags["link"], flags["include"])
+    return Op(recorded.schema, _never_called, folder, extra)
+
+
+def _never_called(*args: Any, **kwargs: Any) -> None:
+    """Stands for the fake kernel: torch never sees this op."""
+
+
+def _resolve_target(recorded: RecordedOp, name: str, store: Store, remarks: list[str]) -> Target:
+    backend = next((each for each in backends.all_backends() if each.name == recorded.backend), None)
+    if backend is None:
+        raise UnknownArch(f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
+                          "opjit.register_backend first")
+    target = survey.target_of(recorded.arch, store, backend)
+    if target.runtime != recorded.runtime:
+        remarks.append(f"ops were recorded with {recorded.runtime or 'no runtime'} for {recorded.arch}, but are built here with "
+                       f"{target.runtime or 'none'}: only processes with the same runtime will find them")
+    return target

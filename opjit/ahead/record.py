@@ -1,0 +1,79 @@
+"""``opjit record``: list the ops that a program uses in all its processes, and their targets.
+
+OPJIT_RECORD names a file for the program. Each process appends a line to it when it first readies an op for a target. When the program
+has ended, in whatever way, the lines become one sorted list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from opjit import files
+from opjit.declare import oplist
+from opjit.declare.oplist import RecordedOp
+from opjit.errors import CacheWarning, RecordError
+
+
+def record(command: Sequence[str], output: Path) -> int:
+    """Run a command and write the list of the ops that it used; returns its exit code, or 128 plus the signal that killed it.
+
+    Raises:
+        RecordError: the list cannot be written, or the command cannot be run.
+    """
+    raw = output.absolute().with_name(f".{output.name}.{files.unique()}")  # beside the list, where a job's other nodes may see it
+    made = raw.with_name(f"{raw.name}.json")
+    try:
+        try:
+            os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
+            files.write_synced(made, oplist.dump_list(_gather(raw)).encode("ascii"))
+            os.replace(made, output)
+        except OSError as error:
+            raise RecordError(f"the list cannot be written to {output}: {error}; name another file with -o") from error
+    finally:
+        for path in (raw, made):
+            with suppress(OSError):
+                path.unlink()
+    return code
+
+
+def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Survive the signals that end the command: a terminal sends Ctrl-C to it directly, and this process forwards the others."""
+    process: subprocess.Popen[bytes] | None = None
+
+    def send_on(number: int, frame: FrameType | None) -> None:
+        if process is not None and number != signal.SIGINT:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, send_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        process = subprocess.Popen(command, env=environment)
+        code = process.wait()
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{command[0]!r} cannot be run: {error}") from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _gather(raw: Path) -> list[RecordedOp]:
+    """Read the lines of all processes; a truncated line, as after a full disk, is skipped with a warning."""
+    found, bad = [], 0
+    for text in raw.read_bytes().splitlines():
+        try:
+            found.append(oplist.parse_op(json.loads(text)))
+        except (ValueError, RecursionError):
+            bad += 1
+    if bad:
+        warnings.warn(CacheWarning(f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"),
+                      stacklevel=2)
+    return found

@@ -1,0 +1,1 @@
+"""Commands for an op's author: new, bench, wheel and demo."""

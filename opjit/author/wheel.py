@@ -1,0 +1,164 @@
+"""``opjit wheel``: op folders with binaries for several archs as a Python wheel, which needs no compiler where it is installed.
+
+    <package>/__init__.py             declares the ops; the entry point `opjit.ops` leads opjit to it
+    <package>/<op>/op.py, .c, .cu     the sources: for any other arch the op is built from them
+    <package>/<op>/prebuilt/v1/…      a read-only store: a library and its manifest for each op and arch
+
+A library calls only torch's stable C interface, so one wheel serves every Python and every torch from 2.10 on. Its tag names the
+oldest glibc that the libraries run on (PEP 600); torch brings everything else. hatchling writes the wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import opjit
+from opjit import request, resources, survey
+from opjit.backends.targets import Target
+from opjit.declare import catalog
+from opjit.declare.op import Op
+from opjit.errors import BuildError, NoKernel, OpjitError
+from opjit.store import layers, manifest
+from opjit.store.store import Store, default_root
+
+if TYPE_CHECKING:
+    from hatchling.builders.wheel import WheelBuilder
+
+_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
+_OLDEST_GLIBC = 17  # torch itself runs on nothing older
+_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")
+
+
+class WheelError(OpjitError):
+    """These ops, or this project, cannot make a wheel."""
+
+
+def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0") -> Path:
+    """Write a wheel of op folders, with a package that declares them.
+
+    Args:
+        folders: of ops; each becomes a folder of the package.
+        archs: to build for, such as ``["x86-64-v3", "sm_90"]``.
+        directory: where the wheel goes.
+        name: of the project; the default is the ops' namespace and ``-ops``. The package has its name, with ``_`` for ``-``.
+
+    Returns:
+        The wheel's path.
+
+    Raises:
+        WheelError: the folders, the name or the version cannot make a wheel.
+        UnknownArch, NoKernel, ToolMissing, CompileError: a binary cannot be built here.
+        BuildError: the directory cannot be written.
+    """
+    for folder in folders:
+        if folder.is_dir() and not (folder / "op.py").is_file():
+            raise WheelError(f"{folder} has no op.py; name the folder of each op")
+    ops = {folder.resolve(): catalog.add_path(folder) for folder in folders}
+    twice, count = Counter(folder.name for folder in ops).most_common(1)[0]
+    if count > 1:
+        raise WheelError(f"two folders are named {twice}; rename one, as each becomes a folder of the wheel's package")
+    every = [op for found in ops.values() for op in found]
+    namespaces = sorted({op.schema.namespace for op in every})
+    if name is None and len(namespaces) > 1:
+        raise WheelError(f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME")
+    name = name or f"{namespaces[0]}-ops"
+    package, targets = package_name(name), targets_for(every, archs)
+    values = {"ops": ", ".join(op.qualified for op in every), "archs": ", ".join(map(str, targets))}
+    project = {"name": name, "version": version, "description": f"The torch operators {values['ops']}", "requires-python": ">=3.10",
+               "dependencies": [f"opjit>={opjit.__version__}", "torch>=2.10"],
+               "entry-points": {"opjit.ops": dict.fromkeys(namespaces, package)}}
+    with TemporaryDirectory(prefix="opjit-wheel-") as staged:
+        root = Path(staged, package)
+        builder = _builder(root, project)  # before anything is compiled, as it checks the version
+        for folder, found in ops.items():
+            shutil.copytree(folder, root / folder.name, ignore=_LEFT_OUT)
+            add_binaries(found, targets, folder, root / folder.name)
+        (root / "__init__.py").write_text(Template(resources.template("wheel/package.py.in")).substitute(values), encoding="utf-8")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return Path(builder.build_standard(str(directory), **{**builder.get_default_build_data(), **binary_tag(root)}))
+        except OSError as error:
+            raise BuildError(f"the wheel cannot be written to {directory}: {error}; choose another folder", op=values["ops"],
+                             target=values["archs"]) from error
+
+
+def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
+    """hatchling's builder of a package's wheel; `project` is that table of a pyproject.toml."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    tool = {"hatch": {"build": {"packages": [package.name], "ignore-vcs": True}}}
+    builder = WheelBuilder(str(package.parent), config={"project": project, "tool": tool})
+    try:
+        builder.metadata.validate_fields()
+    except ValueError as error:
+        raise WheelError(str(error)) from error
+    return builder
+
+
+def package_name(name: str) -> str:
+    """The importable form of a project's name.
+
+    Raises:
+        WheelError: it has none.
+    """
+    if not _NAME.fullmatch(name):
+        raise WheelError(f"{name!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first")
+    return re.sub(r"[-.]+", "_", name)
+
+
+def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
+    """The targets of archs, for each of which an op has a kernel.
+
+    Raises:
+        WheelError: no arch is named.
+        UnknownArch: no backend builds for one, or this machine's compilers do not.
+        NoKernel: no op has a kernel for one.
+    """
+    if not archs:
+        raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
+    found = survey.targets_of(archs, Store(default_root()))
+    for target in found:
+        if not survey.pairs(ops, [target]):
+            raise NoKernel(f"no kernel for {target.backend.name} in {', '.join(op.qualified for op in ops)}, so there is nothing to build "
+                           f"for {target.arch}; leave it out")
+    return found
+
+
+def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: Path) -> None:
+    """Put a binary of each op for each target where `layers` looks for it beside the op's source, once `root` is copied to `to`.
+
+    Args:
+        root: the resolved folder of the wheel's package, or of the one op.
+
+    Raises:
+        WheelError: an op includes a file from outside `root`.
+        ToolMissing, CompileError: a binary cannot be built here.
+    """
+    for op, target in survey.pairs(ops, targets):
+        entry, source = request.entry(op, target), op.source(target.backend)
+        described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+        for name in described.document["inputs"]:
+            place = Path(os.path.normpath(source.parent / name))
+            if not name.startswith("<opjit>/") and (name.startswith("<") or not place.is_relative_to(root)):
+                raise WheelError(f"{op.qualified} includes {name}, which lies outside {root} and so is not in the wheel; move it there")
+        folder = Store(to / source.parent.relative_to(root) / layers.FOLDER).folder(op.qualified, target) / entry.key
+        folder.mkdir(parents=True)
+        (folder / described.library).write_bytes(entry.library.read_bytes())
+        # Without the time that the build took: the same sources make the same wheel.
+        (folder / manifest.NAME).write_bytes(described._replace(built_with={"opjit": opjit.__version__}).dump())
+
+
+def binary_tag(folder: Path) -> dict[str, Any]:
+    """What hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``."""
+    versions = (int(version) for library in folder.rglob("*.so") for version in _GLIBC.findall(library.read_bytes()))
+    return {"pure_python": False, "tag": f"py3-none-manylinux_2_{max([_OLDEST_GLIBC, *versions])}_{platform.machine()}"}

@@ -1,0 +1,1 @@
+"""Builds: from a recipe to a published entry."""

@@ -1,0 +1,264 @@
+"""Everything that depends on the internals of torch's extension builder, torch.utils.cpp_extension, which change between versions.
+
+opjit calls its load and load_inline to write the build file, run ninja and report errors. They work in a folder of this build alone, load
+nothing, and use settings that no other thread sees.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from opjit import processes, progress
+from opjit.errors import OpjitError
+from opjit.recipe import toolchain
+from opjit.recipe.toolchain import Compiler, Nvcc
+
+UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
+_NAME = "torch.utils.cpp_extension"
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_lock = processes.Lock()  # held while a build has changed the module's variables
+_undo: list[Callable[[], None]] = []  # undoes the changes of the build in progress
+
+
+def _after_fork() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Failed(Exception):
+    """torch's builder failed; the message is the tools' output."""
+
+
+# --- the module ---------------------------------------------------------------------------------------------------------------------------
+
+def module() -> Any:
+    """Save 0.03 to 0.15 s of a process's first build (tests/benchmarks/cold.py): return the module without importing setuptools.
+
+    torch needs setuptools only for setup.py's build_ext. So unless the module is imported already, its code runs as a private module with
+    an empty setuptools.
+    """
+    with _lock:
+        return importlib.import_module(_NAME) if _NAME in sys.modules else _private()
+
+
+def import_quietly() -> None:
+    """Import the module without its remark on a missing GPU, for a caller that needs it anyway, as torch.utils.benchmark does."""
+    with _lock, _without_cuda():
+        importlib.import_module(_NAME)
+
+
+class _Empty(ModuleType):
+    """Replaces setuptools and its modules, from whose classes torch derives its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return type(name, (), {})
+
+
+@cache
+def _private() -> Any:
+    with _without_cuda():
+        spec = importlib.util.find_spec(_NAME)
+        assert spec is not None
+        assert spec.loader is not None  # the module is a file
+        made = importlib.util.module_from_spec(spec)
+        made.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
+        try:
+            spec.loader.exec_module(made)
+        except Exception:  # a version of torch that needs setuptools for more
+            return importlib.import_module(_NAME)
+        return made
+
+
+def _import(name: str, *details: Any, **named: Any) -> ModuleType:
+    return _Empty("setuptools") if name.partition(".")[0] == "setuptools" else builtins.__import__(name, *details, **named)
+
+
+@contextmanager
+def _without_cuda() -> Iterator[None]:
+    """During its import, torch's module looks for a GPU, and warns if there is none. Make it ask NVML, and silence the warning: asking
+    CUDA takes 0.2 s, and children forked later could not use CUDA."""
+    logger = logging.getLogger(_NAME)
+    level, asked = logger.level, os.environ.get(_ASK_NVML)
+    logger.setLevel(logging.ERROR)
+    os.environ[_ASK_NVML] = "1"
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if asked is None:
+            os.environ.pop(_ASK_NVML, None)
+        else:
+            os.environ[_ASK_NVML] = asked
+
+
+# --- calling it ---------------------------------------------------------------------------------------------------------------------------
+
+def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags: Mapping[str, Sequence[str]], work: Path,
+             compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> None:
+    """Build an op's library in a folder. Raises Failed if a tool failed, OSError if the disk is full.
+
+    Args:
+        name: of the library.
+        sources: the glue and, for CUDA, the kernel.
+        objects: to link with them.
+        flags: under ``"c"``, ``"cuda"`` and ``"link"``; ``"include"`` has the include folders.
+    """
+    environment = {
+        **toolchain.NEUTRAL,
+        "CC": compiler.path,  # nvcc's host compiler
+        "CXX": compiler.path,  # the glue is C, so no C++ compiler is needed
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags make the complete list
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
+        "PYTORCH_NVCC": None,
+        "NINJA_STATUS": None,
+    }
+    # Makes the run path that torch adds a constant: the process has loaded torch's libraries already.
+    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
+    include = [f"-I{folder}" for folder in flags["include"]]
+    call("load", {
+        "name": name,
+        "sources": [str(source) for source in sources],
+        "extra_cflags": [quote(flag) for flag in (*include, *flags["c"])],
+        "extra_cuda_cflags": [quote(flag) for flag in _for_nvcc(include, flags["cuda"])],
+        "extra_ldflags": [*(quote(str(each)) for each in objects), "-shared", *map(quote, flags["link"]), "-Wl,-z,defs", "-Wl,-s"],
+        "build_directory": str(work),
+        "with_cuda": nvcc is not None,
+        "is_python_module": False,
+        "is_standalone": True,  # torch builds an executable and does not load it; -shared makes it a library
+    }, ninja, environment, variables)
+
+
+def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
+         variables: Mapping[str, Any]) -> None:
+    """Call torch's load or load_inline to build in ``arguments["build_directory"]``, and load nothing. Raises Failed if a tool failed,
+    OSError if the disk is full.
+
+    Args:
+        function: ``"load"`` or ``"load_inline"``.
+        ninja: folder of the executable.
+        environment: changes that only torch and the compilers see; None removes a variable.
+        variables: changes of torch's module during the call.
+    """
+    builder, name, work = module(), str(arguments["name"]), Path(arguments["build_directory"])
+    environment = {"PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
+    with _lock, _changed(builder, work, environment, variables):
+        numbered = builder.JIT_EXTENSION_VERSIONER.entries  # else torch names the second build of a name NAME_v1
+        before = numbered.pop(name, None)
+        try:
+            getattr(builder, function)(**arguments)
+        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
+            if isinstance(error, OpjitError):
+                raise
+            raise Failed(_output_of(error, work)) from None
+        finally:
+            _log_commands(work, ninja)
+            numbered.pop(name, None)
+            if before is not None:
+                numbered[name] = before
+
+
+@contextmanager
+def _changed(builder: Any, work: Path, environment: Mapping[str, str | None], variables: Mapping[str, Any]) -> Iterator[None]:
+    """Change variables of torch's module for a build that holds `_lock`. If another thread forks, the child restores them.
+
+    torch flushes sys.stdout and sys.stderr; a text buffer replaces a missing or closed one.
+    """
+    own = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    changes = {**variables, **_overrides(builder, work), **_modules(own)}
+    before = {name: getattr(builder, name) for name in changes}
+    closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
+
+    def undo() -> None:
+        vars(builder).update(before)
+        vars(sys).update(closed)
+
+    _undo.append(undo)
+    try:
+        vars(builder).update(changes)
+        vars(sys).update({name: io.StringIO() for name in closed})
+        yield
+    finally:
+        _undo.remove(undo)
+        undo()
+
+
+def _overrides(builder: Any, work: Path) -> dict[str, Any]:
+    """Return functions that spare this build's folder torch's lock (from 2.15; flock may block) and the loading of the binary."""
+    load, lock = builder._import_module_from_library, getattr(builder, "FileLock", None)
+    changes: dict[str, Any] = {
+        "_import_module_from_library": lambda name, path, *rest: None if path == str(work) else load(name, path, *rest),
+        "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
+    }
+    if lock is not None:
+        changes["FileLock"] = lambda path: nullcontext() if os.path.dirname(path) == str(work) else lock(path)
+    return changes
+
+
+def _log_commands(work: Path, ninja: str) -> None:
+    """At DEBUG, log the commands of a build, failed or not. This starts a process."""
+    if progress.logger.isEnabledFor(logging.DEBUG) and (work / "build.ninja").is_file():
+        done = processes.run([os.path.join(ninja, "ninja"), "-t", "commands"], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, errors="replace")
+        for command in done.stdout.splitlines():
+            progress.logger.debug(command)
+
+
+def _modules(environment: dict[str, str]) -> dict[str, SimpleNamespace]:
+    """Return the modules ``os`` and ``subprocess`` for torch's builder, with this build's environment, and with commands that end when the
+    build is interrupted.
+
+    The process's environment is shared with other threads, and C code may crash if it changes. `subprocess.run` would kill ninja only:
+    ninja's compilers, each in its own process group, would continue.
+    """
+
+    def run(command: Any, **settings: Any) -> subprocess.CompletedProcess[Any]:
+        return processes.run(command, **{"env": environment, **settings})
+
+    def check_output(command: Any, **settings: Any) -> Any:
+        return run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
+
+    return {"os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
+            "subprocess": SimpleNamespace(**{**vars(subprocess), "run": run, "check_output": check_output})}
+
+
+def _output_of(error: Exception, work: Path) -> str:
+    """Return the tools' output of a failed build. Raises OSError if the disk is full, or torch could not write the build file."""
+    if isinstance(error, UnicodeEncodeError):
+        raise OSError(errno.EILSEQ, f"a path or flag of the build has {error.object[error.start:error.end]!a}, which this process's "
+                                    f"encoding, {error.encoding}, cannot represent", str(work)) from None
+    # torch decodes the output as UTF-8, but a compiler quotes a source's bytes
+    output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    toolchain.refuse_full_disk(output, work)
+    return output
+
+
+def _for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
+    precedes the comma, and passes it through a second shell."""
+    flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
+    return [re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
+            for before, flag in zip(["", *flags], flags, strict=False)]
+
+
+def quote(flag: str) -> str:
+    """Quote a flag for the shell, then for ninja. `UNIQUE` becomes the process ID of the command's shell."""
+    return shlex.quote(flag).replace("$", "$$").replace(UNIQUE, "$$$$")

@@ -1,0 +1,183 @@
+"""The commands ``opjit cache …``. Each is a few lines over opjit.cache."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opjit.cli import output
+from opjit.cli.output import format_duration, format_entries, format_size
+from opjit.progress import ago
+
+if TYPE_CHECKING:
+    from opjit.cache.transfer import TransferReport
+
+
+@click.group()
+def cache() -> None:
+    """Inspect and maintain the cache, and exchange its entries with a remote or a file."""
+
+
+@cache.command()
+def path() -> None:
+    """Print the cache's folder."""
+    from opjit import cache
+
+    click.echo(cache.path())
+
+
+@cache.command()
+@output.json_option
+def ls(print_json: output.PrintJson) -> None:
+    """List the entries: op, arch, size, last use and key."""
+    from opjit import cache
+
+    items = cache.entries()
+    if print_json is not None:
+        print_json([{**item._asdict(), "used": item.used} for item in items])
+        return
+    now = time.time()
+    rows = [(item.op, item.arch, format_size(item.size), ago(now - item.used), item.key) for item in items]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
+                       for op, arch, size, used, key in rows), nl=False)
+
+
+@cache.command()
+@output.json_option
+def stats(print_json: output.PrintJson) -> None:
+    """Show what the cache holds, how many requests it served, and how much time that saved."""
+    from opjit import cache
+
+    found = cache.stats()
+    if print_json is not None:
+        print_json({"path": cache.path(), **found._asdict()})
+        return
+    places = ", ".join(f"{count} in the {where}" for where, count in found.by_place.items() if count)
+    asked = found.hits + found.misses
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since)) if found.since is not None else "nothing counted yet"
+    for name, value in (("cache", str(cache.path())), ("entries", f"{found.entries}, {format_size(found.size)}"),
+                        ("hits", f"{found.hits} of {asked} requests{f' ({places})' if places else ''}"), ("misses", str(found.misses)),
+                        ("builds", f"{found.builds}, {format_size(found.built)}"), ("time saved", format_duration(found.saved)),
+                        ("since", since)):
+        click.echo(f"{name:<11} {value}")
+
+
+@cache.command()
+@click.option("--rebuild", is_flag=True, help="Also build the entries of declared ops again, and compare the bytes.")
+def verify(rebuild: bool) -> None:
+    """Compare every entry with its manifest; exit code 1 if one is bad. The next request for a bad entry replaces it."""
+    from opjit.cache import verification
+    from opjit.cache.verification import BAD, DIFFERENT, GOOD, REBUILT
+    from opjit.store.store import Store, default_root
+
+    counts = dict.fromkeys((GOOD, REBUILT, DIFFERENT, BAD), 0)
+    for found in verification.verify(Store(default_root()), rebuild):
+        counts[found.verdict] += 1
+        if found.reason:
+            verdict = "not rebuilt" if found.in_order else found.verdict
+            click.echo(f"{verdict}: {found.item.op}  {found.item.arch}  {found.item.key}: {found.reason}")
+    names = {GOOD: "good, not rebuilt"} if rebuild else {}
+    parts = [f"{count} {names.get(verdict, verdict)}" for verdict, count in counts.items() if count]
+    click.echo(f"{format_entries(sum(counts.values()))}{': ' if parts else ''}{', '.join(parts)}")
+    sys.exit(1 if counts[BAD] + counts[DIFFERENT] else 0)
+
+
+@cache.command()
+@click.option("--size", help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
+@click.option("--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d.")
+def prune(size: str | None, age: str | None) -> None:
+    """Remove entries that have not been used for a long time. Builds also do so, once a day. Loaded binaries keep working."""
+    from opjit import cache
+
+    done = cache.prune(size, age)
+    click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}; "
+               f"{format_entries(done.kept)}, {format_size(done.size)}, remain")
+    if done.fresh:
+        click.echo(f"kept {format_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")
+    if done.failed:
+        raise click.ClickException(f"{format_entries(done.failed)} could not be removed")
+
+
+@cache.command()
+@click.argument("ops", metavar="[OP...]", nargs=-1)
+def clear(ops: tuple[str, ...]) -> None:
+    """Remove the entries of each OP (default: all). Loaded binaries keep working."""
+    from opjit import cache
+
+    done = cache.clear(*ops)
+    click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}, from {cache.path()}")
+    if done.failed:
+        be = "is" if done.failed == 1 else "are"
+        raise click.ClickException(f"{format_entries(done.failed)} could not be removed, or {be} of another version of opjit")
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
+@click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
+def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
+    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already there."""
+    from opjit.cache import transfer
+
+    if (sign is None) != unsigned:
+        raise click.UsageError("expected --sign KEY (opjit keygen makes one), or --unsigned to upload without a signature")
+    url, names = _url(ops)
+    _print_report("uploaded", transfer.push(url, sign=sign, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+def pull(ops: tuple[str, ...]) -> None:
+    """Fetch the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not, for every arch.
+
+    A web server cannot list its entries; from there, pull fetches those that the OPs need on this machine.
+    """
+    from opjit.cache import transfer
+
+    url, names = _url(ops)
+    _print_report("fetched", transfer.pull(url, ops=names, say=click.echo))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
+def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
+    """Write the cache's entries of OPs (default: all) into FILE, a tar for `opjit cache unpack`; untarred, it is a remote."""
+    from opjit.cache import transfer
+
+    _print_report("packed", transfer.pack(file, sign=sign, ops=ops))
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def unpack(file: Path) -> None:
+    """Put the entries of FILE, which `opjit cache pack` wrote, into the cache.
+
+    If OPJIT_TRUST names keys, one of them must have signed each entry. Otherwise FILE must be owned by you or root and not writable by
+    others.
+    """
+    from opjit.cache import transfer
+
+    _print_report("unpacked", transfer.unpack(file, say=click.echo))
+
+
+def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Split off a URL in front; None if there is none."""
+    return (words[0], words[1:]) if words and "://" in words[0] else (None, words)
+
+
+def _print_report(done: str, report: TransferReport) -> None:
+    """Print what a transfer did; exit code 1 if it left an entry out."""
+    for problem in report.problems:
+        click.echo(problem, err=True)
+    absent = f", {report.absent} not found" if report.absent else ""
+    click.echo(f"{done} {len(report.moved)}, {report.there} already there{absent}, {len(report.problems)} left out")
+    sys.exit(1 if report.problems else 0)
+
+

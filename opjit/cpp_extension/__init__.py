@@ -1,0 +1,178 @@
+"""torch.utils.cpp_extension with opjit's cache: the same functions, with the same arguments and results.
+
+    from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
+    module = cpp_extension.load("ext", ["ext.cpp"])
+
+The same content is built once: other processes, users and machines with the cache load it without a compiler and without importing
+torch's builder. All names except `load` and `load_inline` are torch's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.abc
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opjit import files, loader, request
+from opjit.cpp_extension import static_init
+from opjit.cpp_extension.binary import ExtensionBinary
+from opjit.cpp_extension.identity import Extension, Unsupported, describe
+from opjit.errors import LoadError
+from opjit.store import manifest
+from opjit.store.entry import Entry
+from opjit.store.store import Store, default_root
+
+_versions: dict[str, dict[str, int]] = {}  # by name and hash: the numbers of the extensions in this process
+
+
+def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
+         extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None, extra_include_paths: list[str] | None = None,
+         build_directory: str | None = None, verbose: bool = False, with_cuda: bool | None = None, with_sycl: bool | None = None,
+         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, **newer: Any) -> Any:
+    """torch.utils.cpp_extension.load with opjit's cache.
+
+    The arguments mean the same as torch's. The differences are:
+
+    - The key of a binary is content: sources, headers, flags, static libraries, the versions of torch, Python, CUDA and the compilers,
+      and the CUDA archs. A changed header leads to a new build, even if the process has the extension loaded. Touched files and moved
+      checkouts do not.
+    - The CUDA archs come from TORCH_CUDA_ARCH_LIST, else from OPJIT_ARCH, else from the visible GPUs. A build needs no GPU.
+    - Of several processes that request an extension at once, one builds. If it is killed, another takes over.
+    - build_directory receives the binary, build.ninja and the inline sources, each by one rename; the loaded binary is the cache's.
+      Object files are not kept, so a change compiles all sources again. keep_intermediates matters for ROCm only.
+    - In one process, changed content gets the names NAME_v1, NAME_v2, as with torch. Content that was loaded before keeps its name,
+      and failed builds use up no name.
+    - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
+    - Only the local cache is used, not OPJIT_LAYERS or OPJIT_REMOTE: a binary depends on one version of torch and of Python, and on
+      headers that only its build finds.
+    - ROCm and SYCL builds, and arguments of unexpected types, go to torch unchanged.
+
+    Args:
+        newer: arguments of later versions of torch, which are passed on.
+
+    Returns:
+        The module; with ``is_python_module=False`` the path of the loaded library; with ``is_standalone=True`` the path of the
+        program.
+
+    Raises:
+        ToolMissing, CompileError, BuildError, UnknownArch, LoadError: see `opjit.errors`; all are RuntimeErrors.
+
+    Example:
+        >>> module = opjit.load("ext", ["ext.cpp", "ext_kernel.cu"], extra_cflags=["-O2"])
+    """
+    return _load("load", locals())
+
+
+def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | list[str] | None = None,
+                sycl_sources: str | list[str] | None = None, functions: str | list[str] | dict[str, str] | None = None,
+                extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
+                extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None,
+                extra_include_paths: list[str] | None = None, build_directory: str | None = None, verbose: bool = False,
+                with_cuda: bool | None = None, with_sycl: bool | None = None, is_python_module: bool = True,
+                with_pytorch_error_handling: bool = True, keep_intermediates: bool = True, use_pch: bool = False,
+                no_implicit_headers: bool = False, **newer: Any) -> Any:
+    """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences.
+
+    Example:
+        >>> source = "at::Tensor twice(at::Tensor x) { return x + x; }"
+        >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
+        tensor([2.])
+    """
+    return _load("load_inline", locals())
+
+
+def __getattr__(name: str) -> Any:
+    """The rest of torch's module: include_paths, CUDAExtension, BuildExtension, CUDA_HOME, …"""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_torch(), name)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch.utils.cpp_extension")
+
+
+def _load(function: str, given: dict[str, Any]) -> Any:
+    arguments = {**given, **given["newer"]}
+    del arguments["newer"]
+    try:
+        extension = describe(arguments, Store(default_root()).notes)
+    except Unsupported:
+        return getattr(_torch(), function)(**arguments)
+    directory = arguments["build_directory"]
+    if directory and not os.path.isdir(directory):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+    known, base = _versions.get(extension.name, {}), extension.base
+    version = known.get(base, len(known))
+    versioned = extension._replace(name=f"{extension.name}_v{version}") if version else extension
+    loaded = _load_binary(ExtensionBinary(versioned, arguments), version)
+    if not extension.program:
+        _versions.setdefault(extension.name, {}).setdefault(base, version)
+    return loaded
+
+
+def _load_binary(wanted: ExtensionBinary, version: int) -> Any:
+    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
+    for store in request.stores():
+        entry = request.look(wanted, store) or request.obtain(wanted, store)
+        if wanted.arguments["verbose"] and entry.origin == "store":
+            print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
+        try:
+            return _deliver_and_open(entry, wanted, version)
+        except (OSError, ImportError, LoadError) as error:
+            if entry.library.exists():
+                raise
+            gone = error
+    raise gone
+
+
+def _deliver_and_open(entry: Entry, wanted: ExtensionBinary, version: int) -> Any:
+    name, directory = wanted.extension.name, wanted.arguments["build_directory"]
+    delivered = _deliver(entry, wanted.extension, Path(directory)) if directory else entry.library
+    if wanted.extension.program:
+        return str(delivered)
+    if version:  # it may register the same names as its predecessor, which would end the process
+        static_init.check_in_child(str(entry.library), name)
+    try:
+        return _open(name, str(entry.library), wanted.arguments["is_python_module"])
+    except (ImportError, OSError) as error:
+        error.args = (f"{error}{loader.advice(error)}",)
+        raise
+
+
+def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
+    """Copy the entry's files to the build directory, under torch's names; equal files are not written again."""
+    place = directory / (extension.name if extension.program else f"{extension.name}.so")
+    for source in entry.folder.iterdir():
+        target = place if source == entry.library else directory / source.name
+        content = source.read_bytes()
+        if source.name == manifest.NAME or (target.exists() and target.read_bytes() == content):
+            continue
+        temporary = directory / f".{files.unique()}"
+        try:
+            temporary.write_bytes(content)
+            temporary.chmod(0o755 if target == place else 0o644)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return place
+
+
+def _open(name: str, path: str, is_python_module: bool) -> ModuleType | str:
+    """Open a library as torch does."""
+    if not is_python_module:
+        torch.ops.load_library(path)
+        return path
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert isinstance(spec.loader, importlib.abc.Loader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,140 @@
+"""Builds an extension with torch.utils.cpp_extension in a private folder, and publishes the entry.
+
+torch gets the caller's arguments and runs its usual commands, but it builds in that folder and loads nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from opjit import files, processes, progress
+from opjit.builder import torch_builder
+from opjit.builder.build import workspace
+from opjit.builder.diagnosis import diagnose
+from opjit.builder.publish import Subject, attempts
+from opjit.cpp_extension import identity, static_init
+from opjit.cpp_extension.identity import Extension
+from opjit.errors import CompileError, EntryError
+from opjit.recipe import headers, toolchain
+from opjit.recipe.recipe import document_key
+from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.store import elf
+from opjit.store.entry import Entry
+from opjit.store.manifest import NAME, Manifest
+from opjit.store.store import Store
+
+_INLINE = ("main.cpp", "cuda.cu")  # as torch names them
+
+
+class _Tools(NamedTuple):
+    cxx: Compiler
+    compiler: Compiler | None
+    nvcc: Nvcc | None
+    ninja: str
+
+
+def build(extension: Extension, arguments: Mapping[str, Any], store: Store) -> Entry:
+    """Build an extension and publish it in the store or, if the store cannot be written, for this process only.
+
+    Raises:
+        ToolMissing: there is no compiler or no ninja.
+        CompileError: a source does not compile or link.
+        BuildError: the tools left no valid binary, or a source changed during the build.
+        LoadError: opening the library would end the process.
+    """
+    tools = _tools(extension, store)
+    extension = extension._replace(toolchain=identity.compiler_identity(tools.cxx, tools.compiler, tools.nvcc))
+    subject = Subject(extension.name, extension.purpose, None, extension.shelf(store), headers.unreadable(extension.inputs))
+    for attempt in attempts(subject, store):
+        with attempt as staged, workspace(staged) as work:
+            attempt.publish(_make_entry(extension, arguments, subject, tools, work, staged / "entry", attempt.base))
+    return attempt.entry
+
+
+def _tools(extension: Extension, store: Store) -> _Tools:
+    cxx = toolchain.require_cxx(store.notes)
+    cuda = extension.archs is not None
+    return _Tools(cxx, toolchain.find_compiler(store.notes) if cuda else None, toolchain.require_nvcc(store.notes) if cuda else None,
+                  toolchain.require_ninja())
+
+
+def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: _Tools, work: Path, entry: Path,
+                base: Path) -> Manifest:
+    """Compile in `work`, check the binary, and write a complete entry."""
+    entry.mkdir(mode=0o700)
+    started = time.time_ns()
+    progress.step("compiling")
+    _compile(extension, arguments, tools, work, base)
+    seconds = (time.time_ns() - started) / 1e9
+    progress.step("checking")
+    document = {**extension.document(), "found": _compiler_headers(extension, subject, tools, work, started)}
+    if not subject.unread and extension.inputs_now() != extension.inputs:
+        raise subject.fault("sources changed during compilation; load it again")
+    try:
+        content = (work / (extension.name if extension.program else f"{extension.name}.so")).read_bytes()
+        (elf.machine if extension.program else elf.inspect)(content)
+    except (FileNotFoundError, EntryError) as error:
+        raise subject.fault(f"{tools.cxx.path} reported success but left no valid binary: {error}", tools.cxx.path) from None
+    for name in ("build.ninja", *_INLINE):
+        if (work / name).is_file():
+            files.write_synced(entry / name, (work / name).read_bytes())
+    library = entry / extension.file_name
+    files.write_synced(library, content)
+    if extension.program:
+        library.chmod(0o755)
+    described = Manifest(document_key(document), document, extension.file_name, len(content), hashlib.sha256(content).hexdigest(),
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
+    files.write_synced(entry / NAME, described.dump())
+    if not extension.program:  # before publication, as other processes do not check again
+        static_init.check_in_child(str(library), extension.name)
+    return described
+
+
+def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path) -> None:
+    passed: dict[str, Any] = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in arguments.items()}
+    passed |= {"name": extension.name, "build_directory": str(work)}
+    if not extension.sources:  # messages shall name main.cpp without this temporary folder
+        passed["extra_cflags"] = [torch_builder.quote(f"-ffile-prefix-map={work}/="), *(passed["extra_cflags"] or ())]
+        passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
+    environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": extension.archs} if extension.archs else {})}
+    # torch's guess is wrong if nvcc is a wrapper script
+    variables = {} if tools.nvcc is None else {"CUDA_HOME": tools.nvcc.root}
+    try:
+        torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables)
+    except torch_builder.Failed as failed:
+        output = str(failed)
+        if not extension.sources:  # the flag above changes the binary only, not the compilers' messages
+            output = output.replace(f"{work}{os.sep}", "")
+        raise _blame_name(diagnose(output, extension.name, extension.purpose, base / "logs"), extension.name, output) from None
+
+
+def _blame_name(error: CompileError, name: str, output: str) -> CompileError:
+    """Explain errors that come from the extension's name, which is a macro on the command line that no compiler's message mentions."""
+    if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):
+        better = re.sub(r"\W|^(?=\d)", "_", name)
+        error.args = (f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",)
+    return error
+
+
+def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, work: Path, started: int) -> dict[str, str]:
+    """The SHA-256 of the headers that only the compiler found."""
+    done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
+    read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
+    pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    trusted = identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work)])
+    found = {}
+    for name, path in extension.other_headers(read, trusted).items():
+        if os.stat(path).st_mtime_ns >= started:
+            raise subject.fault(f"{path} changed during compilation; load it again")
+        found[name] = files.digest(path)
+    return found

@@ -1,0 +1,109 @@
+"""The flags of compilers and linkers as a key has them, with contents in place of paths; and the CUDA archs to build for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+import torch
+
+from opjit import files
+from opjit.errors import UnknownArch
+
+_FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
+
+
+class CommandLine:
+    """Collects the folders and files that flags name.
+
+    Attributes:
+        include: folders of headers, in order.
+        forced: files that ``-include`` and ``-imacros`` name.
+    """
+
+    def __init__(self) -> None:
+        self.include: list[str] = []
+        self.forced: list[str] = []
+        self._libraries: list[str] = []
+        self._searched: list[str] = []
+
+    def add(self, given: list[str]) -> list[str]:
+        """Add a list of flags. Returns their words, as the shell splits them, without paths."""
+        try:
+            words = shlex.split(" ".join(given))
+        except ValueError:  # a quote is not closed, which the shell will report
+            return given
+        return [self._word(before, word) for before, word in zip(["", *words], words, strict=False)]
+
+    def _word(self, before: str, word: str) -> str:
+        option, folder = _FOLDER.fullmatch(before), _FOLDER.fullmatch(word)
+        if before in ("-include", "-imacros"):
+            self.forced.append(os.path.abspath(word))
+        elif option and not option[2]:
+            self._folder(option[1], word)
+        elif folder and folder[2]:
+            self._folder(folder[1], folder[2])
+            return f"-{folder[1]}<folder>"
+        elif word.startswith("-l"):
+            self._libraries.append(word[2:])
+            return word
+        elif word.startswith("-Wl,"):
+            return "".join(_content(part) for part in re.split(r"([,=])", word))
+        else:
+            return _content(word)
+        return "<path>"
+
+    def _folder(self, kind: str, path: str) -> None:
+        (self._searched if kind == "L" else self.include).append(os.path.abspath(path))
+
+    def archives(self) -> list[str]:
+        """The static libraries that the flags name. They become part of the binary."""
+        names = [name[1:] if name.startswith(":") else f"lib{name}.a" for name in self._libraries]
+        found = (os.path.join(folder, name) for name in names for folder in self._searched)
+        return list(dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path)))
+
+
+def _content(word: str) -> str:
+    """A file's digest in place of its path; the name of a shared library, which is looked up again when the binary is loaded."""
+    path = word.removeprefix("@")
+    if os.sep not in path or not os.path.isfile(path):
+        return word
+    return f"<{os.path.basename(path)}>" if re.search(r"\.so(\.\d+)*$", path) else f"<{files.digest(path)}>"
+
+
+def cuda_archs(name: str, flags: list[str]) -> str:
+    """The archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; empty if the flags name them.
+
+    Args:
+        name: of the extension.
+        flags: for the CUDA compiler.
+
+    Raises:
+        UnknownArch: neither the environment nor a GPU determines the archs.
+    """
+    if any("arch" in flag for flag in flags if "TORCH_EXTENSION_NAME" not in flag):
+        return ""
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if listed and listed != "native":
+        return listed
+    named = [re.fullmatch(r"sm_(\d+)(\d)([af]?)", part) for part in os.environ.get("OPJIT_ARCH", "").split("+")]
+    if all(named):
+        return ";".join(f"{part[1]}.{part[2]}{part[3]}" for part in named if part)
+    if torch.cuda.device_count() == 0:
+        raise UnknownArch(f"{name} has CUDA code, but no GPU is visible and no arch is set: set TORCH_CUDA_ARCH_LIST=9.0 or "
+                          "OPJIT_ARCH=sm_90, or add -gencode flags to extra_cuda_cflags")
+    return _visible_archs()
+
+
+def _visible_archs() -> str:
+    """The archs of the visible GPUs, capped at the newest that torch supports, and PTX for later ones."""
+    newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
+                 if (number := re.findall(r"^sm_(\d+)", arch)))
+    found = sorted({min(newest, capability) for capability in capabilities()})
+    return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
+
+
+def capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of the visible GPUs, without duplicates."""
+    return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})

@@ -1,0 +1,62 @@
+"""Opens a library in a forked child first: an exception in a static initialiser would end this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import tempfile
+import warnings
+from contextlib import suppress
+
+import torch
+
+from opjit.errors import LoadError
+
+TIMEOUT = 30  # seconds; a library whose initialisers take longer is not checked
+_SHOWN = 4  # lines of the child's output in the error
+
+
+def check_in_child(path: str, name: str) -> None:
+    """Open a library in a forked child; return if that works, or if there can be no child.
+
+    Raises:
+        LoadError: the child died; the message has the exception's text.
+    """
+    if torch.cuda.is_initialized():
+        return  # a forked child cannot use CUDA, which an initialiser may need
+    with tempfile.TemporaryFile() as output:
+        ended = _open_in_child(path, output.fileno())
+        output.seek(0)
+        lines = [line.strip() for line in output.read(1 << 16).decode(errors="replace").splitlines() if line.strip()]
+    if ended >= 0:
+        return
+    what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
+    reason = f"it threw {what!r}" if what else f"it got {signal.Signals(-ended).name}"
+    more = "\n".join(lines[:_SHOWN])
+    raise LoadError(f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
+                    "constructor or TORCH_LIBRARY, which can define a namespace only once in a process)"
+                    + (f"\n{more}" if more else ""))
+
+
+def _open_in_child(path: str, output: int) -> int:
+    """Open the library in a forked child. Returns 0, or the negative number of the signal that ended the child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks with threads, but this child ends at once
+        child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.alarm(TIMEOUT)
+            with suppress(OSError):  # this process will get the same error, with its message
+                ctypes.CDLL(path)
+        finally:
+            os._exit(0)
+    try:
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:
+        return 0  # another thread waits for all children
+    return 0 if ended == -signal.SIGALRM else ended

@@ -1,0 +1,168 @@
+"""Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel.
+
+The first call on a device reaches the first-call kernel. That kernel readies the device's C kernel and calls the op again; from
+then on torch calls the C kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opjit import backends, processes
+from opjit.backends import Backend
+from opjit.declare.op import Function, Op
+from opjit.errors import DeclarationError, NoKernel
+
+got: dict[tuple[str, object], torch._ops.OpOverload] = {}  # results of `opjit.get`, by its arguments
+_kept: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
+
+
+def _not_ready(op: Op, backend: Backend) -> None:
+    raise NoKernel(f"{op.qualified} cannot run on {backend.name} before `import opjit` has ended")
+
+
+ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel for a backend; request.py sets it
+
+
+def define(op: Op, known: Op | None) -> None:
+    """Make an op known to torch. The caller holds `processes.declaring`.
+
+    Args:
+        known: the op declared under this name before.
+
+    Raises:
+        DeclarationError: an op of that name is declared elsewhere, or torch refuses it.
+    """
+    qualified, namespace, name = op.qualified, op.schema.namespace, op.schema.name
+    if known is not None and known is not op:
+        if known.library is not None and known.library != op.library:
+            raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
+                                   "then call opjit.load_library")
+        refuse_second(known, op)
+        forget(known)
+    library = torch.library.Library(namespace, "FRAGMENT")
+    try:
+        _register(library, op)
+    except RuntimeError as error:
+        library._destroy()
+        raise DeclarationError(f"torch refuses the op {qualified}, so choose another name or namespace: "
+                               f"{str(error).splitlines()[0]}") from None
+    except BaseException:  # an interrupt's traceback would keep the library alive, and with it torch's entry
+        library._destroy()
+        raise
+    op.handle = library
+    # Looked up before another thread can: torch gives threads that ask at once an overload each.
+    op.overload = getattr(getattr(torch.ops, namespace), name).default
+    op.register_backward()
+
+
+def _register(library: torch.library.Library, op: Op) -> None:
+    name = op.schema.name
+    library.define(op.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, _first_call_kernel(op), "CompositeExplicitAutograd", with_keyset=True)
+    if op.schema.mutates:
+        for key in ("Conjugate", "Negative"):
+            library.impl(name, _lazy_view_kernel(op.qualified), key)
+    # Saves 2 ms of each `import opjit` (benchmarks/warm.py): register_fake asks inspect for this line's module, which it would
+    # search for among all modules of torch.
+    inspect.modulesbyfile.setdefault(__file__, __name__)
+    torch.library.register_fake(op.qualified, _fake_kernel(op), lib=library)
+
+
+def refuse_second(known: Op, newer: Op) -> None:
+    """Refuse a second op of the same name. A later declaration from the same folder or module is the same op.
+
+    Raises:
+        DeclarationError: names both places.
+    """
+    one, other = (op.folder if op.code is None else op.code.module for op in (known, newer))
+    if one != other:
+        raise DeclarationError(f"two ops are named {newer.qualified}: one is declared in {known.where}, the other in {newer.where}; "
+                               "rename one or give it a namespace of its own")
+
+
+def redeclare(known: Op, newer: Op) -> None:
+    """Give an op another schema, which makes it another op for torch."""
+    with processes.declaring:
+        forget(known)
+        known.schema = newer.schema
+        known.adopt(newer)
+        define(known, known)
+
+
+def forget(op: Op) -> None:
+    """Take an op and its kernels back from torch, so that its name is free for another declaration.
+
+    A program may still hold its overload, which torch would free with the op's last registration. One registration therefore
+    stays: a kernel for a device that no opjit op runs on.
+    """
+    global got
+    got = {}
+    if op.handle is not None and op.qualified not in _kept:
+        _kept[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
+        _kept[op.qualified].impl(op.schema.name, _vulkan_kernel(op.qualified), "Vulkan")
+    for loaded in op.loaded.values():
+        loaded.unload()
+    op.loaded.clear()
+    if op.handle is not None:
+        op.handle._destroy()
+    op.handle, op.differentiable = None, False
+    namespace = getattr(torch.ops, op.schema.namespace)
+    if op.schema.name in namespace.__dict__:
+        delattr(namespace, op.schema.name)
+
+
+def _vulkan_kernel(qualified: str) -> Function:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NoKernel(f"{qualified} has no kernel for Vulkan")
+
+    return refuse
+
+
+def _lazy_view_kernel(qualified: str) -> Function:
+    """Refuses lazily conjugated and negated views. torch's own kernel resolves them, but assumes that an op which writes an argument
+    also returns it: without a result it reads invalid memory."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NoKernel(f"{qualified} writes an argument, so it takes no lazily conjugated or negated view; call .resolve_conj() or "
+                       ".resolve_neg() on the tensor first")
+
+    return refuse
+
+
+def _fake_kernel(op: Op) -> Function:
+    """The declared fake kernel, behind the device check of the C kernels. torch calls it if a single tensor is a meta tensor; without
+    the check, a result on another device would be memory that no kernel filled."""
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        values = (item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else (value,)))
+        devices = {str(value.device) for value in values if isinstance(value, torch.Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+                               "move them with .to()")
+        return op.fake(*args, **kwargs)
+
+    return fake
+
+
+def _first_call_kernel(op: Op) -> Function:
+    """The Python kernel that torch calls until a C kernel is registered."""
+    qualified = op.qualified
+
+    def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
+        backend = backends.for_dispatch_key(key)
+        if backend is None:
+            raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
+                           f"{' or '.join(op.backends()) or 'no device'}, and at least one of them")
+        ready(op, backend)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+            raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; "
+                           f"call opjit.get({qualified!r}, {backend.name!r})")
+        return op.overload.redispatch(keys, *args, **kwargs)
+
+    return first_call

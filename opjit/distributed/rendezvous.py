@@ -1,0 +1,152 @@
+"""The store in which the ranks of a job meet: torch.distributed's own, which every job has or creates anyway.
+
+A thread sends all requests, because torch's calls have no time limit. If the store's host has exited, frozen or lost its network, the
+rank gets `StoreLost` after ANSWER_TIMEOUT instead of hanging.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+from opjit.distributed.ranks import Rank
+
+ANSWER_TIMEOUT = 15.0  # seconds
+_STORE_ERRORS = (RuntimeError, OSError, ValueError)  # torch's own are RuntimeErrors
+_hosted: dict[tuple[str, int], Any] = {}  # the stores that this process hosts, until it exits
+
+
+class StoreLost(Exception):
+    """The job's store is unreachable; the message says why."""
+
+
+class JobStore:
+    """A connection to the job's store. Its keys are opjit's own; torch's are never touched.
+
+    Args:
+        connect: makes torch's store; called in this connection's thread.
+        hosted: whether this process hosts the store, which ends with it.
+    """
+
+    def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
+        self.hosted = hosted
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._lost: str | None = None
+        self._thread = threading.Thread(target=self._serve, args=(connect, self._requests), name="opjit-jobstore", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _serve(connect: Callable[[], Any], requests: SimpleQueue[Any]) -> None:
+        store: Any = None
+        while (request := requests.get()) is not None:
+            method, arguments, answer = request
+            try:
+                if store is None:
+                    store = connect()
+                answer.set_result(getattr(store, method)(*arguments))
+            except Exception as error:
+                answer.set_exception(error)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if self._lost is None:
+            answer: Future[Any] = Future()
+            self._requests.put((method, arguments, answer))
+            try:
+                return answer.result(ANSWER_TIMEOUT)
+            except futures.TimeoutError:
+                self._lost = f"no answer in {ANSWER_TIMEOUT:.0f} s"
+            except _STORE_ERRORS as error:
+                self._lost = _first_line(error)
+        raise StoreLost(self._lost)
+
+    def get(self, key: str) -> bytes | None:
+        """A key's value, or None. Unlike torch's get, it does not wait until the key is set."""
+        return bytes(self._call("get", key)) if self._call("check", [key]) else None
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._call("set", key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Add to a counter and return its value; an amount of 0 only reads it."""
+        return int(self._call("add", key, amount))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bool:
+        """Set a key if it holds the expected value, and say whether it did; an empty string expects an unset key."""
+        return bool(self._call("compare_set", key, expected, value) == value.encode())
+
+    def close(self) -> None:
+        """Disconnect: Python aborts if it exits while a thread runs torch's code."""
+        self._requests.put(None)
+        if self._lost is None:
+            self._thread.join(ANSWER_TIMEOUT)
+
+
+def connect(rank: Rank, patience: float) -> JobStore:
+    """Connect to the job's store, which rank 0 hosts unless torchrun does.
+
+    An existing process group provides its store. Otherwise the store is made as `init_process_group` makes it, so a later call of that
+    with the same MASTER_PORT shares it.
+
+    Args:
+        patience: seconds to wait for the host.
+
+    Raises:
+        StoreLost: the store cannot be reached.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise StoreLost("this build of torch has no torch.distributed")
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    prefix = f"opjit/1/{rank.restarts}"
+    if dist.is_initialized():
+        group = dist.group.WORLD
+        assert group is not None
+        try:
+            shared = group.get_group_store()
+        except RuntimeError as error:
+            raise StoreLost(f"the process group has no store: {_first_line(error)}") from None
+        # A connection of its own, as one connection handles one request at a time.
+        return JobStore(lambda: PrefixStore(prefix, shared.clone() if hasattr(shared, "clone") else shared))
+    if rank.address is None:
+        raise StoreLost("rank 0's address is unknown; set MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there")
+    host, port = rank.address
+    limit = timedelta(seconds=ANSWER_TIMEOUT)
+    libuv = os.environ.get("USE_LIBUV", "1") == "1"
+    if rank.number == 0 and not rank.agent_store:
+        try:
+            if rank.address not in _hosted:  # multi_tenant: other users of this port in this process get the same server
+                _hosted[rank.address] = TCPStore(host, port, None, True, limit, False, multi_tenant=True, use_libuv=libuv)
+        except _STORE_ERRORS as error:
+            raise StoreLost(f"rank 0 cannot host a store at {host}:{port}: {_first_line(error)}") from None
+        server = _hosted[rank.address]
+        return JobStore(lambda: PrefixStore(prefix, server), hosted=True)
+    _wait_for(host, port, patience)
+    return JobStore(lambda: PrefixStore(prefix, TCPStore(host, port, None, False, limit, False, use_libuv=libuv)))
+
+
+def _wait_for(host: str, port: int, patience: float) -> None:
+    """Wait for a server. torch's own wait prints a line for each attempt."""
+    end, pause = time.monotonic() + patience, 0.02
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(2.0, patience))).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise StoreLost(f"no answer from {host}:{port}: {error}") from None
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

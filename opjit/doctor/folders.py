@@ -1,0 +1,275 @@
+"""Checks of the cache, of the temporary folder with its locks, and of unfinished builds.
+
+A filesystem is tried out in a temporary folder there; nothing else is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from opjit import files
+from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation
+from opjit.store import lock
+from opjit.store.store import STAGING_AGE, Store, default_root
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOW_SPACE = 100 << 20  # bytes; building a CUDA op takes about ten million
+_NETWORK = re.compile(r"nfs4?|lustre|gpfs|beegfs\w*|ceph|cifs|smb\w*|9p|afs|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*|virtiofs")
+_USE_ANOTHER = "set OPJIT_CACHE to a folder of your own on another filesystem"
+
+
+def cache() -> Iterator[Observation]:
+    """The cache's folder: its filesystem, its permissions, its free space, and what works there."""
+    root = default_root()
+    place = nearest_existing(root)
+    if not place.is_dir():
+        yield Observation("cache", WARNING, f"{place} is not a folder, so every process builds its ops again", _USE_ANOTHER)
+        return
+    yield Observation("cache", OK, str(root) if place == root else f"{root}, to be created in {place}")
+    yield _filesystem_type(place)
+    yield from _permissions(root)
+    yield from _free_space("cache", place)
+    yield from _operations("cache", place, _USE_ANOTHER)
+
+
+def temporary() -> Iterator[Observation]:
+    """The folder for locks, and for builds that cannot be cached."""
+    place = nearest_existing(Path(tempfile.gettempdir()))
+    advice = "set TMPDIR to a folder on a local filesystem"
+    yield Observation("temporary folder", OK, str(place))
+    kind = filesystem(place)
+    if _NETWORK.fullmatch(kind):
+        yield Observation("temporary folder", WARNING,
+                          f"it is on {kind}, where locks may fail, so ops may be built twice", advice)
+    locks = lock.folder()
+    if locks.exists() or locks.is_symlink():
+        distrusted = files.distrusted(locks)
+        if distrusted:
+            yield Observation("temporary folder", WARNING, f"{distrusted.partition(';')[0]}, so builds run without locks",
+                              f"remove {locks}, or set TMPDIR to a folder of your own")
+    yield from _free_space("temporary folder", place)
+    yield from _operations("temporary folder", place, advice)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or its nearest parent that exists."""
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def filesystem(path: Path, mounts: str | None = None) -> str:
+    """The type of a path's filesystem, such as ``"ext4"``.
+
+    Args:
+        mounts: a text in the format of /proc/self/mounts; None reads that file.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return "unknown"
+    real, best, kind = os.path.realpath(path), "", "unknown"
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mounted = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
+        if len(mounted) >= len(best) and (real == mounted or real.startswith(mounted.rstrip("/") + "/")):
+            best, kind = mounted, fields[2]  # of two mounts on one folder, the later hides the earlier
+    return kind
+
+
+def _filesystem_type(place: Path) -> Observation:
+    kind = filesystem(place)
+    if _NETWORK.fullmatch(kind):
+        return Observation("cache", NOTE,
+                           f"on {kind}, which other machines may share: this is safe, but look-ups cross the network, and two machines "
+                           "may build the same op at once",
+                           "with many machines, put OPJIT_CACHE on a local disk and this folder in OPJIT_LAYERS")
+    if kind == "overlay":
+        return Observation("cache", NOTE, "on a container's own layer: built ops are lost with the container", "mount a volume there")
+    if kind in ("tmpfs", "ramfs"):
+        return Observation("cache", NOTE, f"on {kind}, in memory: built ops are lost at the next restart")
+    return Observation("cache", OK, f"on {kind}")
+
+
+def _permissions(root: Path) -> Iterator[Observation]:
+    """Whether other users can write or replace what is loaded."""
+    store = Store(root)
+    own = [folder for folder in (store.base, store.base / "staging", store.notes) if folder.exists()]
+    problems = [problem for problem in (files.swappable(root), *map(files.distrusted, own)) if problem]
+    for problem in problems:
+        seen, _, todo = problem.partition("; ")
+        yield Observation("cache", WARNING, f"{seen}, so opjit does not trust it, and every process builds its ops again",
+                          todo or "set OPJIT_CACHE to a folder of your own")
+    if not problems:
+        yield Observation("cache", OK, "only you can write to it")
+
+
+def _free_space(about: str, place: Path) -> Iterator[Observation]:
+    room = os.statvfs(place)
+    free = room.f_bavail * room.f_frsize
+    if free < _LOW_SPACE:
+        yield Observation(about, WARNING, f"{free / 1e6:.1f} MB are free on its filesystem",
+                          "free some space: opjit cache clear removes every entry")
+    elif room.f_files and not room.f_favail:
+        yield Observation(about, WARNING, "its filesystem has no free inodes, so it takes no more files", "remove small files there")
+    else:
+        yield Observation(about, OK, f"{free / 1e9:.1f} GB are free on its filesystem")
+
+
+def _operations(about: str, place: Path, advice: str) -> Iterator[Observation]:
+    """Try the operations that opjit needs."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".opjit-doctor-", dir=place, ignore_cleanup_errors=True) as folder:
+            observations = list(_try_operations(about, Path(folder), advice))
+    except OSError as error:
+        observations = [_unwritable(about, place, error, advice)]
+    yield from observations or [Observation(about, OK, "renaming, syncing, locking and loading libraries work there")]
+
+
+def _unwritable(about: str, place: Path, error: OSError, advice: str) -> Observation:
+    if error.errno in _FULL:
+        return Observation(about, WARNING, f"the filesystem of {place} is full or over quota ({error.strerror})",
+                           f"free some space there, or {advice}")
+    effect = "every process builds the ops that are missing there" if about == "cache" else "builds run without locks"
+    return Observation(about, WARNING, f"{place} cannot be written ({error.strerror}), so {effect}", advice)
+
+
+def _try_operations(about: str, folder: Path, advice: str) -> Iterator[Observation]:
+    for attempt, effect in ((_write, "so nothing can be stored there"),
+                            (_rename, "so an entry cannot appear in one step"),
+                            (_ownership, "so opjit does not trust entries there"),
+                            (_lock, "so two processes may build the same op at once"),
+                            (_execute, "so no library can be loaded from there")):
+        try:
+            trouble = attempt(folder)
+        except OSError as error:
+            if error.errno in _FULL:
+                yield _unwritable(about, folder.parent, error, advice)
+                return
+            trouble = f"{attempt.__doc__} failed: {error.strerror}"
+        if trouble:
+            state = PROBLEM if attempt is _execute and about == "cache" else WARNING
+            yield Observation(about, state, f"{trouble}, {effect}", advice)
+
+
+def _write(folder: Path) -> str | None:
+    """writing and syncing a new file"""
+    files.write_synced(folder / "file", os.urandom(1 << 20))
+    files.sync(folder)
+    return None
+
+
+def _rename(folder: Path) -> str | None:
+    """renaming a folder"""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / name).touch()
+    os.rename(folder / "one", folder / "place")
+    try:
+        os.rename(folder / "two", folder / "place")
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return None
+    return "renaming a folder replaces one that is not empty"
+
+
+def _ownership(folder: Path) -> str | None:
+    """checking a new file's owner"""
+    files.write_synced(folder / "own", b"")
+    problem = files.distrusted(folder / "own") or files.distrusted(folder)
+    return f"new files there are not safe: {problem.partition(';')[0]}" if problem else None
+
+
+def _lock(folder: Path) -> str | None:
+    """locking a file"""
+    exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
+    with open(folder / "lock", "x") as one, open(folder / "lock") as other:  # a lock belongs to an open file, so one process can try two
+        fcntl.flock(one, exclusive)
+        try:
+            fcntl.flock(other, exclusive)
+            return "a held lock can be taken again"
+        except BlockingIOError:
+            fcntl.flock(one, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(other, exclusive)
+        except BlockingIOError:
+            return "a released lock stays held"
+    return None
+
+
+def _execute(folder: Path) -> str | None:
+    """mapping a file as code"""
+    path = folder / "code"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    with open(path, "rb") as file:
+        try:
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+        except PermissionError:
+            noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+            return "it is mounted noexec" if noexec else "the system forbids running code from there"
+    return None
+
+
+def builds() -> Iterator[Observation]:
+    """Staging folders of unfinished builds, and locks with their holders."""
+    staging = Store(default_root()).base / "staging"
+    ages = []
+    with suppress(OSError), os.scandir(staging) as found:
+        for each in found:
+            with suppress(OSError):
+                ages.append(time.time() - each.stat(follow_symlinks=False).st_mtime)
+    old = [age for age in ages if age > STAGING_AGE]
+    if old:
+        yield Observation("builds", NOTE, f"{len(old)} staging folder{'s' * (len(old) != 1)} of killed builds in {staging}, the oldest "
+                                          f"{max(old) / 86400:.0f} days old; the next build removes them")
+    if len(ages) > len(old):
+        yield Observation("builds", OK, f"{len(ages) - len(old)} under way, or killed less than a day ago, in {staging}")
+    held = [observation for path in sorted(lock.folder().glob("*.lock")) if (observation := _lock_state(path))]
+    yield from held
+    if not ages and not held:
+        yield Observation("builds", OK, "none under way, none left behind")
+
+
+def _lock_state(path: Path) -> Observation | None:
+    """A lock's holder; None if the lock is free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        pass
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    known = lock.holder(path.with_suffix(".json"))
+    if known is None:
+        return Observation("builds", NOTE, f"an unknown process holds the lock {path}")
+    held = f"has held the lock {path} for {time.time() - known.since:.0f} s"
+    if process_state(known.pid) in ("T", "t"):
+        return Observation("builds", WARNING, f"process {known.pid} {held}, but is stopped; others may be waiting",
+                           f"kill -CONT {known.pid}, or kill -KILL {known.pid}")
+    return Observation("builds", OK, f"process {known.pid} {held}")
+
+
+def process_state(pid: int) -> str:
+    """The letter that ps shows for a process; empty if there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    return ""

@@ -1,0 +1,1 @@
+"""Everything that decides the bytes of a binary, and its key."""

@@ -1,0 +1,213 @@
+"""Finding the compilers, and identifying them by the version and target that they print, not by path or date.
+
+Asking a compiler costs a process, so the cache keeps its answer under the executable's path, size, modification time and inode.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeVar
+
+from opjit import files, processes
+from opjit.backends import Backend, targets
+from opjit.backends.targets import Target
+from opjit.errors import ToolMissing
+
+
+class Compiler(NamedTuple):
+    """The C compiler.
+
+    Attributes:
+        path: absolute path of the executable.
+        version: such as ``"gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)"``.
+        machine: the target triple.
+        includes: the default include folders, joined by ``:``.
+    """
+
+    path: str
+    version: str
+    machine: str
+    includes: str
+
+
+class Nvcc(NamedTuple):
+    """The CUDA toolkit.
+
+    Attributes:
+        root: the folder that holds bin/nvcc, as nvcc reports it: the nvcc on PATH may be a wrapper script.
+        version: such as ``"13.0"``.
+        build: the full version, such as ``"V13.0.88"``.
+    """
+
+    root: str
+    version: str
+    build: str
+
+
+_Tool = TypeVar("_Tool", Compiler, Nvcc)
+# Variables that would change a compiler's output without changing the key.
+NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
+    ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES",
+     "CUDA_INC_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"))}
+
+
+def find_compiler(notes: Path | None) -> Compiler | None:
+    """Find $CC, else gcc, cc or clang on PATH; None if there is none."""
+    chosen = os.environ.get("CC")
+    return _find(notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler)
+
+
+def find_cxx(notes: Path | None) -> Compiler | None:
+    """Find $CXX, else c++, as torch's extension builder does; None if there is none."""
+    return _find(notes, "cxx", [os.environ.get("CXX", "c++")], Compiler, lambda path: _probe_compiler(path, "c++"))
+
+
+def find_nvcc(notes: Path | None) -> Nvcc | None:
+    """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return _find(notes, "nvcc", ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, _probe_nvcc)
+
+
+def find_ninja() -> str | None:
+    """Find the folder of ninja's executable, on PATH or in Python's ninja package; None if there is none."""
+    path = shutil.which("ninja")
+    if path:
+        return os.path.dirname(path)
+    try:
+        import ninja
+    except ImportError:
+        return None
+    return str(ninja.BIN_DIR)
+
+
+def require_compiler(notes: Path | None) -> Compiler:
+    return find_compiler(notes) or _missing("cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op")
+
+
+def require_cxx(notes: Path | None) -> Compiler:
+    looked = "torch's extension builder calls $CXX, else c++ on PATH"
+    return find_cxx(notes) or _missing("c++", "CXX", "C++", looked, ("g++", "clang++"), "extension")
+
+
+def _missing(tool: str, variable: str, language: str, looked: str, names: tuple[str, str], built: str) -> NoReturn:
+    if os.environ.get(variable):
+        raise ToolMissing(tool, f"{variable} is {os.environ[variable]!r}, which is not an executable program; set it to the path of "
+                                f"{names[0]} or {names[1]}, without options, or unset it")
+    raise ToolMissing(tool, f"no {language} compiler: {looked}; install one (Debian and Ubuntu: apt install {names[0]}) or set "
+                            f"OPJIT_CACHE to a cache that holds the built {built}")
+
+
+def require_nvcc(notes: Path | None) -> Nvcc:
+    nvcc = find_nvcc(notes)
+    if nvcc is None:
+        raise ToolMissing("nvcc", "no nvcc: opjit looked in $CUDA_HOME, on PATH and in /usr/local/cuda; install the CUDA Toolkit, "
+                                  "which compiles CUDA ops even without a GPU")
+    return nvcc
+
+
+def require_ninja() -> str:
+    folder = find_ninja()
+    if folder is None:
+        raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
+    return folder
+
+
+def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool], probe: Callable[[str], _Tool]) -> _Tool | None:
+    """Return the answer of `probe` on the first program that exists, or a note of it if the executable has not changed since."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        return None
+    path = os.path.abspath(found)  # the build runs in another folder
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    stamp = [real, status.st_size, status.st_mtime_ns, status.st_ino]
+    note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if notes else None
+    if note is not None:
+        try:
+            known = json.loads(note.read_bytes()) if files.distrusted(note) is None else {}
+            if known["stamp"] == stamp:
+                return tool(**{name: str(known["found"][name]) for name in tool._fields})
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # no note, or a damaged one
+    answer = probe(path)
+    if note is not None:
+        files.write_note(note, json.dumps({"stamp": stamp, "found": answer._asdict()}))
+    return answer
+
+
+def run(command: Sequence[str], work: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a compiler without the variables that change its output; stdout includes stderr."""
+    logging.getLogger("opjit").debug("%s", " ".join(command))
+    environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
+    return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True, errors="replace")
+
+
+def refuse_full_disk(output: str, work: Path) -> None:
+    """Raise OSError if a compiler or linker reports a full disk."""
+    if any(os.strerror(code) in output for code in (errno.ENOSPC, errno.EDQUOT)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
+
+
+def _output(*command: str) -> str:
+    try:
+        return run(command).stdout
+    except OSError as error:
+        return str(error)
+
+
+def _probe_compiler(path: str, language: str = "c") -> Compiler:
+    text = _output(path, "-v", "-E", "-x", language, os.devnull)
+    machine = re.search(r"^Target: (.+)$", text, re.MULTILINE)
+    version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
+    if machine is None or version is None:
+        name, variable = ("cc", "CC") if language == "c" else ("c++", "CXX")
+        raise ToolMissing(name, f"{path} is not a working gcc or clang: `{path} -v` printed {text.strip()[:200]!r}; "
+                                f"set {variable} to one")
+    searched = re.search(r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL)
+    includes = [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
+    return Compiler(path, version[1].strip(), machine[1].strip(), ":".join(includes))
+
+
+def _probe_nvcc(path: str) -> Nvcc:
+    text, dryrun = _output(path, "--version"), _output(path, "--dryrun", "-E", "-x", "cu", os.devnull)
+    release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
+    root = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
+    if release is None or root is None:
+        raise ToolMissing("nvcc", f"{path} is not a working nvcc: `{path} --version` printed {text.strip()[:200]!r}; put another "
+                                  "one on PATH, or set CUDA_HOME")
+    return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2])
+
+
+def identity(compiler: Compiler, nvcc: Nvcc | None) -> dict[str, str]:
+    """Return the versions of the compilers, for an op's key."""
+    who = {"cc.version": compiler.version, "cc.machine": compiler.machine}
+    if nvcc is not None:
+        who["nvcc.build"] = nvcc.build
+    return who
+
+
+def identity_of(backend: Backend, notes: Path | None) -> dict[str, str] | None:
+    """Return the versions of a backend's compilers. None if one is missing or does not work: then any compiler's binary matches."""
+    try:
+        compiler, nvcc = find_compiler(notes), find_nvcc(notes) if backend.uses_nvcc else None
+    except ToolMissing:
+        return None
+    return None if compiler is None or (backend.uses_nvcc and nvcc is None) else identity(compiler, nvcc)
+
+
+def target_of(arch: str, notes: Path | None, backend: Backend | None = None) -> Target:
+    """Return the target of an arch by its name; for CUDA, with the runtime of the toolkit that is installed. Raises UnknownArch if no
+    backend builds for it."""
+    target = targets.named(arch, backend)
+    if not target.backend.uses_nvcc:
+        return target
+    nvcc = find_nvcc(notes)
+    return targets.named(arch, target.backend, nvcc.version if nvcc else None)

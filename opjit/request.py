@@ -1,0 +1,99 @@
+"""The main path: from an op to a kernel that torch calls.
+
+    ready -> _load -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
+                            -> obtain    else: lock, look again, fetch or build, publish
+
+C++ extensions (opjit.cpp_extension) go through `look` and `obtain`, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+from opjit import files, loader, processes, progress
+from opjit.backends import Backend, targets
+from opjit.backends.targets import Target
+from opjit.declare import oplist, registration
+from opjit.declare.op import Op
+from opjit.environment import is_on
+from opjit.store import usage
+from opjit.store.entry import Entry
+from opjit.store.store import Store, default_root
+from opjit.wanted import OpBinary, W, Wanted, describe
+
+
+def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
+    """Make torch call the op's C kernel on the backend's device. `found` is its entry, if the caller has one."""
+    if backend.name in op.loaded:
+        return
+    with op.lock:
+        if backend.name not in op.loaded:
+            target = targets.here(backend)
+            op.loaded[backend.name] = _load(op, target, found)
+            oplist.note(op, target)
+
+
+def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
+    for store in stores():
+        try:
+            return loader.load(found or entry(op, target, store), op.qualified)
+        except loader.Gone as error:
+            gone, found = error, None
+    raise gone
+
+
+def stores() -> Iterator[Store]:
+    """Yield stores for repeated requests, as others may remove an entry before it is opened: the cache twice, then a private folder."""
+    yield Store(default_root())
+    yield Store(default_root())
+    yield Store(files.until_exit())
+
+
+def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
+    """Return an op's verified entry for a target, from a layer, the store, the remote or the compiler."""
+    store = store or Store(default_root())
+    wanted = OpBinary(op, target, describe(op, target, store))
+    return look(wanted, store) or obtain(wanted, store)
+
+
+def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
+    """Return the verified entry from a layer or the store, or None.
+
+    Args:
+        warn: about a damaged entry; False for a request's second look.
+    """
+    started = time.perf_counter()
+    found = wanted.find(store, warn)
+    if found is not None:
+        usage.hit(found, store.base, started)
+        progress.log(f"{wanted} is built already: {found.folder}")
+    return found
+
+
+def obtain(wanted: W, store: Store) -> Entry:
+    """Fetch or build an entry. One process per key does so; the others wait and look again."""
+    if progress.is_logged():
+        progress.log(wanted.miss(store))
+    if is_on("OPJIT_OFFLINE"):
+        raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote")
+    with processes.without_collection():
+        lock = import_builder()
+        with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
+            wanted = wanted.now(store)  # the sources may have changed during the wait
+            return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
+
+
+def import_builder() -> ModuleType:
+    """Import the modules of a build while other threads' forks wait. Returns the module `lock`."""
+    with processes.importing:
+        from opjit.builder import build, torch_builder
+        from opjit.store import lock
+
+        assert build
+        torch_builder.module()
+    return lock
+
+
+registration.ready = ready

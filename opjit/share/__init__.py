@@ -1,0 +1,1 @@
+"""Entries from other machines: the remote, its transport, and trust in signatures."""

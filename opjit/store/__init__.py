@@ -1,0 +1,1 @@
+"""The store of binaries: lookup, verification, publishing and pruning, and the lock that builders take."""

@@ -1,0 +1,105 @@
+"""One entry: a folder whose owner, modes, size, hash, machine and arch are verified before its library is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opjit import files
+from opjit.backends.targets import Target
+from opjit.errors import EntryError
+from opjit.store import elf, manifest
+from opjit.store.manifest import Manifest
+
+# Every op's library defines these.
+FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A binary that was verified when this object was made. Comparison ignores the build time and the origin.
+
+    Attributes:
+        folder: the entry's folder.
+        key: SHA-256 of the document that lists everything it was built from.
+        library: path of the shared library.
+        seconds: build time; 0 if the manifest does not give it.
+        origin: ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``.
+    """
+
+    folder: Path
+    key: str
+    library: Path
+    seconds: float = field(default=0.0, compare=False)
+    origin: str = field(default="store", compare=False)
+
+
+def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None) -> tuple[Entry, Manifest]:
+    """Check everything that must hold before a library is loaded: owners, modes, size, hash, machine, arch, needed libraries. Raises
+    FileNotFoundError if there is no entry, EntryError or OSError if the entry must not be used.
+
+    Args:
+        target: of an op; None for a C++ extension, which may need any library.
+        key: the expected key; None is the folder's name.
+        trusted_as: see files.distrusted.
+    """
+    described, content = read(folder, trusted_as)
+    if described.key != (key or folder.name):
+        raise EntryError("its manifest has another key")
+    if target is not None:
+        check_library(content, target, described.link)
+    elif elf.machine(content) != platform.machine():
+        raise EntryError(f"its binary is for {elf.machine(content)}, not {platform.machine()}")
+    return Entry(folder, described.key, folder / described.library, described.seconds), described
+
+
+def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes]:
+    """Return an entry's manifest and library. Both belong to one build, and no untrusted user can have written them. Raises
+    FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used.
+    """
+    _refuse_distrusted(folder, trusted_as)
+    _refuse_distrusted(folder / manifest.NAME, trusted_as)
+    described = manifest.parse(bounded(folder / manifest.NAME))
+    library = folder / described.library
+    _refuse_distrusted(library, trusted_as)
+    if library.stat().st_size != described.size:
+        raise EntryError("its library does not have the size in its manifest")
+    content = library.read_bytes()
+    if hashlib.sha256(content).hexdigest() != described.sha256:
+        raise EntryError("its library does not have the SHA-256 in its manifest")
+    return described, content
+
+
+def _refuse_distrusted(path: Path, trusted_as: Path | None = None) -> None:
+    problem = files.distrusted(path, trusted_as)
+    if problem:
+        raise EntryError(problem)
+
+
+def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> None:
+    """Raise EntryError if a library does not fit the target or needs another library than an op may need.
+
+    Args:
+        link: the flags it was linked with; it may need the libraries that they name.
+    """
+    allowed = target.backend.flags(target.arch, target.runtime).needed
+    machine = "aarch64" if target.arch == "aarch64" else "x86_64"
+    if target.backend.uses_nvcc:
+        machine = platform.machine()  # the host code of a CUDA op is for the machine that builds it
+    archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
+    elf.check(content, machine, allowed, archs, frozenset(flag[2:] for flag in link if flag.startswith("-l")))
+    missing = [function for function in FUNCTIONS if f"{function}\0".encode() not in content]
+    if missing:
+        raise EntryError(f"the library does not define {', '.join(missing)}")
+
+
+def bounded(path: Path) -> bytes:
+    """Return a manifest's bytes. Raises OSError if it cannot be read, EntryError if it exceeds the size limit."""
+    with open(path, "rb") as file:
+        content = file.read(manifest.MAX_BYTES + 1)
+    if len(content) > manifest.MAX_BYTES:
+        raise EntryError(f"{path.name} is larger than {manifest.MAX_BYTES} bytes")
+    return content

@@ -1,0 +1,47 @@
+"""Layers: stores that opjit only reads. One may lie beside a kernel's source, as in a wheel; OPJIT_LAYERS names others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opjit.recipe.recipe import Recipe
+from opjit.store.entry import Entry
+from opjit.store.store import Store, first
+
+_ADVICE = "deny others write access, or take it out of OPJIT_LAYERS"
+FOLDER = "prebuilt"  # beside a kernel's source
+
+
+def find(recipe: Recipe) -> Entry | None:
+    """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing.
+
+    A binary beside its source may come from any compiler and any version of opjit's glue, as its author shipped it. Its source, schema,
+    flags, arch and format must match.
+    """
+    return next((replace(entry, origin="layer") for entry in _entries(recipe) if entry is not None), None)
+
+
+def _entries(recipe: Recipe) -> Iterator[Entry | None]:
+    """Look in each layer, in order."""
+    beside = recipe.folder / FOLDER
+    if os.path.isdir(beside):
+        folder, wanted = Store(beside).folder(recipe.schema.qualified, recipe.target), _as_shipped(recipe.document())
+        yield first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, trusted_as=recipe.source)
+    for root in named():
+        yield Store(root).find(recipe, advice=_ADVICE)
+
+
+def named() -> list[Path]:
+    """The layers in OPJIT_LAYERS, in order."""
+    return [Path(os.path.abspath(os.path.expanduser(root))) for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep) if root]
+
+
+def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's document without opjit's own files, the glue and the compilers."""
+    inputs = document.get("inputs")
+    own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
+    return {**document, "inputs": own, "toolchain": None, "glue": None}

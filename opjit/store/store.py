@@ -1,0 +1,249 @@
+"""The store: one folder per binary, named by its key, which appears complete by a single rename and never changes.
+
+    <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
+    <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/cpp_extension/identity.py
+    <root>/v1/staging/<random>/                 builds in progress; removed when a day old
+    <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
+    <root>/v1/stats.jsonl, pruned               counters, and an empty file whose date is that of the last pruning
+
+Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
+folder below it, every entry is a miss. FORMAT.md, beside this file, is the specification.
+"""
+
+import errno
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opjit import files
+from opjit.backends.targets import Target
+from opjit.errors import CacheWarning, EntryError, UntrustedFolder
+from opjit.recipe.recipe import Recipe
+from opjit.store import manifest
+from opjit.store.entry import Entry, verify
+from opjit.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from opjit.store.bundle import Bundle
+
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs"})  # folders that hold no entries
+STAGING_AGE = 24 * 3600.0  # seconds
+_ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
+_TRIES = 5  # to publish while other processes remove folders
+_trusted_roots: set[Path] = set()  # roots that other users cannot replace
+_warned: set[str] = set()  # warnings given about the other roots
+
+
+def default_root() -> Path:
+    """$OPJIT_CACHE, else opjit/ in the user's cache folder."""
+    configured = os.environ.get("OPJIT_CACHE")
+    if configured:
+        path = os.path.expanduser(configured)
+        return Path(os.path.normpath(path)) if os.path.isabs(path) else _from_here(path)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if home.startswith("~"):  # a user without a home directory or an account
+        import tempfile
+
+        return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}" / "cache"
+    return Path(os.path.abspath(home)) / "opjit"
+
+
+@cache
+def _from_here(path: str) -> Path:
+    """The absolute form of a relative path; it stays when the process changes its working directory."""
+    return Path(os.path.abspath(path))
+
+
+class Store(NamedTuple):
+    """A local store. Constructing one does not access the disk."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "v1"
+
+    @property
+    def notes(self) -> Path:
+        """Folder of notes on compilers."""
+        return self.base / "toolchain"
+
+    def folder(self, qualified: str, target: Target) -> Path:
+        """The folder of all entries of an op for a target."""
+        return self.base / qualified.replace("::", ".") / target.folder
+
+    def find(self, recipe: Recipe, warn: bool = True, advice: str = _ADVICE) -> Entry | None:
+        """Return the verified entry of a recipe, or None.
+
+        Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches.
+
+        Args:
+            warn: about an entry that fails verification.
+            advice: see `trusted`.
+        """
+        folder = self.folder(recipe.schema.qualified, recipe.target)
+        if not self.trusted(folder.parent, folder, advice=advice):
+            return None
+        key = recipe.key
+        if key is not None:
+            return _read(folder / key, recipe.target, warn)
+        wanted = recipe.document()
+        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}, warn)
+
+    def problem(self, *folders: Path) -> str | None:
+        """Say how other users could replace the store, or the given folders in it; None if they cannot.
+
+        Between its verification and its loading, an entry's path must keep its meaning, so every folder on the path is checked. The path
+        to the store is checked once per process.
+        """
+        problem = None
+        if self.root not in _trusted_roots:
+            exists = os.path.isdir(self.root)  # asked first: another user may create it during the check
+            problem = files.swappable(self.root)
+            if problem is None and exists:
+                _trusted_roots.add(self.root)
+        with suppress(OSError):  # a missing folder holds nothing to load
+            for folder in (self.base, *folders):
+                problem = problem or files.distrusted(folder)
+        return problem
+
+    def trusted(self, *folders: Path, advice: str = _ADVICE) -> bool:
+        """Whether `problem` finds none; warns of the one it finds, with `advice`."""
+        problem = self.problem(*folders)
+        if problem is not None:
+            self.warn_unused(problem, advice)
+        return problem is None
+
+    def warn_unused(self, problem: str, advice: str = _ADVICE) -> None:
+        """Warn, once per process and problem, that the store is not used."""
+        if problem not in _warned:
+            _warned.add(problem)
+            warnings.warn(CacheWarning(f"the cache {self.root} is not used: {problem}; {advice}"), stacklevel=3)
+
+    def _require_trusted(self, *folders: Path) -> None:
+        problem = self.problem(*folders)
+        if problem is not None:
+            raise UntrustedFolder(problem)
+
+    def stage(self) -> Path:
+        """Create a private folder on the store's filesystem. Raises OSError if the store is not writable, UntrustedFolder if other users
+        could replace the store."""
+        staging = self.base / "staging"
+        self._require_trusted()  # before creating anything there
+        files.make_private(staging)
+        self._require_trusted(staging)
+        self._sweep(staging)
+        folder = staging / files.unique()
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
+        """Publish a staged folder at `place`. If another process has published a good entry there, return that one. Raises OSError if the
+        store is not writable, EntryError if the staged folder fails verification.
+
+        Args:
+            target: see `verify`.
+        """
+        for _ in range(_TRIES):
+            files.make_private(place.parent)
+            self._require_trusted(place.parent.parent, place.parent)
+            with suppress(FileNotFoundError):  # another process is clearing the cache
+                return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+            if not staged.is_dir():
+                break
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+
+    def receive(self, bundle: "Bundle", place: Path, target: Target | None) -> Entry:
+        """Publish an entry from another machine. The caller has checked its signature. Raises OSError if the store is not writable,
+        EntryError if the bundle contradicts itself, `place` or `target`.
+
+        Args:
+            place: the entry's folder; its name must be the manifest's key.
+            target: see `verify`.
+        """
+        described = manifest.parse(bundle.manifest)
+        staged = self.stage()
+        try:
+            (staged / "entry").mkdir(mode=0o700)
+            files.write_synced(staged / "entry" / described.library, bundle.library)
+            if target is None and not described.library.endswith(".so"):
+                (staged / "entry" / described.library).chmod(0o755)  # an extension built as a program
+            files.write_synced(staged / "entry" / manifest.NAME, bundle.manifest)
+            verify(staged / "entry", target, place.name)
+            return self.put(staged / "entry", place, described, target)
+        finally:
+            files.remove_tree(staged)
+
+    def _sweep(self, staging: Path) -> None:
+        """Remove the folders of killed builders, once no running build can own them."""
+        with suppress(OSError):
+            for leftover in os.scandir(staging):
+                with suppress(OSError):
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
+                        files.remove_tree(Path(leftover.path))
+
+
+def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
+          trusted_as: Path | None = None) -> Entry | None:
+    """Return the first verified entry in a folder of entries whose document fits, or None.
+
+    Args:
+        fits: may raise EntryError about a bad document.
+        warn: about entries that fail verification.
+        target, trusted_as: see `verify`.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    for name in names:
+        entry = _read(folder / name, target, warn, trusted_as, fits)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | None = None,
+          fits: Callable[[dict[str, Any]], bool] | None = None) -> Entry | None:
+    try:
+        entry, described = verify(folder, target, trusted_as=trusted_as)
+        return entry if fits is None or fits(described.document) else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (EntryError, OSError) as error:
+        if warn:
+            warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
+        return None
+
+
+def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry:
+    """Copy an entry to a folder of its own in a user's directory, which other users may read. Raises OSError if the directory is not
+    writable or the entry was removed, and EntryError if other users can write to an existing folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    place = directory / f"{qualified.replace('::', '.')}.{target.folder}.{entry.key[:20]}"
+    staged, aside = (directory / f".{files.unique()}" for _ in range(2))
+    staged.mkdir(mode=0o755)
+    try:
+        for name in sorted(os.listdir(entry.folder), key=manifest.NAME.__eq__):  # the manifest last
+            files.write_synced(staged / name, (entry.folder / name).read_bytes())
+        return _appear(staged, place, aside, target, entry.key)
+    finally:
+        files.remove_tree(staged)
+        files.remove_tree(aside)
+
+
+def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:
+    """Rename a complete folder to its place. Then verify the place, as another process may have been first."""
+    def is_good(there: Path) -> bool:
+        with suppress(EntryError, OSError):
+            verify(there, target, key)
+            return True
+        return False
+
+    files.put_in_place(staged, place, aside, is_good)
+    return verify(place, target, key)[0]

@@ -1,0 +1,82 @@
+"""A check of an op, the decorator that adds one, and its line in the table."""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+from opjit.declare.op import Op
+from opjit.testing.samples import Sample
+
+CheckFunction = Callable[[Op, str], str]  # takes an op and a device; returns a note
+
+
+class Check(NamedTuple):
+    """One check.
+
+    Attributes:
+        name: its name in the table.
+        promise: what is true of an op that passes.
+        run: takes an op and a device, and returns a note for the table.
+    """
+
+    name: str
+    promise: str
+    run: CheckFunction
+
+    def __call__(self, op: Op, device: str) -> None:
+        """
+        Raises:
+            AssertionError: the op breaks the promise.
+            Skipped: the check does not apply.
+        """
+        self.run(op, device)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def add(checks: list[Check], name: str) -> Callable[[CheckFunction], CheckFunction]:
+    """Decorator that appends a function to a list of checks; the docstring is the promise."""
+    def register(run: CheckFunction) -> CheckFunction:
+        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run))
+        return run
+
+    return register
+
+
+def expect_one_line(op: Op, error: RuntimeError, sample: Sample) -> str:
+    """Return an error's message, which must be one line that names the op."""
+    message = str(error)
+    if op.schema.name not in message or "\n" in message.strip():
+        raise AssertionError(f"on ({sample}) the op must raise a one-line error that names it, but it says {message!r}") from None
+    return message
+
+
+class Line(NamedTuple):
+    """A line of the table: a check's name; ``ok``, ``failed`` or ``skipped``; and a note."""
+
+    name: str
+    status: str
+    note: str
+
+
+def outcome_of(name: str, run: Callable[[], str]) -> Line:
+    """Run a check and return its line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Line(name, "ok", run())
+    except unittest.SkipTest as reason:
+        return Line(name, "skipped", str(reason))
+    except AssertionError as error:
+        return Line(name, "failed", _one_line(error))
+    except Exception as error:  # torch's own checks raise errors of any type
+        return Line(name, "failed", f"{type(error).__name__}: {_one_line(error)}")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 400 else f"{text[:400]} …"

@@ -1,0 +1,105 @@
+"""A requested binary: what it is made from, where to find it, and how to build it."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol, TypeVar
+
+from opjit import backends
+from opjit.backends import targets
+from opjit.backends.targets import Target
+from opjit.declare.op import Op
+from opjit.errors import DeviceUnavailable, OpjitError
+from opjit.recipe import toolchain
+from opjit.recipe.recipe import Recipe
+from opjit.store import layers
+from opjit.store.entry import Entry
+from opjit.store.store import Store, default_root
+
+W = TypeVar("W", bound="Wanted")
+
+
+class Wanted(Protocol):
+    """A requested binary of an op or a C++ extension. str() names it in messages."""
+
+    @property
+    def lock(self) -> str:
+        """The name of its builder's lock."""
+
+    def find(self, store: Store, warn: bool = True) -> Entry | None:
+        """Return the verified entry in a layer or the store, or None."""
+
+    def miss(self, store: Store) -> str:
+        """Say why there is none."""
+
+    def refusal(self, text: str) -> OpjitError:
+        """Make the error for a binary that must not be built."""
+
+    def now(self: W, store: Store) -> W:
+        """Return the request for the sources as they are now."""
+
+    def fetch(self, store: Store) -> Entry | None:
+        """Fetch the entry from the remote into the store, or return None."""
+
+    def build(self, store: Store) -> Entry:
+        """Build it and publish the entry."""
+
+
+class OpBinary(NamedTuple):
+    """An op's binary for a target.
+
+    Attributes:
+        must_store: it must end up in the store; a layer's entry or a private folder does not count.
+    """
+
+    op: Op
+    target: Target
+    recipe: Recipe
+    must_store: bool = False
+
+    def __str__(self) -> str:
+        return str(self.recipe)
+
+    @property
+    def lock(self) -> str:
+        return self.recipe.key or self.op.qualified.replace("::", ".")
+
+    def find(self, store: Store, warn: bool = True) -> Entry | None:
+        return (None if self.must_store else layers.find(self.recipe)) or store.find(self.recipe, warn)
+
+    def miss(self, store: Store) -> str:
+        from opjit import why
+
+        return why.miss(self.recipe, store).reason
+
+    def refusal(self, text: str) -> OpjitError:
+        return DeviceUnavailable(text)
+
+    def now(self, store: Store) -> OpBinary:
+        return self._replace(recipe=describe(self.op, self.target, store))
+
+    def fetch(self, store: Store) -> Entry | None:
+        if not os.environ.get("OPJIT_REMOTE"):
+            return None
+        from opjit.share import remote
+
+        return remote.fetch(self.recipe, store)
+
+    def build(self, store: Store) -> Entry:
+        from opjit.builder import build
+
+        return build.build(self.recipe, store, self.must_store)
+
+
+def describe(op: Op, target: Target, store: Store) -> Recipe:
+    """Return an op's recipe for a target, from its sources and the compilers as they are now."""
+    return op.recipe(target, toolchain.identity_of(target.backend, store.notes))
+
+
+def target_of(device: object, arch: str | None) -> Target:
+    """Return the target of an arch, if given, else of this machine's device of that kind."""
+    backend = backends.for_device(targets.device_type(device)) if device is not None or arch is None else None
+    if arch is not None:
+        return toolchain.target_of(arch, Store(default_root()).notes, backend)
+    assert backend is not None
+    return targets.here(backend)
