@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import os
+import shutil
 import tempfile
 import textwrap
 import warnings
@@ -15,10 +18,17 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog, toolchain
+from opjit import files
+from opjit.backends import Flags
 from opjit.backends.cuda import Cuda
-from opjit.store import Entry
-from tests.helpers import COMPILES, SOMEBODY, built, fake_compiler, fresh, write_op
+from opjit.builder import parts as build_parts
+from opjit.declare import catalog
+from opjit.recipe import toolchain
+from opjit.recipe.toolchain import Compiler
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from tests import zygote
+from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, fresh, write_op
 
 OPS = Path(__file__).parent / "ops"
 _namespaces = itertools.count()
@@ -37,14 +47,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every test run builds from nothing, and leaves the user's cache and settings alone."""
-    root = tmp_path_factory.mktemp("cache")
+def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The cache of tests that have none of their own. It is in pytest's: for all workers, and kept between runs, as keys are content.
+
+    With ``-p no:cacheprovider``, or where others could write into pytest's cache, a run begins with nothing. The user's cache and settings
+    are left alone either way.
+    """
+    run = tmp_path_factory.getbasetemp()
+    root = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cache"
+    if pytestconfig.pluginmanager.has_plugin("cacheprovider"):
+        kept = Path(pytestconfig.cache.mkdir("opjit"))
+        kept.chmod(0o700)
+        root = root if Store(kept).problem() else kept
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OPJIT_")]:
             patch.delenv(name)
         patch.setenv("OPJIT_CACHE", str(root))
-        yield root
+        yield
+    zygote.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
+    """In this process the runtime and the stubs are compiled once and copied into each new cache, where they would take 0.3 s.
+
+    Gives the function that compiles them.
+    """
+    kept = tmp_path_factory.mktemp("parts")
+    plain = build_parts._make
+
+    def make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
+        made = kept / hashlib.sha256(repr((include, compiler, flags)).encode()).hexdigest()
+        if made.is_dir():
+            for path in made.iterdir():
+                shutil.copy(path, work)
+            return
+        plain(work, include, compiler, flags)
+        own = kept / files.unique()
+        shutil.copytree(work, own)
+        with contextlib.suppress(OSError):  # another thread was faster
+            own.rename(made)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_parts, "_make", make)
+        yield plain
 
 
 @pytest.fixture
@@ -68,6 +114,13 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
     """Another folder of that op, and its entry in the cache beside it, which the tests of a file share and leave as they are."""
     folder = write_op(tmp_path_factory.mktemp("built-once") / "plus")
     return folder, built(folder, folder.parent / "cache")
+
+
+@pytest.fixture
+def entry(built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """The op's entry in a cache of the test's own, which OPJIT_CACHE names."""
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    return copy_cache(built_once[1], tmp_path / "cache")
 
 
 @pytest.fixture

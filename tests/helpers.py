@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -12,26 +12,36 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 import opjit
-from opjit import backends, build, catalog, counters, lock, manifest, resources, schema, targets, toolchain
-from opjit.backends import Backend
+from opjit import backends, cache, resources
+from opjit.backends import Backend, targets
+from opjit.backends.targets import Target
+from opjit.builder import build
+from opjit.cli import main
+from opjit.declare import catalog
 from opjit.errors import CacheWarning
-from opjit.recipe import Recipe, document_key, read_inputs
-from opjit.store import Entry, Store
-from opjit.targets import Target
+from opjit.recipe import schema, toolchain
+from opjit.recipe.recipe import Recipe, document_key, read_inputs
+from opjit.store import inventory, lock, manifest, usage
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from tests import zygote
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
 BUNDLED = [op.qualified for op in catalog.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
+DAY = 86400.0
 SOMEBODY = 12345  # a user id that nobody has
+UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\
 #include "opjit.h"
@@ -65,12 +75,14 @@ opjit_status plus_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
     return OPJIT_LAUNCHED();
 }
 """
+# Gets and calls it, in a process that has declared it.
+GET = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
 # Declares the op of the folder when a fresh process runs it; then `plus` is ready to be got or called.
 DECLARE = """\
 import warnings
 import torch
 import opjit
-from opjit import catalog
+from opjit.declare import catalog
 from pathlib import Path
 catalog.declare_folder(Path({folder!r}))
 """
@@ -171,6 +183,30 @@ def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:
 COMPILES = 'case " $* " in *" -c "*opjit_glue.c*) true;; *) false;; esac'
 # True when it makes an op's library from objects.
 LINKS = 'case " $* " in *" -ltorch_cpu "*) true;; *) false;; esac'
+# Sets $out to the file that the compiler is asked for.
+OUTPUT = 'out=; previous=; for word in "$@"; do if [ "$previous" = -o ]; then out=$word; fi; previous=$word; done'
+# What a compiler may leave there and report success all the same.
+LIES = {
+    "missing": 'rm -f "$out"',
+    "empty": ': > "$out"',
+    "text": 'echo hello > "$out"',
+    "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
+    "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"",
+    "an-executable": 'cp "{python}" "$out"',
+    "no-symbols": "echo | '{compiler}' -shared -nostdlib -Wl,-rpath,'$ORIGIN' -o \"$out\" -x c -",
+}
+
+
+def fake_nvcc(path: Path, build_version: str) -> None:
+    """An nvcc that says which one it is, and no more; it takes the place of another at one stroke."""
+    release = re.sub(r"V(\d+\.\d+).*", r"\1", build_version)
+    program(path.with_name("new"), f"""\
+        #!/bin/sh
+        case "$*" in
+        --version) echo 'Cuda compilation tools, release {release}, {build_version}';;
+        *) echo '#$ TOP={path.parents[1]}' >&2;;
+        esac
+        """).replace(path)
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
@@ -180,36 +216,102 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def fresh(
+def ended(
     code: str,
     changes: Mapping[str, str | None] | None = None,
     *,
+    cold: bool = False,
+    shared: bool = False,
     python: str = sys.executable,
     flags: tuple[str, ...] = (),
     user: int | None = None,
     cwd: Path | None = None,
     before: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
     timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh process, which must exit with 0."""
-    done = subprocess.run(
-        [*before, python, *flags, "-c", textwrap.dedent(code)],
-        env=environment(changes),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        user=user,
-        cwd=cwd,
-    )
+    """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
+
+    It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`
+    starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start, unless
+    they are `shared` by several tests, for which there is a zygote then.
+    """
+    chosen = environment(changes)
+    code = textwrap.dedent(code)
+    as_started = python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}
+    if cold or as_started or not (shared or zygote.heeds(chosen)):
+        words = [*before, python, *flags, "-c", code, *arguments]
+        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=timeout, check=False, user=user, cwd=cwd)
+    return _finished(_forked(code, chosen, cwd=cwd, flags=flags, arguments=arguments), timeout)
+
+
+def fresh(code: str, changes: Mapping[str, str | None] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+    """The same for code that must exit with 0."""
+    done = ended(code, changes, **how)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 
 def command(*words: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
     """The command `opjit` in a process of its own, however it ends; `changes` are of the environment."""
-    return subprocess.run([sys.executable, "-m", "opjit", *map(str, words)], env=environment(changes), capture_output=True, text=True,
-                          timeout=240, check=False)
+    return module("opjit", *words, changes=changes)
+
+
+def module(name: str, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = (),
+           cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """``python -m``, however it ends."""
+    chosen, arguments = environment(changes), [str(word) for word in words]
+    if not zygote.heeds(chosen):
+        line = [sys.executable, *flags, "-m", name, *arguments]
+        return subprocess.run(line, env=chosen, capture_output=True, text=True, timeout=240, check=False, cwd=cwd)
+    return _finished(_forked(name, chosen, "-m", cwd=cwd, flags=flags, arguments=arguments), 240)
+
+
+def script(path: Path, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = ("-W", "error"),
+           cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """``python path``, however it ends, with warnings as errors."""
+    arguments = [str(word) for word in words]
+    return _finished(_forked(str(path), environment(changes), "script", cwd=cwd, flags=flags, arguments=arguments), 280)
+
+
+def started(code: str, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
+    """A process in a session of its own, with pipes, for the test to end."""
+    return _forked(textwrap.dedent(code), environment(changes), stdin=subprocess.PIPE)
+
+
+def started_command(*words: str | Path, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
+    """The command `opjit` in a session of its own, for the test to end."""
+    return _forked("opjit", environment(changes), "-m", arguments=[str(word) for word in words])
+
+
+def _forked(code: str, chosen: dict[str, str], kind: str = "-c", *, cwd: Path | None = None, flags: Sequence[str] = (),
+            arguments: Sequence[str] = (), stdin: int | None = None) -> zygote.Process:
+    request = zygote.Request(kind, code, list(arguments), chosen, str(cwd or Path.cwd()), zygote.umask(), list(flags[1::2]))
+    return zygote.Process(request, stdin)
+
+
+def _finished(running: zygote.Process, timeout: float) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = running.communicate(timeout)
+    except subprocess.TimeoutExpired:
+        running.end()
+        raise
+    return subprocess.CompletedProcess(running.args, running.wait(), out, err)
+
+
+def cache_command(*words: str) -> Result:
+    """`opjit cache …`, in this process."""
+    return CliRunner().invoke(main, ["cache", *words])
+
+
+def keys() -> set[str]:
+    """Of the entries in the cache that OPJIT_CACHE names."""
+    return {item.key for item in cache.entries()}
+
+
+def date(folder: Path, used: float, written: float | None = None) -> None:
+    """Set when an entry was used last, and when it was written."""
+    os.utime(next(folder.glob("*.so")), (used, used if written is None else written))
 
 
 def declare(folder: Path) -> str:
@@ -228,7 +330,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Mode, size and modification time of all there is under a folder, but for the counts that a process leaves when it ends."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
-        if path.name == counters.NAME:
+        if path.name == usage.NAME:
             continue
         with suppress(FileNotFoundError):
             status = path.lstat()
@@ -237,7 +339,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def entries(cache: Path) -> list[Path]:
-    return list(Store(cache).entries())
+    return sorted(item.folder for item in inventory.scan(Store(cache)))
 
 
 def copy_package(to: Path) -> Path:
@@ -252,7 +354,7 @@ def copy_cache(entry: Entry, to: Path) -> Entry:
     source = entry.folder.parents[3]
     shutil.copytree(source, to)
     folder = to / entry.folder.relative_to(source)
-    return entry._replace(folder=folder, library=folder / entry.library.name)
+    return replace(entry, folder=folder, library=folder / entry.library.name)
 
 
 def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
@@ -292,23 +394,16 @@ def tmpfs(where: Path, options: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, which is ended with all its children."""
-    running = subprocess.Popen([sys.executable, "-c", code], env=environment(), text=True, start_new_session=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def process(code: str, changes: Mapping[str, str | None] | None = None) -> Iterator[zygote.Process]:
+    """A process in a session of its own, with pipes, which is ended with all its children."""
+    running = started(code, changes)
     try:
         yield running
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-        for stream in (running.stdin, running.stdout, running.stderr):
-            assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
+        running.end()
 
 
-def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Popen[Any] | None = None) -> None:
+def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Popen[Any] | zygote.Process | None = None) -> None:
     """Wait for something that must happen within some seconds, and before the process ends that is to do it."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -317,11 +412,16 @@ def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Pop
         time.sleep(0.01)
 
 
-def is_alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """A process's as the kernel's letter: ``S`` for one that sleeps, ``T`` for a stopped one, and nothing for none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
 
 
 def hold(key: str = "key", waiting: Callable[[str], None] = lambda holder: None) -> list[str]:

@@ -14,11 +14,17 @@ from typing import NamedTuple
 
 import pytest
 
-from opjit import api, catalog, remote, targets, transfer, trust
-from opjit.bundle import Bundle, parse
-from opjit.op import Op
-from opjit.recipe import Recipe
-from opjit.store import Entry, Store
+from opjit import request
+from opjit.backends import targets
+from opjit.cache import transfer
+from opjit.declare import catalog
+from opjit.declare.op import Op
+from opjit.recipe.recipe import Recipe
+from opjit.share import remote, trust
+from opjit.store.bundle import Bundle, parse
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from opjit.wanted import describe
 from tests import helpers
 
 NAMESPACE = "remotetest"
@@ -77,14 +83,14 @@ class Published(NamedTuple):
         return self.entry.library.read_bytes()
 
     def recipe(self, cache: Path) -> Recipe:
-        return api.describe(self.op, targets.here(helpers.cpu()), Store(cache))
+        return describe(self.op, targets.here(helpers.cpu()), Store(cache))
 
 
 def ask(op: Op) -> Answer:
     """What the first request for an op gives with the settings at hand; only opjit's own warnings may come."""
     started = time.monotonic()
     with helpers.cache_warnings() as texts:
-        entry = api.entry(op, targets.here(helpers.cpu()))
+        entry = request.entry(op, targets.here(helpers.cpu()))
     return Answer(entry, texts, time.monotonic() - started)
 
 
@@ -220,5 +226,5 @@ def half_then_reset(handler: Handler) -> None:
 
 def forget(patch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: no remote has failed, nothing was said."""
-    patch.setattr(remote, "_out", {})
-    patch.setattr(trust, "_said", set())
+    patch.setattr(remote, "_failed", set())
+    patch.setattr(trust, "_warned", set())

@@ -10,21 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from opjit import backends, catalog
+from opjit import backends
 from opjit.backends.cpu import Cpu
+from opjit.declare import catalog
 from opjit.errors import NoKernel
+from tests import helpers
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(script: str, *arguments: str) -> str:
     """What an example prints; it must exit with 0 and warn of nothing."""
-    done = subprocess.run([sys.executable, "-W", "error", str(ROOT / "examples" / script), *arguments], capture_output=True, text=True,
-                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = helpers.script(ROOT / "examples" / script, *arguments)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     """compare.py itself stops unless both sides' sums are torch's."""
     printed = run("from_cpp/compare.py")
@@ -41,6 +43,7 @@ class Toy(Cpu):
     suffix = ".toy.c"
 
 
+@pytest.mark.slow
 def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
     printed = run("out_of_tree_device/example.py")
     assert "device='toy:0'" in printed
@@ -65,6 +68,7 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     assert op.source(backends.for_device("cpu")) == op.folder / "allreduce.c"
 
 
+@pytest.mark.slow
 def test_a_training_script_runs_under_torchrun_with_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                str(ROOT / "examples/cluster/train.py")]

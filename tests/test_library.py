@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,15 @@ import pytest
 import torch
 
 import opjit
-from opjit import backends, catalog, library, recipe, targets
-from opjit.backends import cpu, cuda
+from opjit import backends, library
+from opjit.backends import cpu, cuda, targets
+from opjit.declare import catalog
 from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
+from opjit.recipe import recipe
 from tests import helpers
 from tests.helpers import fresh, write_op
 
+pytestmark = pytest.mark.torch
 EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
 # The code of a process that builds and prints where the library is.
 BUILD = "print(opjit.build_library('keytest::plus', {directory!r}, 'cpu'))"
@@ -104,13 +105,13 @@ for call in (lambda: plus(torch.ones(1, device="meta")),
     try:
         call()
     except Exception as error:
-        assert "holds no fake kernel" in str(error), error
+        assert "has no fake kernel" in str(error), error
         assert "import the module that declares it before opjit.load_library" in str(error), error
     else:
         raise AssertionError("traced")
 from opjit.errors import DeclarationError
 from pathlib import Path
-from opjit import catalog
+from opjit.declare import catalog
 try:
     catalog.declare_folder(Path({str(write_op(tmp_path / "plus"))!r}))
 except DeclarationError as error:
@@ -216,8 +217,7 @@ def test_a_damaged_library_is_built_anew_by_another_file_under_its_name(declared
 
 def test_processes_that_build_into_one_directory_at_once_leave_one_good_library(tmp_path: Path) -> None:
     code = helpers.declare(write_op(tmp_path / "plus")) + BUILD.format(directory=str(tmp_path / "build"))
-    environment = helpers.environment({"OPJIT_CACHE": str(tmp_path / "cache")})
-    running = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    running = [helpers.started(code, {"OPJIT_CACHE": str(tmp_path / "cache")}) for _ in range(4)]
     told = {process.communicate(timeout=240)[0].strip() for process in running}
     assert [process.returncode for process in running] == [0] * 4
     assert len(told) == 1
@@ -232,7 +232,7 @@ def test_the_command_leaves_a_library_and_prints_its_path(tmp_path: Path) -> Non
 
 def test_a_build_directory_that_cannot_be_written_is_an_error_that_names_it(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BuildError, match=r"loadtest::plus for cpu .* cannot be left in '.*/file': .*choose a folder that you can write"):
+    with pytest.raises(BuildError, match=r"loadtest::plus for cpu .* cannot be copied to '.*/file': .*choose a folder that you can write"):
         opjit.build_library("loadtest::plus", tmp_path / "file", "cpu")
     with pytest.raises(UnknownOp):
         opjit.build_library("loadtest::minus", tmp_path)
@@ -273,20 +273,20 @@ def damaged(content: bytes) -> bytes:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "one bit": (lambda path: path.write_bytes(damaged(path.read_bytes())), "is not the one that its manifest names"),
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not as long as its manifest says"),
-    "no manifest": (lambda path: (path.parent / "manifest.json").unlink(), r"has no manifest\.json beside it.*copy its folder as a whole"),
+    "one bit": (lambda path: path.write_bytes(damaged(path.read_bytes())), "does not have the SHA-256 in its manifest"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not have the size in its manifest"),
+    "no manifest": (lambda path: (path.parent / "manifest.json").unlink(), r"no manifest\.json beside it; copy the folder"),
     "another name": (lambda path: path.rename(path.with_name("other.so")), "there is no library"),
     "bad manifest": (lambda path: (path.parent / "manifest.json").write_text("{"), "manifest is not JSON"),
     "edited manifest": (lambda path: (path.parent / "manifest.json").write_text(
-        (path.parent / "manifest.json").read_text().replace('"arch": "', '"arch": "x')), "key is not the key of its document"),
+        (path.parent / "manifest.json").read_text().replace('"arch": "', '"arch": "x')), "key is not its document's SHA-256"),
     "group may write it": (lambda path: path.chmod(0o664), r"can be written by others \(mode 664\); chmod go-w it"),
     "group may write the folder": (lambda path: path.parent.chmod(0o777), "can be written by others"),
     "group may write the manifest": (lambda path: (path.parent / "manifest.json").chmod(0o666), "can be written by others"),
     "linked manifest": (lambda path: os.symlink((path.parent / "manifest.json").rename(path.parent / "m"), path.parent / "manifest.json"),
                         "is a symbolic link"),
     "unknown backend": (lambda path: rewrite(path, backend="npu", dispatch_key="PrivateUse1"), "add it with opjit.register_backend"),
-    "no arch of the backend": (lambda path: rewrite(path, arch="sm_90"), "none of cpu's"),
+    "no arch of the backend": (lambda path: rewrite(path, arch="sm_90"), "not one of cpu's"),
     "another arch than its bytes": (lambda path: rewrite(path, arch="aarch64"), "the library is for x86_64, not aarch64"),
 }
 
@@ -312,7 +312,7 @@ def test_a_library_that_somebody_else_owns_is_not_loaded(copied: Path) -> None:
 def test_a_second_library_beside_a_manifest_is_not_taken_for_its_own(copied: Path) -> None:
     other = copied.with_name("other.so")
     shutil.copy(copied, other)
-    with pytest.raises(LoadError, match=r"the manifest beside it is that of loadtest\.plus\.so"):
+    with pytest.raises(LoadError, match=r"the manifest beside it belongs to loadtest\.plus\.so"):
         opjit.load_library(other)
 
 
@@ -330,7 +330,7 @@ def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(
         pytest.skip("this machine is no x86-64")
     path = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v3")
     monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v2")
-    with pytest.raises(LoadError, match=r"was built for cpu x86-64-v3, and this process runs cpu x86-64-v2.*arch='x86-64-v2'\)"):
+    with pytest.raises(LoadError, match=r"was built for cpu x86-64-v3, but this process runs cpu x86-64-v2.*arch='x86-64-v2'\)"):
         opjit.load_library(path)
     lower = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v2")
     monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v3")
@@ -356,17 +356,17 @@ def test_a_library_for_another_major_version_of_cuda_is_refused(tmp_path: Path, 
     monkeypatch.setattr(cuda.Cuda, "runs", lambda self, arch: True)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     target = targets.Target(backends.for_device("cuda"), "sm_90", "cuda13")
-    with pytest.raises(LoadError, match=r"was built for cuda sm_90\.cuda13, and this process runs cuda sm_90\.cuda12"):
+    with pytest.raises(LoadError, match=r"was built for cuda sm_90\.cuda13, but this process runs cuda sm_90\.cuda12"):
         library._refuse_elsewhere(tmp_path, catalog.find("allreduce").schema, target)
 
 
 # --- the example -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_builds_in_one_process_and_is_used_in_another(tmp_path: Path) -> None:
     def run(script: str, argument: Path | str, **changes: str | None) -> str:
-        done = subprocess.run([sys.executable, "-W", "error", EXAMPLE / script, argument], env=helpers.environment(changes), cwd=tmp_path,
-                              capture_output=True, text=True, check=False)
+        done = helpers.script(EXAMPLE / script, argument, changes=changes, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import fresh
+
+pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = re.compile(r"<!-- snippet: (\S+)(?: (\S+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,3 +49,8 @@ def test_the_first_op_of_the_readme_runs_and_differentiates() -> None:
     assert done.returncode == 0, done.stderr
     assert "tensor([0.0000, 2.5000, 5.0000, 7.5000])" in done.stdout
     assert "tensor([2.5000, 2.5000, 2.5000, 2.5000])" in done.stdout
+
+
+def test_what_the_readme_calls_is_there_after_import_opjit() -> None:
+    fresh("import opjit; opjit.distributed.ready, opjit.testing.CHECKS, opjit.cache.path, opjit.backends.Backend, opjit.load_inline, "
+          "opjit.watch, opjit.register_backend")

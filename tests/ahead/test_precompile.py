@@ -19,9 +19,20 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import ahead, catalog, cli, display, headers, plan, pool, prune, publication, store, targets
+from opjit import cli, progress
+from opjit.ahead import precompile
+from opjit.ahead.plan import plan_ops
+from opjit.ahead.precompile import Report
+from opjit.backends import targets
+from opjit.builder import workers
+from opjit.declare import catalog
 from opjit.errors import BadSetting, CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
-from opjit.store import Store
+from opjit.recipe import headers
+from opjit.store import entry, prune, store
+from opjit.store.prune import MARKER
+from opjit.store.store import Store
+from opjit.survey import Survey, pairs, targets_of
+from opjit.wanted import describe
 from tests import helpers
 from tests.helpers import as_root, entries, fake_compiler, fresh, is_alive, tmpfs, until
 
@@ -46,21 +57,12 @@ def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProce
     return helpers.command("precompile", *arguments, **changes)
 
 
-def started(*arguments: str | Path, **changes: str) -> subprocess.Popen[str]:
-    """The command, which heeds signals also where these tests run in a shell's background or under nohup, whose children ignore them."""
-    heeding = ("import os, signal, sys; [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)]; "
-               "os.execv(sys.argv[1], sys.argv[1:])")
-    command = [sys.executable, "-m", "opjit", "precompile", *map(str, arguments)]
-    return subprocess.Popen([sys.executable, "-ISc", heeding, *command], env=helpers.environment(changes), stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
 def good(cache: Path) -> list[str]:
     """The ops of all entries, each of which must verify."""
     found = []
     for folder in entries(cache):
         target = targets.named(folder.parts[-2], helpers.cpu())
-        store.verify(folder, target)
+        entry.verify(folder, target)
         found.append(folder.parts[-3].replace(".", "::", 1))
     return found
 
@@ -106,12 +108,13 @@ def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothin
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     (tmp_path / "ops/one/one.cu").unlink()
     catalog.add_path(tmp_path / "ops")
-    work = ahead.ordered([name, other], [*ARCHS, "sm_90"], None)
-    assert (len(work.wanted), work.skipped) == (2 * len(ARCHS) + 1, 1)
+    plan = plan_ops([name, other], [*ARCHS, "sm_90"], None)
+    assert (len(plan.wanted), plan.skipped) == (2 * len(ARCHS) + 1, 1)
     with pytest.raises(NoKernel, match=f"{name} has no kernel for cuda sm_90.* it has kernels for cpu"):
-        ahead.ordered([name, other], ["sm_90"], None)
+        plan_ops([name, other], ["sm_90"], None)
 
 
+@pytest.mark.slow
 @pytest.mark.nvcc
 def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
     report = opjit.precompile(["allreduce"], ["sm_80", "sm_90"])
@@ -126,7 +129,7 @@ def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
     ([], "name OPs, or give --all, or --from FILE"),
     (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
 ])
-def test_what_cannot_be_meant_is_said_in_one_sentence_before_anything_is_built(here: Path, arguments: list[str], message: str) -> None:
+def test_bad_arguments_are_refused_before_anything_is_built(here: Path, arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(cli.main, ["precompile", *arguments])
     assert done.exit_code in (1, 2)
     assert message in done.output
@@ -188,7 +191,7 @@ def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_pa
     make_ops(tmp_path / "ops", ["one", "two"])
     opjit.precompile([tmp_path / "ops" / "one"], [ARCHS[0]], store=tmp_path / "layer")
     [old] = entries(tmp_path / "layer")
-    for path in (*old.iterdir(), tmp_path / "layer" / "v1" / publication.MARKER):
+    for path in (*old.iterdir(), tmp_path / "layer" / "v1" / MARKER):
         path.touch()
         os.utime(path, (1, 1))
     monkeypatch.setenv("OPJIT_CACHE_SIZE", "1k")
@@ -200,25 +203,26 @@ def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_pa
 
 def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, here: Path) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
-    work = ahead.ordered([tmp_path / "ops"], [ARCHS[0]], None)
+    plan = plan_ops([tmp_path / "ops"], [ARCHS[0]], None)
     (tmp_path / "ops" / "two" / "two.c").unlink()
-    report = ahead._share(work, None)  # what each rank does
+    report = Report([], [], 0, [], 0.0)
+    precompile._share(plan, None, report)  # what each rank does
     assert [pair.op.schema.name for pair in report.built] == ["one"]
     [(name, error)] = report.failed
     assert "two" in name
     assert isinstance(error, NoKernel)
 
 
-def test_a_source_that_cannot_be_read_is_told_of_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_source_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_ops(tmp_path / "ops", ["one"])
-    real = headers.Scan.read
+    real = headers.read
 
-    def read(self: headers.Scan, path: str) -> Any:
+    def read(path: str) -> Any:
         if path.endswith("one.c"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return real(self, path)
+        return real(path)
 
-    monkeypatch.setattr(headers.Scan, "read", read)
+    monkeypatch.setattr(headers, "read", read)
     with pytest.raises(PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"):
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]])
 
@@ -238,7 +242,7 @@ def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Pat
     with tmpfs(here, "size=60k"), pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"])
     assert len(caught.value.failed) == 2
-    assert all("cannot keep it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
+    assert all("cannot hold it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
     assert list((tmp_path / "tmp").glob("opjit-*/*/*.so")) == []  # nor was it built once more for a process that ends
 
 
@@ -286,7 +290,7 @@ def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path,
     done = command(tmp_path / "ops", **changes)
     assert done.returncode == 1
     assert done.stderr.count("no C compiler") == 1
-    assert "and so for 3 in all" in done.stderr
+    assert "(for 3 builds: " in done.stderr
 
 
 # Ends the Python process that runs it, and stays.
@@ -312,7 +316,7 @@ def test_a_worker_that_is_killed_fails_its_own_op_its_compiler_ends_and_the_rest
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]], jobs=2)
     [(name, error)] = caught.value.failed
     assert name.startswith(names[1])
-    assert f"the process that built it ended by itself ({number})" in str(error)
+    assert f"was not built: its process was killed by {number}" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
     until(lambda: not is_alive(int((tmp_path / "pid").read_text())))  # the compiler of the dead worker
     monkeypatch.delenv("CC")
@@ -350,7 +354,7 @@ def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_nothing_hal
     tmp_path: Path, here: Path, slow: Path, how: signal.Signals, whom: str
 ) -> None:
     names = make_ops(tmp_path / "ops", ["one", "three", "two"])
-    process = started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
+    process = helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
     until(slow.exists, process=process)  # the compiler is at work on the last op
     for each in (pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if whom == "its whole job" or pid == process.pid):
         with contextlib.suppress(ProcessLookupError):
@@ -358,7 +362,7 @@ def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_nothing_hal
                 os.kill(each, how)
     err = process.communicate(timeout=60)[1]
     assert process.returncode == (-how if how == signal.SIGKILL else 128 + how)
-    told = f"interrupted by {how.name}; what was built stays, and the same command goes on from there\n"
+    told = f"interrupted by {how.name}; finished builds are kept, and the same command continues from there\n"
     assert err == ("" if how == signal.SIGKILL else told)
     [pid] = map(int, slow.read_text().split())
     until(lambda: not is_alive(pid))  # the compiler ends
@@ -372,7 +376,7 @@ def test_a_command_that_is_ended_in_the_middle_leaves_no_process_and_nothing_hal
 
 def test_two_commands_at_once_build_each_entry_once_between_them(tmp_path: Path, here: Path, log: Path) -> None:
     names = make_ops(tmp_path / "ops", [f"op{number}" for number in range(6)])
-    both = [started(tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "2") for _ in range(2)]
+    both = [helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "2") for _ in range(2)]
     outputs = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert len(log.read_text().split()) == 6
@@ -385,8 +389,8 @@ def test_the_caller_s_end_of_the_pool_ends_its_processes() -> None:
         time.sleep(100)
         return number
 
-    events = pool.run([0, 1, 2], work, 2)
-    assert [next(events), next(events)] == [pool.Event(0, "started"), pool.Event(1, "started")]
+    events = workers.run([0, 1, 2], work, 2)
+    assert [next(events), next(events)] == [workers.Event(0, "started"), workers.Event(1, "started")]
     children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     assert len(children) >= 2
     events.close()
@@ -396,6 +400,7 @@ def test_the_caller_s_end_of_the_pool_ends_its_processes() -> None:
 # --- what is seen, and what it costs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_path: Path) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two"])
     outer, inner = pty.openpty()
@@ -418,16 +423,16 @@ def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_pa
 
 def test_a_log_is_told_once_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    shown = display.Display(lines.append)
+    shown = progress.Display(lines.append)
     shown.started(0, "one")
     shown.started(1, "two")
     shown.started(2, "three")
-    shown.says(1, "waiting for two: process 4711")
+    shown.changed(1, "waiting for two: process 4711")
     shown.tick()
     shown.ended(2, "three", "built", 1.0)
     monkeypatch.setattr("opjit.progress.LONG", -1.0)
     shown.tick()
-    shown.says(1, "building two")
+    shown.changed(1, "building two")
     shown.tick()
     assert lines == ["built: three, 1.0 s", "-1 s, and still building one", "-1 s, and still waiting for two: process 4711"]
 
@@ -440,8 +445,8 @@ def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_an
 import sys, opjit
 report = opjit.precompile([{str(tmp_path / 'ops')!r}], {ARCHS!r})
 assert len(report.there) == 2 * {len(ARCHS)}, report
-print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension", "opjit.build", "opjit.pool", "opjit.replay",
-                         "opjit.record") if name in sys.modules])
+print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension", "opjit.builder.build", "opjit.builder.workers",
+                         "opjit.live.inline", "opjit.ahead.record") if name in sys.modules])
 """
     assert fresh(code).stdout == "[]\n"
     assert helpers.snapshot(here) == before
@@ -451,9 +456,9 @@ def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_pat
     make_ops(tmp_path / "ops", ["one", "two", "three"])
     ops = catalog.add_path(tmp_path / "ops")
     local = Store(store.default_root())
-    wanted = plan.pairs(ops, plan.targets_of(ARCHS, local))
-    survey = plan.Survey(local)
-    assert [survey.recipe(pair).key for pair in wanted] == [opjit.api.describe(*pair, local).key for pair in wanted]
+    wanted = pairs(ops, targets_of(ARCHS, local))
+    survey = Survey(local)
+    assert [survey.recipe(pair).key for pair in wanted] == [describe(*pair, local).key for pair in wanted]
     opened: list[str] = []
     real = open
 
@@ -461,8 +466,8 @@ def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_pat
         opened.append(str(path))
         return real(path, *arguments, **others)  # type: ignore[call-overload]
 
-    monkeypatch.setattr("opjit.headers.open", counted, raising=False)
-    survey = plan.Survey(local)
+    monkeypatch.setattr("opjit.recipe.headers.open", counted, raising=False)
+    survey = Survey(local)
     for pair in wanted:
         survey.recipe(pair)
     assert len(opened) == len(set(opened))

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import opjit
-from opjit import ahead, api, oplist, targets
+from opjit.ahead.plan import plan_recorded
+from opjit.backends import targets
+from opjit.declare import oplist
 from opjit.errors import CacheWarning, PrecompileError, RecordError
-from opjit.store import Store, default_root
+from opjit.store.store import Store, default_root
 from tests import helpers
 from tests.helpers import entries, fresh, write_op
 
@@ -63,6 +65,7 @@ def write_list(path: Path, *ops: object) -> Path:
 # --- record --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_op_of_every_process_is_in_the_list_once_and_the_command_s_output_and_exit_code_are_passed_on(tmp_path: Path) -> None:
     write_op(tmp_path / "plus")
     code = INLINE + f"""
@@ -81,7 +84,7 @@ sys.exit(3)
 """
     done = record(tmp_path / "ops.json", *python(code))
     assert (done.returncode, done.stdout, done.stderr) == (3, "[2.0, 2.0]\n[2.0]\n", "")
-    lines = oplist.read(tmp_path / "ops.json")
+    lines = oplist.read_list(tmp_path / "ops.json")
     assert [line.op for line in lines] == ["inline::scale", "keytest::plus", "opjit::allreduce", "opjit::tensor_negate"]
     assert {(line.backend, line.arch, line.runtime) for line in lines} == {("cpu", ARCH, "")}
     assert lines[0].code == {"cpu": SCALE.format(name="scale")}
@@ -94,20 +97,18 @@ sys.exit(3)
 def test_a_program_that_is_killed_leaves_the_list_of_what_it_used(tmp_path: Path, how: signal.Signals) -> None:
     done = record(tmp_path / "ops.json", *python(INLINE + f"import os; os.kill(os.getpid(), {int(how)})"))
     assert done.returncode == 128 + how
-    assert [line.op for line in oplist.read(tmp_path / "ops.json")] == ["inline::scale"]
+    assert [line.op for line in oplist.read_list(tmp_path / "ops.json")] == ["inline::scale"]
 
 
 def test_a_signal_to_the_recorder_reaches_the_program_and_the_list_is_written(tmp_path: Path) -> None:
     code = INLINE + "import time\nprint('ready', flush=True)\ntime.sleep(100)"
-    process = subprocess.Popen([sys.executable, "-m", "opjit", "record", "-o", str(tmp_path / "ops.json"), "--", *python(code)],
-                               env=helpers.environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = helpers.started_command("record", "-o", tmp_path / "ops.json", "--", *python(code))
     while process.stdout.readline() != "ready\n":
         assert process.poll() is None
     process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    process.stdout.close()
-    assert len(oplist.read(tmp_path / "ops.json")) == 1
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.end()
+    assert len(oplist.read_list(tmp_path / "ops.json")) == 1
 
 
 def test_an_inline_op_that_gets_new_code_is_recorded_with_both(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name=
 print(scale(torch.ones(1), 1.0).tolist())
 """
     assert record(tmp_path / "ops.json", *python(code)).stdout == "[2.0, 2.0]\n[3.0]\n"
-    assert len(oplist.read(tmp_path / "ops.json")) == 2
+    assert len(oplist.read_list(tmp_path / "ops.json")) == 2
 
 
 def test_a_list_that_cannot_be_written_is_said_before_the_program_runs(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_list_that_cannot_be_written_is_said_before_the_program_runs(tmp_path:
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_program_is_a_one_line_error(tmp_path: Path) -> None:
     done = record(tmp_path / "ops.json", "no-such-program")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: 'no-such-program' cannot be run: ")
@@ -147,7 +148,7 @@ def test_trouble_with_the_recording_is_one_warning_and_the_op_works(tmp_path: Pa
 
 
 def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    from opjit import record
+    from opjit.ahead import record
 
     raw = tmp_path / "raw"
     raw.write_text(json.dumps(one()) + "\n" + json.dumps(one(arch="x"))[:40])
@@ -157,7 +158,8 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
 
 def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
     code = ("import sys, torch, opjit\nopjit.get('allreduce', 'cpu')\nopjit.get('allreduce', 'cpu')\n"
-            "print([name for name in ('opjit.record', 'opjit.oplist', 'opjit.plan', 'opjit.ahead', 'opjit.pool', 'opjit.budget')\n"
+            "print([name for name in ('opjit.ahead.record', 'opjit.ahead.plan', 'opjit.survey', 'opjit.ahead.precompile',\n"
+            "       'opjit.builder.workers', 'opjit.builder.budget')\n"
             "       if name in sys.modules])")
     assert fresh(code).stdout == "[]\n"
 
@@ -165,6 +167,7 @@ def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
 # --- replay --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_built_elsewhere_and_serves_the_program_without_a_compiler(tmp_path: Path) -> None:
     write_op(tmp_path / "plus")
     code = INLINE + f"""
@@ -199,23 +202,23 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     folder = write_op(tmp_path / "plus")
     (folder / "plus.cu").unlink()
     listed = write_list(tmp_path / "ops.json", one(folder=str(folder)), one(folder=str(folder), arch="x86-64-v3"))
-    work = ahead.listed(listed, [ARCH, "sm_90"], None)
-    assert ([pair.target.arch for pair in work.wanted], work.skipped) == ([ARCH], 1)
+    plan = plan_recorded(listed, [ARCH, "sm_90"], None)
+    assert ([pair.target.arch for pair in plan.wanted], plan.skipped) == ([ARCH], 1)
 
 
 def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_declared(tmp_path: Path) -> None:
     schema = "opjit::tensor_negate(Tensor x, int a) -> Tensor"
     listed = write_list(tmp_path / "ops.json", one(op="opjit::tensor_negate", schema=schema))
-    work = ahead.listed(listed, [], None)
-    assert [pair.op.schema.text for pair in work.wanted] != [schema]
-    [remark] = work.remarks
+    plan = plan_recorded(listed, [], None)
+    assert [pair.op.schema.text for pair in plan.wanted] != [schema]
+    [remark] = plan.remarks
     assert remark.startswith(f"opjit::tensor_negate was recorded as '{schema}' and is declared here as 'opjit::tensor_negate(")
 
 
 @pytest.mark.parametrize(("changed", "message"), [
     ({"op": "elsewhere::op", "schema": "elsewhere::op(Tensor x) -> Tensor"}, "elsewhere::op is not here: .* name the folder .* OPJIT_PATH"),
     ({"folder": "relative/place"}, "is not here"),
-    ({"op": "keytest::other"}, "by the name keytest::other, which is another"),
+    ({"op": "keytest::other"}, "under the name keytest::other, which is another op"),
     ({"schema": "keytest::plus(", }, "keytest::plus"),
     ({"folder": None, "code": {"fpga": "int x;"}}, "no backend for device 'fpga'"),
     ({"folder": None, "code": {"cpu": "int main() { return 0; }"}}, "has a main"),
@@ -224,7 +227,7 @@ def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_decl
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "arch": "x86-64-v9"},
      "unknown arch 'x86-64-v9'"),
 ])
-def test_what_cannot_be_built_here_fails_in_one_sentence_and_the_rest_is_built(
+def test_an_op_that_cannot_be_built_here_is_a_one_line_error_and_the_rest_is_built(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     folder = write_op(tmp_path / "good")
@@ -250,24 +253,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_no_such_list_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+def test_an_invalid_list_is_refused_with_a_one_line_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / "ops.json"
     path.write_bytes(BAD[name])
-    with pytest.raises(RecordError, match=r"ops\.json is no list of ops that `opjit record` wrote: .*; record it again") as caught:
+    with pytest.raises(RecordError, match=r"ops\.json is not a list from `opjit record`: .*; record it again") as caught:
         opjit.precompile(recorded=path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 
 
-def test_a_file_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_list_is_refused_with_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file or directory"):
         opjit.precompile(recorded=tmp_path / "ops.json")
 
 
 def test_a_list_says_the_same_whatever_the_order_of_the_processes() -> None:
-    lines = [oplist.line(one(op=name, arch=arch)) for name in ("a::b", "a::a") for arch in ("y", "x")]
-    assert oplist.dump(lines) == oplist.dump([*reversed(lines), lines[1]])
-    assert [(each["op"], each["arch"]) for each in json.loads(oplist.dump(lines))["ops"]] == [
+    lines = [oplist.parse_op(one(op=name, arch=arch)) for name in ("a::b", "a::a") for arch in ("y", "x")]
+    assert oplist.dump_list(lines) == oplist.dump_list([*reversed(lines), lines[1]])
+    assert [(each["op"], each["arch"]) for each in json.loads(oplist.dump_list(lines))["ops"]] == [
         ("a::a", "x"), ("a::a", "y"), ("a::b", "x"), ("a::b", "y")]
 
 
@@ -282,7 +285,7 @@ def test_inline_code_that_does_not_compile_is_named_as_what_it_is_and_leaves_no_
 def test_a_repeated_call_never_looks_for_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     opjit.get("allreduce", "cpu")
     asked: list[str] = []
-    monkeypatch.setattr(api, "note", lambda *arguments: asked.append("note"))
+    monkeypatch.setattr(oplist, "note", lambda *arguments: asked.append("note"))
     for _ in range(1000):
         opjit.get("allreduce", "cpu")
     assert asked == []

@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 
 import opjit
-from opjit import Op, bench
+from opjit import Op
+from opjit.author import bench
 from opjit.cli import main
 from tests.helpers import fresh
 
@@ -43,7 +44,8 @@ def test_several_ops_and_several_results_are_measured(tmp_path: Path) -> None:
         assert line["of_copy"] is None, "a GPU's column"
         assert line["error"] == line["reference_error"] == 0, "what these ops compute is exact"
     bandwidth = [row.split()[-3] for row in printed.splitlines() if "2^" in row]
-    assert float(bandwidth[0]) > 0
+    assert lines[0]["bytes"] > 0
+    assert bandwidth[0] == f"{lines[0]['bytes'] / lines[0]['opjit'] / 1e9:.1f}"
     assert bandwidth[2] == f"{lines[2]['opjit'] / lines[2]['reference']:.2f}", "without bytes there is no bandwidth: the ratio is next"
 
 
@@ -126,12 +128,13 @@ def test_a_plot_is_a_picture_of_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("parts")
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opjit.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("opjit.author.bench.find_spec", lambda name: None)
     done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 1
     assert done.output == "Error: --plot needs matplotlib, which is not installed: pip install 'opjit[plot]'\n"
 
 
+@pytest.mark.slow
 def test_a_label_that_no_workload_has_and_a_folder_that_is_not_there_are_told_before_anything_is_lost(tmp_path: Path) -> None:
     runner = CliRunner()
     none = runner.invoke(main, ["bench", "tensor_negate", "--device", "cpu", "--only", "no such workload"])
@@ -150,14 +153,15 @@ def test_a_file_that_cannot_be_written_is_told_below_the_numbers(option: str) ->
     done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", option, "/proc/nothing"])
     assert done.exit_code == 1
     assert "optest::parts on cpu" in done.output
-    assert "Error: what was measured is not written: [Errno 2]" in done.output.splitlines()[-1]
+    assert "Error: the measurements cannot be written: [Errno 2]" in done.output.splitlines()[-1]
 
 
 def test_a_cuda_build_of_torch_does_not_remark_that_there_is_no_gpu(tmp_path: Path) -> None:
     done = fresh("""
         import torch
         torch.version.cuda, torch.cuda._is_compiled, torch.cuda.is_available = "13.0", lambda: True, lambda: False
-        from opjit import bench, notebook
+        from opjit.author import bench
+        from opjit.live import notebook
         bench._medians([len], ([],), {})
         from torch.utils import cpp_extension
         print(cpp_extension.CUDA_HOME)

@@ -15,7 +15,7 @@ import torch
 from common import HERE
 
 import opjit
-from opjit import catalog
+from opjit.declare import catalog
 
 ROUNDS, CALLS = 15, 4
 BAR = 1.03

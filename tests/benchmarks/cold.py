@@ -42,7 +42,7 @@ def cold(side: str, device: str, arch: str | None, times: Times) -> None:
 
 def cuda_environment() -> dict[str, str]:
     """The same arch for both sides, and the toolkit's folder, which torch misses where nvcc is a wrapper script."""
-    from opjit import toolchain
+    from opjit.recipe import toolchain
 
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
     nvcc = toolchain.require_nvcc(None)
@@ -51,7 +51,7 @@ def cuda_environment() -> dict[str, str]:
 
 def bare_gcc() -> float:
     """Seconds of gcc for allreduce.c."""
-    from opjit import catalog
+    from opjit.declare import catalog
 
     source = catalog.find("allreduce").folder / "allreduce.c"
     with tempfile.TemporaryDirectory() as folder:

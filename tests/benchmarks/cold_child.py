@@ -16,6 +16,8 @@ from time import perf_counter
 import torch
 from common import PEERS, load_peer
 
+from opjit.wanted import target_of
+
 Sum = Callable[[torch.Tensor], torch.Tensor]
 
 AGAIN = """
@@ -35,9 +37,9 @@ def opjit_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]
     ops = [opjit.get("allreduce", device)]
     times = {"first": perf_counter() - start}
     if device == "cpu":
-        from opjit import catalog
+        from opjit.declare import catalog
 
-        for name in ("allreduce.c", "allreduce.h"):
+        for name in ("allreduce.c", "allreduce.h", "lanes.h"):
             shutil.copy(catalog.find("allreduce").folder / name, scratch)
         (scratch / "op.py").write_text(AGAIN)
         runpy.run_path(str(scratch / "op.py"))
@@ -69,9 +71,10 @@ def tvm_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]:
 def build_only(arch: str) -> dict[str, float]:
     """opjit's side on a machine without a GPU: as `opjit get allreduce --arch` does."""
     start = perf_counter()
-    from opjit import api, catalog
+    from opjit import request
+    from opjit.declare import catalog
 
-    api.entry(catalog.find("allreduce"), api.wanted(None, arch))
+    request.entry(catalog.find("allreduce"), target_of(None, arch))
     return {"first": perf_counter() - start}
 
 

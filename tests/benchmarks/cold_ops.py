@@ -35,15 +35,19 @@ def build(name: str, device: str) -> float:
     if here:
         opjit.get(name, device)
     else:
-        from opjit import api, backends, catalog, targets, toolchain
+        from opjit import backends, request
+        from opjit.backends import targets
+        from opjit.declare import catalog
+        from opjit.recipe import toolchain
 
         target = targets.named(ARCH, backends.for_device(device), toolchain.require_nvcc(None).version)
-        api.entry(catalog.find(name), target)
+        request.entry(catalog.find(name), target)
     return perf_counter() - start
 
 
 def measure(names: list[str], rounds: int) -> list[Row]:
-    from opjit import catalog, toolchain
+    from opjit.declare import catalog
+    from opjit.recipe import toolchain
 
     rows = []
     for op in map(catalog.find, names) if names else catalog.all_ops():

@@ -18,7 +18,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit import catalog
+from opjit.declare import catalog
 
 OPS = ("add_custom", "round_ste", "tensor_negate")
 ROUNDS = 15

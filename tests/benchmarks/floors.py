@@ -30,7 +30,7 @@ from elementwise import arguments
 from lltm import Call, calls, duel
 
 import opjit
-from opjit import catalog
+from opjit.declare import catalog
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "lltm"))
 from cells import LLTM, State, make

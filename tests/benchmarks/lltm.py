@@ -29,7 +29,7 @@ from torch._functorch import config as functorch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit import catalog
+from opjit.declare import catalog
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "lltm"))
 from cells import make

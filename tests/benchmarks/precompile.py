@@ -63,10 +63,11 @@ def run_once(names: list[str], archs: list[str]) -> dict[str, Any]:
     import torch  # noqa: F401
 
     import opjit
-    from opjit import budget, catalog
+    from opjit.builder import budget
+    from opjit.declare import arguments
 
     start = time.perf_counter()
-    ops = [op.qualified for name in names for op in catalog.named(name)]
+    ops = [op.qualified for name in names for op in arguments.ops(name)]
     declared = time.perf_counter()
     before, own = os.times(), time.process_time()
     report = opjit.precompile(ops, archs)
@@ -90,7 +91,7 @@ def use(what: str, result: dict[str, Any], at_least: float | None = None) -> Row
 
 
 def measure(rounds: int) -> list[Row]:
-    from opjit import toolchain
+    from opjit.recipe import toolchain
 
     script = Path(__file__).resolve()
     rows = []

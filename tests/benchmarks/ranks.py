@@ -27,8 +27,10 @@ import torch.distributed as dist
 
 import opjit
 import opjit.distributed
-from opjit import build, catalog
-from opjit.store import Store
+from opjit import request
+from opjit.declare import catalog
+from opjit.store import inventory
+from opjit.store.store import Store
 
 RANKS, OPS = 8, 8
 C = """#include "opjit.h"
@@ -126,7 +128,7 @@ def _rank(work: Path, rank: int, ranks: int, port: int, group: bool, told: bool,
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     torch.set_num_threads(1)
-    build.import_builder()
+    request.import_builder()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         (work / "ops").mkdir()
@@ -147,7 +149,7 @@ def main() -> None:
             _forget(work, counter)
             together.append(job(work, RANKS, False)[0])
             compiled = len(counter.read_text().split())
-            held = [sum(1 for _ in Store(work / f"node{n}" / "cache").entries()) for n in range(2)]
+            held = [sum(1 for _ in inventory.scan(Store(work / f"node{n}" / "cache"))) for n in range(2)]
             if compiled != OPS or held != [OPS, OPS]:
                 sys.exit(f"expected {OPS} compiles in the job and as many entries on each node; found {compiled} and {held}")
             warm.append(job(work, RANKS, True)[1])

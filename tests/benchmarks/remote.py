@@ -149,7 +149,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         cache, folder = Path(temporary) / "cache", Path(temporary) / "remote"
         os.environ["OPJIT_CACHE"] = str(cache)
-        from opjit import transfer, trust
+        from opjit.cache import transfer
+        from opjit.share import trust
 
         child(HERE / "remote_child.py", "entry", env={"OPJIT_REMOTE": ""})  # builds it, and learns who the compiler is
         private, public = trust.keygen("bench", temporary)

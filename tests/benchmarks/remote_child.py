@@ -10,19 +10,22 @@ import warnings
 
 import torch  # noqa: F401
 
-from opjit import api, catalog, targets
-from opjit.backends import for_device
+from opjit import request
+from opjit.backends import for_device, targets
+from opjit.declare import catalog
 from opjit.errors import CacheWarning
-from opjit.store import Store, default_root
+from opjit.share import remote
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe
 
 
 def main() -> None:
     op, target, store = catalog.find("allreduce"), targets.here(for_device("cpu")), Store(default_root())
-    recipe = api.describe(op, target, store)
+    recipe = describe(op, target, store)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        entry = api._elsewhere(recipe, store) if sys.argv[1] == "fetch" else api.entry(op, target)
+        entry = remote.fetch(recipe, store) if sys.argv[1] == "fetch" else request.entry(op, target)
         seconds = time.perf_counter() - started
     assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
     built = entry is not None and (entry.folder / "build.ninja").is_file()

@@ -22,12 +22,16 @@ from time import perf_counter
 
 from common import Row, alone, ratio, show
 
-from opjit import api, cache, catalog, manifest
+from opjit import cache, request
 from opjit.backends import for_device
-from opjit.manifest import Manifest
-from opjit.recipe import Recipe, document_key
-from opjit.store import Entry, Store
-from opjit.targets import here
+from opjit.backends.targets import here
+from opjit.declare import catalog
+from opjit.recipe.recipe import Recipe, document_key
+from opjit.store import manifest
+from opjit.store.entry import Entry
+from opjit.store.manifest import Manifest
+from opjit.store.store import Store
+from opjit.wanted import describe
 
 
 def plant(entry: Entry, described: Manifest, folder: Path, number: int) -> None:
@@ -68,8 +72,8 @@ def timed(call: Callable[[], object], rounds: int) -> list[float]:
 def measure(folder: Path, count: int, rounds: int) -> list[Row]:
     os.environ["OPJIT_CACHE"] = str(folder / "made")
     op, target = catalog.find("allreduce"), here(for_device("cpu"))
-    entry = api.entry(op, target)
-    recipe: Recipe = api.describe(op, target, Store(folder / "made"))
+    entry = request.entry(op, target)
+    recipe: Recipe = describe(op, target, Store(folder / "made"))
     stores = [filled(folder / "alone", entry, 1, False), filled(folder / "keys", entry, count, False),
               filled(folder / "ops", entry, count, True)]
     for store in stores:

@@ -153,8 +153,10 @@ def play(children: list[int], generator: random.Random, span: float) -> tuple[di
 
 def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) -> Outcome:
     """Look at what a round has left."""
-    from opjit import errors, lock, store, targets
-    from opjit.backends import cpu
+    from opjit import errors
+    from opjit.backends import cpu, targets
+    from opjit.store import inventory, lock, store
+    from opjit.store.entry import verify
 
     killed = {child for child, code in status.items() if os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGKILL}
     begun: dict[str, Counter[int]] = {f"op{number}": Counter() for number in range(ops)}
@@ -165,9 +167,9 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
     root = store.Store(store.default_root())
     target = targets.here(cpu.Cpu())
     good = 0
-    for entry in root.entries():
+    for entry in (item.folder for item in inventory.scan(root)):
         try:
-            store.verify(entry, target)
+            verify(entry, target)
             good += 1
         except (OSError, errors.EntryError) as error:
             print(f"{entry}: {error}", file=sys.stderr)
@@ -178,7 +180,7 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
 
 def sweep(ops: int, amount: float) -> int:
     """Make what was left a day old, build once more; how much is still there."""
-    from opjit import store
+    from opjit.store import store
 
     staging = store.Store(store.default_root()).base / "staging"
     old = time.time() - 86400 - 60
@@ -199,9 +201,10 @@ def prepare(scratch: Path, ops: int) -> Path:
     os.environ.update(OPJIT_CACHE=str(scratch / "cache"), CC=str(compiler), STORM_LOG=str(scratch / "log"), TMPDIR=str(scratch / "tmp"))
     tempfile.tempdir = None
     import opjit
-    from opjit import build, lock, progress, toolchain  # noqa: F401 - before the forks, to stay light
+    from opjit import request
+    from opjit.recipe import toolchain
 
-    build.import_builder()
+    request.import_builder()
     toolchain.require_compiler(scratch / "cache" / "v1" / "toolchain")
     torch.set_num_threads(1)
     for number in range(ops):

@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from opjit import binary, targets, toolchain
 from opjit.backends import cpu as cpu_backend
+from opjit.backends import targets
 from opjit.errors import EntryError
-from opjit.store import Entry, check_library
+from opjit.recipe import toolchain
+from opjit.store import elf
+from opjit.store.entry import Entry, check_library
 from tests import helpers
 from tests.helpers import built, cuda_target, fresh, program, write_op
 
+pytestmark = pytest.mark.torch
 OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
 CUDA_NEEDED = {"libtorch_cpu.so", "libtorch_cuda.so", "libc.so.6"}
 
@@ -77,16 +80,16 @@ def test_a_binary_holds_no_path_of_the_machine(built_once: tuple[Path, Entry]) -
 
 
 def test_a_binary_asks_for_exactly_what_it_needs(built_once: tuple[Path, Entry]) -> None:
-    found = binary.inspect(built_once[1].library.read_bytes())
+    found = elf.inspect(built_once[1].library.read_bytes())
     assert found.needed == {"libtorch_cpu.so", "libc.so.6"}
     assert found.needed <= cpu_backend.NEEDED
-    assert found.run_path == "$ORIGIN" == binary.RUN_PATH
+    assert found.run_path == "$ORIGIN" == elf.RUN_PATH
     assert found.cuda_archs == frozenset()
 
 
 def test_readelf_agrees_with_opjit_s_own_reader(built_once: tuple[Path, Entry]) -> None:
     text = readelf(built_once[1].library, "--dynamic")
-    found = binary.inspect(built_once[1].library.read_bytes())
+    found = elf.inspect(built_once[1].library.read_bytes())
     assert {line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(NEEDED)" in line} == found.needed
     assert [line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(RUNPATH)" in line or "(RPATH)" in line] == [
         found.run_path
@@ -123,14 +126,16 @@ def test_binaries_are_identical_between_build_folders(built_once: tuple[Path, En
 
 BUILD = """
 import json, hashlib
-from opjit import api, backends, targets, toolchain
+from opjit import backends, request
+from opjit.backends import targets
+from opjit.recipe import toolchain
 nvcc = toolchain.find_nvcc(None)
 wanted = [targets.here(backends.for_device("cpu"))] + ([targets.named("sm_90", cuda_version=nvcc.version)] if {cuda} and nvcc else [])
 found = {{}}
 for op in map(catalog.find, ("keytest::plus", "allreduce")):
     for target in wanted:
         if target.backend.name in op.backends():
-            entry = api.entry(op, target)
+            entry = request.entry(op, target)
             found[f"{{op.qualified}} {{target}}"] = [entry.key, hashlib.sha256(entry.library.read_bytes()).hexdigest(), str(entry.library)]
 print(json.dumps(found))
 """
@@ -143,6 +148,7 @@ def build_all(op: Path, changes: dict[str, str | None], python: str = sys.execut
     return found
 
 
+@pytest.mark.slow
 def test_binaries_are_identical_between_two_homes_with_a_package_of_their_own(tmp_path: Path) -> None:
     """Two users: a home, an installed opjit, an op's folder and a cache for each."""
     found = []
@@ -206,13 +212,14 @@ def test_a_binary_for_another_target_is_refused(built_once: tuple[Path, Entry]) 
     patched = content.replace(b"$ORIGIN\0", b"/evil/x\0")
     with pytest.raises(EntryError, match="run path is '/evil/x'"):
         check_library(patched, targets.here(helpers.cpu()))
-    with pytest.raises(EntryError, match=r"asks for libevil_cpu\.so, which an op may not need"):
+    with pytest.raises(EntryError, match=r"needs libevil_cpu\.so, which the op does not declare"):
         check_library(content.replace(b"libtorch_cpu.so\0", b"libevil_cpu.so\0\0"), targets.here(helpers.cpu()))
 
 
 # --- CUDA, without a GPU -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_80+sm_90", "sm_90a", "sm_100f"])
 def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch: str) -> None:
@@ -220,7 +227,7 @@ def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch
     code = helpers.declare(op) + f"from opjit.cli import main\nmain(['get', 'keytest::plus', '--arch', {arch!r}])"
     library = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip())
     nvcc = toolchain.require_nvcc(None)
-    found = binary.inspect(library.read_bytes())
+    found = elf.inspect(library.read_bytes())
     assert found.cuda_archs == set(arch.split("+"))
     assert found.needed - {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux-x86-64.so.2"} == {
         *CUDA_NEEDED,
@@ -231,6 +238,7 @@ def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch
     assert library.parent.parent.name == f"{arch}.cuda{nvcc.version.partition('.')[0]}"
 
 
+@pytest.mark.slow
 @pytest.mark.nvcc
 def test_cuda_binaries_are_identical_between_build_folders(cuda_once: tuple[Path, Entry], tmp_path: Path) -> None:
     other = built(write_op(tmp_path / "somewhere" / "else"), tmp_path / "another cache", cuda_target("sm_80+sm_90"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opjit import budget
+from opjit.builder import budget
 from opjit.errors import OpjitError
 
 GIB = budget.GIB
@@ -107,5 +107,5 @@ def test_what_the_user_asks_for_is_taken_argument_before_environment(monkeypatch
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
 def test_a_number_of_jobs_that_is_none_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("OPJIT_JOBS", text)
-    with pytest.raises(OpjitError, match=r"1 or more, and OPJIT_JOBS is"):
+    with pytest.raises(OpjitError, match=r"1 or more; OPJIT_JOBS is"):
         budget.jobs(GIB)

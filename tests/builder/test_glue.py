@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from opjit import Op, api, backends, targets
+from opjit import Op, backends, request
+from opjit.backends import targets
 from opjit.errors import CompileError, NoKernel
 
+pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 Growth = Callable[[Callable[[], object], int], int]
 
@@ -532,6 +534,7 @@ LEAKY_SCHEMA = ("leaky(Tensor x, Tensor? y, Tensor[] zs, Tensor[]? more, str s, 
                 "bool[] bs, bool fail) -> (Tensor, Tensor)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail", [True, False], ids=["raises", "calls"])
 def test_memory_stays_flat(make_op: MakeOp, growth: Growth, fail: bool) -> None:
     op = make_op(LEAKY_SCHEMA, LEAKY)
@@ -694,7 +697,7 @@ def test_calls_from_many_threads_at_once_do_not_wait_for_the_gil(make_op: MakeOp
             return OPJIT_OK;
         }
         """)
-    api.ready(op, backends.for_device("cpu"))
+    request.ready(op, backends.for_device("cpu"))
     x = torch.zeros(1, dtype=torch.int64)
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(op, x) for _ in range(2)]:
@@ -784,10 +787,10 @@ def test_a_cuda_signature_that_is_not_the_schemas_does_not_compile(make_op: Make
         }
         """)
     with pytest.raises(CompileError) as caught:
-        api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
+        request.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
     message = str(caught.value)
     first = message.splitlines()[0]
-    assert "scale.cu: error: scale_cuda is not as the schema of" in first
+    assert "scale.cu: error: scale_cuda does not match the schema of" in first
     assert "opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)" in first, "the schema's"
     assert "int64_t" in first, "the author's"
 
@@ -801,11 +804,11 @@ def test_an_argument_may_have_the_name_of_a_macro_in_the_kernels_headers(make_op
             return opjit_empty_like(out, x, x->dtype);
         }
         """)
-    assert api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
+    assert request.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
 
 
 @pytest.mark.nvcc
 def test_cuda_ops_build_without_a_gpu(double: Op, increment: Op) -> None:
     for op in (double, increment):
-        entry = api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
+        entry = request.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0"))
         assert entry.library.is_file()

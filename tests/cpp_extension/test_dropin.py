@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,15 @@ import torch
 from torch.utils import cpp_extension as torchs
 
 import opjit
-from opjit import cpp_extension, extension_build, files, manifest
+from opjit import cpp_extension, files
+from opjit.builder import torch_builder
 from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing, UnknownArch
+from opjit.store import manifest
 from tests import helpers
 from tests.helpers import fresh, program
-from tests.test_warm_path import traced
+from tests.tracing import traced
+
+pytestmark = pytest.mark.torch
 
 # A Python module that needs no header of torch: a second to build, where torch/extension.h takes half a minute.
 MODULE = """\
@@ -210,7 +215,7 @@ def test_a_source_that_changes_while_it_is_compiled_is_not_stored(cache: Path, n
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     path = plain(tmp_path / "a")
     monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"echo '// more' >> {path}"))
-    with pytest.raises(BuildError, match="changed while they were compiled"):
+    with pytest.raises(BuildError, match="sources changed during compilation"):
         opjit.load(name, path, extra_cflags=["-DVALUE=1"], is_python_module=False)
     assert helpers.entries(cache) == []
 
@@ -221,7 +226,7 @@ def test_a_damaged_entry_is_not_loaded(cache: Path, name: str, tmp_path: Path) -
     shutil.copy(library, tmp_path / "good.so")
     library.unlink()  # this process has it mapped
     library.write_bytes((tmp_path / "good.so").read_bytes()[:-1] + b"?")
-    with pytest.warns(CacheWarning, match="not the one that its manifest names"):
+    with pytest.warns(CacheWarning, match="does not have the SHA-256 in its manifest"):
         opjit.load(name, plain(tmp_path / "a"), **arguments)
     assert library.read_bytes() == (tmp_path / "good.so").read_bytes()
 
@@ -297,7 +302,7 @@ def test_the_first_line_of_an_error_is_the_compilers(cache: Path, name: str, tmp
 @pytest.mark.parametrize(("given", "better"), [("my-ext", "my_ext"), ("2nd", "_2nd")])
 def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(cache: Path, tmp_path: Path, source: Path, given: str,
                                                                               better: str) -> None:
-    first = f"the name '{given}' becomes TORCH_EXTENSION_NAME, which is a C++ identifier; use {better}"
+    first = f"the name '{given}' becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}"
     source.write_text("int TORCH_EXTENSION_NAME;\n")
     with pytest.raises(CompileError) as caught:
         opjit.load(given, str(source))
@@ -330,7 +335,7 @@ def test_missing_tools_are_named(cache: Path, name: str, tmp_path: Path, monkeyp
     with pytest.raises(ToolMissing, match=r"CXX is 'absent-g\+\+'"):
         opjit.load(name, path)
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr("opjit.toolchain.find_ninja", lambda: None)
+    monkeypatch.setattr("opjit.recipe.toolchain.find_ninja", lambda: None)
     with pytest.raises(ToolMissing, match="pip install ninja"):
         opjit.load(name, path)
 
@@ -366,9 +371,12 @@ def test_the_rest_of_the_module_is_torchs() -> None:
 
 
 def test_torchs_own_loads_are_left_alone_while_opjit_builds(tmp_path: Path) -> None:
-    opened = extension_build._not_from(tmp_path, lambda *arguments: arguments)
-    assert opened("a", str(tmp_path), True) is None
-    assert opened("a", "/elsewhere", True) == ("a", "/elsewhere", True)
+    torchs_module = types.SimpleNamespace(_import_module_from_library=lambda *arguments: arguments, FileLock=lambda path: path)
+    changes = torch_builder._overrides(torchs_module, tmp_path)
+    assert changes["_import_module_from_library"]("a", str(tmp_path), True) is None
+    assert changes["_import_module_from_library"]("a", "/elsewhere", True) == ("a", "/elsewhere", True)
+    assert changes["FileLock"]("/elsewhere/lock") == "/elsewhere/lock"
+    assert changes["FileLock"](str(tmp_path / "lock")) != str(tmp_path / "lock")
 
 
 # Children of a process that imported torch once: each prints what the module returns, in one write.
@@ -425,7 +433,7 @@ def test_cuda_code_needs_an_arch_from_somewhere(cache: Path, name: str, tmp_path
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
 def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, name: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    from opjit import binary
+    from opjit.store import elf
 
     (tmp_path / "kernel.cu").write_text("__global__ void one(float *to) { *to = 1; }\n"
                                         "extern \"C\" void launch(float *to) { one<<<1, 1>>>(to); }\n")
@@ -434,7 +442,7 @@ def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, na
     for arch in ("sm_80", "sm_90"):
         monkeypatch.setenv("OPJIT_ARCH", arch)
         libraries[arch] = opjit.load(name, str(tmp_path / "kernel.cu"), is_python_module=False)
-        assert binary.inspect(Path(libraries[arch]).read_bytes()).cuda_archs == {arch}
+        assert elf.inspect(Path(libraries[arch]).read_bytes()).cuda_archs == {arch}
     assert libraries["sm_80"] != libraries["sm_90"]
 
 
@@ -472,11 +480,12 @@ void launch_scale(const float *from, float *to, int64_t n, float a)
     module = opjit.load({name!r}, [{str(tmp_path / "bindings.cpp")!r}, {str(tmp_path / "kernel.cu")!r}], extra_cuda_cflags=["-O2"])
     x = torch.randn(100_003, device="cuda")
     assert torch.equal(module.scale(x, 2.5), 2.5 * x)
-    print("opjit.build" in sys.modules)
+    print("opjit.builder.build" in sys.modules)
     """
     assert [fresh(code).stdout, fresh(code).stdout] == ["True\n", "False\n"]
 
 
+@pytest.mark.slow
 def test_a_pybind_module_over_torch_extension_h(cache: Path, name: str, tmp_path: Path) -> None:
     """The real thing, half a minute; then in a fresh process, warm, by the list that torch's own function would lengthen."""
     call = f"opjit.load_inline({name!r}, sources, functions=['twice'], extra_cflags=['-O0'])"
@@ -490,7 +499,7 @@ def test_a_pybind_module_over_torch_extension_h(cache: Path, name: str, tmp_path
         module.twice(torch.ones(()))
     except RuntimeError as error:
         assert str(error).splitlines()[0] == "one dimension"
-    print(len(sources), module.__name__, "opjit.build" in sys.modules)
+    print(len(sources), module.__name__, "opjit.builder.build" in sys.modules)
     """
     assert fresh(code).stdout == f"1 {name} True\n"
     assert fresh(code).stdout == f"1 {name} False\n"
@@ -500,3 +509,18 @@ def test_no_warning_is_left_to_the_caller(cache: Path, name: str, source: Path) 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert opjit.load(name, str(source)).value() == 1
+
+
+def test_an_extension_that_is_cleared_between_the_look_and_dlopen_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
+    code = (
+        "import ctypes, opjit\nfrom opjit import cpp_extension\n"
+        "def load(): return ctypes.CDLL(opjit.load('plain', [{source!r}], is_python_module=False)).value()\n"
+        "plain = cpp_extension._open\n"
+        "def cleared_before(*arguments):\n    cpp_extension._open = plain\n    print(opjit.cache.clear().removed)\n"
+        "    return plain(*arguments)\n"
+        "cpp_extension._open = cleared_before\n"
+        "print(load())\n"
+    )
+    assert fresh(code.format(source=str(tmp_path / "plain.cpp"))).stdout == "1\n7\n"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 import torch
 import torch._dynamo.compiled_autograd
 
 from opjit import Op
+from opjit.declare import autograd
 
+pytestmark = pytest.mark.torch
 SCALE = """
 opjit_status scale_cpu(const opjit_tensor *x, double a, int64_t b, opjit_tensor *out)
 {
@@ -69,6 +73,23 @@ def test_defaults_that_torch_leaves_out_are_filled_in(make_op: Callable[..., Op]
     with torch.no_grad():
         assert not op(torch.ones(2, requires_grad=True)).requires_grad
     assert seen == []
+
+
+@pytest.mark.parametrize("missing", autograd.PRIVATE)
+def test_a_torch_without_the_private_names_gets_the_backward_from_its_own_register_autograd(
+        make_op: Callable[..., Op], monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    register = Mock(wraps=torch.library.register_autograd)
+    monkeypatch.setattr(torch.library, "register_autograd", register)
+    with monkeypatch.context() as hidden:
+        hidden.delattr(torch._C, missing)
+        op = differentiable(make_op)
+    assert register.call_count == 1
+    x = torch.ones(2, requires_grad=True)
+    calls: list[tuple[tuple[float, ...], dict[str, int], float]] = [((), {}, 3.0), ((5.0,), {"b": 7}, 12.0)]
+    for args, kwargs, factor in calls:
+        [grad] = torch.autograd.grad(op(x, *args, **kwargs).sum(), x)
+        assert grad.tolist() == [factor] * 2
+    assert not op(x.detach()).requires_grad
 
 
 def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: Callable[..., Op]) -> None:

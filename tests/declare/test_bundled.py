@@ -1,4 +1,4 @@
-"""The ops that come with opjit: declared when they are first named, by whichever way and thread."""
+"""The ops that come with opjit, which its import declares."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ import pytest
 from tests import helpers
 from tests.helpers import BUNDLED
 
-# What has run of kernels_c.
-RAN = """
-import sys
-import torch
+pytestmark = pytest.mark.torch
 
-def ran():
-    return sorted(name.removeprefix("opjit_bundled_") for name in sys.modules if name.startswith("opjit_bundled_"))
-"""
-
-
-# Runs functions in a thread each, at once; whatever one raises is raised.
+# Runs functions in a thread each, at once, and raises what they raise.
 TOGETHER = """
 import sys, threading
 sys.setswitchinterval(1e-6)
@@ -48,31 +40,19 @@ def fresh(code: str, tmp_path: Path) -> str:
     return helpers.fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
-def test_importing_opjit_declares_no_op_and_naming_one_declares_those_of_its_folder(tmp_path: Path) -> None:
-    fresh(RAN + """
-import opjit
-assert ran() == []
-assert not torch._C._jit_get_operation("opjit::lltm_forward")[0]
-forward = torch.ops.opjit.lltm_forward
-assert ran() == ["lltm"]
-assert forward is torch.ops.opjit.lltm_forward and forward.default._schema.name == "opjit::lltm_forward"
-assert torch.ops.opjit.lltm_backward.default._schema.name == "opjit::lltm_backward"
-assert ran() == ["lltm"]
+def test_importing_opjit_declares_every_bundled_op_to_torch_so_that_c_plus_plus_finds_it_too(tmp_path: Path) -> None:
+    fresh(f"""
+import torch, opjit
+found = {{name: torch._C._jit_get_operation(name)[0] for name in {BUNDLED!r}}}
+assert all(found.values()), found
+for name in found:
+    op = opjit.catalog.find(name)
+    assert op.qualified == name and op is opjit.catalog.find(op.schema.name)
+    assert op.overload is getattr(torch.ops.opjit, op.schema.name).default
 """, tmp_path)
 
 
-@pytest.mark.parametrize("qualified", BUNDLED)
-def test_every_bundled_op_is_found_by_its_own_name(qualified: str, tmp_path: Path) -> None:
-    name = qualified.removeprefix("opjit::")
-    fresh(RAN + f"""
-import opjit
-assert opjit.catalog.find({name!r}).qualified == {qualified!r}
-assert len(ran()) == 1, ran()
-assert getattr(torch.ops.opjit, {name!r}).default is opjit.catalog.find({qualified!r}).overload
-""", tmp_path)
-
-
-def test_who_had_torch_s_namespace_before_opjit_was_imported_finds_the_ops_in_it(tmp_path: Path) -> None:
+def test_a_namespace_taken_from_torch_before_the_import_has_the_ops_after_it(tmp_path: Path) -> None:
     fresh("""
 import torch
 space = torch.ops.opjit
@@ -81,19 +61,6 @@ import opjit
 assert space is torch.ops.opjit
 assert space.allreduce(torch.ones(3)).item() == 3
 """, tmp_path)
-
-
-def test_a_name_that_no_op_has_is_torch_s_own_error(tmp_path: Path) -> None:
-    said = fresh("""
-import torch, opjit
-for name in ("lltm", "allreduce_twice", "__wrapped__"):
-    try:
-        getattr(torch.ops.opjit, name)
-    except AttributeError as error:
-        print(error)
-""", tmp_path)
-    assert len(said.splitlines()) == 3
-    assert "'opjit' object has no attribute 'allreduce_twice'" in said
 
 
 def test_threads_that_name_one_op_at_once_all_get_it_with_its_gradient(tmp_path: Path) -> None:
@@ -124,27 +91,31 @@ def test_a_child_that_is_forked_while_an_op_is_declared_has_it_too(tmp_path: Pat
     fresh("""
 import os, threading, time
 import torch, opjit
-from opjit import registration
-tell, half = registration._tell, threading.Event()
+from opjit.declare import registration
+register, half = registration._register, threading.Event()
 
 def slowly(library, declared):
-    tell(library, declared)
+    register(library, declared)
     half.set()
     time.sleep(0.3)
 
-registration._tell = slowly
-thread = threading.Thread(target=lambda: torch.ops.opjit.round_ste)
+def same(x):
+    return torch.empty_like(x)
+
+registration._register = slowly
+thread = threading.Thread(target=lambda: opjit.op("bundletest::same(Tensor x) -> Tensor")(same))
 thread.start()
 half.wait()
 child = os.fork()
 if child == 0:
     try:
-        os._exit(torch.ops.opjit.round_ste(torch.ones(3)).tolist() != [1.0] * 3)
+        found = opjit.catalog.find("bundletest::same")
+        os._exit(found(torch.ones(3, device="meta")).shape != (3,))
     except BaseException:
         os._exit(2)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 thread.join()
-assert torch.ops.opjit.round_ste(torch.ones(3)).tolist() == [1.0] * 3
+assert torch.ops.bundletest.same(torch.ones(3, device="meta")).shape == (3,)
 """, tmp_path)
 
 
@@ -162,11 +133,13 @@ assert torch.ops.bundletest.f(torch.ones(3, device="meta")).shape == (3,)
 
 
 def test_a_bundled_folder_that_is_added_as_a_path_is_declared_once(tmp_path: Path) -> None:
-    fresh(RAN + """
+    fresh("""
+import sys
 import opjit
-from opjit import catalog, resources
+from opjit import resources
+from opjit.declare import catalog
 ops = opjit.add_path(resources.folder("kernels_c") / "lltm")
-assert ran() == ["lltm"]
+assert [name for name in sys.modules if "lltm" in name] == ["opjit_bundled_lltm"]
 assert [op.schema.name for op in ops] == ["lltm_backward", "lltm_forward"]
 assert all(op is catalog.find(op.qualified) and op.handle is not None for op in ops)
 assert sys.modules["opjit_bundled_lltm"].lltm_forward is catalog.find("lltm_forward")
@@ -179,7 +152,6 @@ def test_a_module_of_the_user_s_keeps_its_name_beside_a_bundled_folder_of_the_sa
 import sys
 import torch, opjit
 opjit.add_path({os.fspath(folder)!r})
-torch.ops.opjit.round_ste
 assert sys.modules["opjit_ops_round_ste"].plus is opjit.catalog.find("keytest::plus")
 """, tmp_path)
 
@@ -209,42 +181,24 @@ def test_an_interrupt_while_torch_is_told_of_an_op_leaves_its_name_free(tmp_path
 import torch, opjit
 register, kept = torch.library.register_fake, []
 
+def same(x):
+    return torch.empty_like(x)
+
 def interrupted(*args, **kwargs):
     torch.library.register_fake = register
     raise KeyboardInterrupt
 
 torch.library.register_fake = interrupted
 try:
-    torch.ops.opjit.allreduce
+    opjit.op("bundletest::same(Tensor x) -> Tensor")(same)
 except KeyboardInterrupt as error:
     kept.append(error)  # as an interactive Python keeps the last one, with its traceback
-assert torch.ops.opjit.allreduce(torch.ones(3)).item() == 3
+opjit.op("bundletest::same(Tensor x) -> Tensor")(same)
+assert torch.ops.bundletest.same(torch.ones(3, device="meta")).shape == (3,)
 """, tmp_path)
 
 
-def test_an_op_py_that_was_interrupted_runs_again(tmp_path: Path) -> None:
-    fresh("""
-import torch, opjit
-from opjit import catalog
-run, calls = catalog.declare_folder, []
-
-def interrupted(folder, name):
-    calls.append(folder.name)
-    if len(calls) == 1:
-        raise KeyboardInterrupt
-    run(folder, name)
-
-catalog.declare_folder = interrupted
-try:
-    torch.ops.opjit.allreduce
-except KeyboardInterrupt:
-    pass
-assert torch.ops.opjit.allreduce(torch.ones(3)).item() == 3
-assert calls == ["allreduce"] * 2
-""", tmp_path)
-
-
-def test_a_declaration_of_a_bundled_op_s_name_is_refused_before_anybody_named_that(tmp_path: Path) -> None:
+def test_another_declaration_of_a_bundled_op_s_name_is_refused(tmp_path: Path) -> None:
     said = fresh("""
 import torch, opjit
 try:
@@ -255,6 +209,7 @@ except opjit.errors.DeclarationError as error:
     assert re.search(r"two ops are named opjit::round_ste: .*kernels_c/round_ste, the other in inline code", said), said
 
 
+@pytest.mark.slow
 def test_an_exported_program_runs_where_only_opjit_was_imported(tmp_path: Path) -> None:
     program = tmp_path / "program.pt2"
     fresh(f"""

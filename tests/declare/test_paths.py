@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog
+from opjit.declare import arguments, catalog
 from opjit.errors import DeclarationError, UnknownOp
 from tests.helpers import PLUS, fresh, until
 
@@ -111,6 +111,34 @@ def test_an_op_py_that_raises_shows_its_own_error_and_can_be_added_once_it_is_ri
     assert names(opjit.add_path(folder)) == ["pathtest::late"]
 
 
+def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = write(tmp_path / "broken", "pathtest::broken")
+    text = (folder / "op.py").read_text()
+    (tmp_path / "whole.py").write_text(OP_PY.format(name="pathtest::whole", short="whole"))
+    (folder / "op.py").write_text(text + "\n\nimport whole\n\nraise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        opjit.add_path(folder)
+    assert catalog.declared("pathtest::broken") is None
+    assert torch._C._jit_get_operation("pathtest::broken")[0] is None
+    assert catalog.declared("pathtest::whole") is not None, "its module can be imported only once"
+    (folder / "op.py").write_text(text)
+    assert names(opjit.add_path(folder)) == ["pathtest::broken"]
+    assert opjit.get("pathtest::broken", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_an_op_py_finds_its_own_ops_and_those_of_the_op_py_that_added_it(tmp_path: Path) -> None:
+    inner = write(tmp_path / "inner", "pathtest::inner")
+    outer = write(tmp_path / "outer", "pathtest::outer")
+    look = "\n\nfrom opjit.declare import catalog\n\nassert [catalog.find(name) for name in {!r}] == [{}]\n"
+    with (inner / "op.py").open("a") as file:
+        file.write(look.format(["pathtest::outer", "pathtest::inner"], "catalog.declared('pathtest::outer'), inner"))
+    with (outer / "op.py").open("a") as file:
+        file.write(f"\n\nopjit.add_path({os.fspath(inner)!r})\n" + look.format(["pathtest::outer"], "outer"))
+    assert names(opjit.add_path(outer)) == ["pathtest::outer"]
+    assert catalog.find("pathtest::inner").folder == inner
+
+
 def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "ops" / "slowly", "pathtest::slowly")
     with (folder / "op.py").open("a") as file:
@@ -118,10 +146,53 @@ def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, mon
     monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "ops"))
     with ThreadPoolExecutor(1) as other:
         first = other.submit(catalog.find, "pathtest::slowly")
-        until(lambda: "pathtest::slowly" in catalog._ops)
+        until(lambda: torch._C._jit_get_operation("pathtest::slowly")[0] is not None)
         assert not first.done()
         assert catalog.find("pathtest::slowly")._backward is not None
         assert first.result() is catalog.find("pathtest::slowly")
+
+
+def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) -> None:
+    folder = write(tmp_path / "slowly", "pathtest::slowly")
+    with (folder / "op.py").open("a") as file:
+        file.write("\n\nimport time\ntime.sleep(0.5)\n\n\n@slowly.backward\ndef backward(ctx, grad):\n    return grad\n")
+    fresh(f"""
+        import os, threading, time
+        import torch, opjit
+        thread = threading.Thread(target=opjit.add_path, args=({os.fspath(folder)!r},))
+        thread.start()
+        while torch._C._jit_get_operation("pathtest::slowly")[0] is None:
+            time.sleep(0.001)
+        child = os.fork()
+        if child == 0:
+            found = opjit.catalog.declared("pathtest::slowly")
+            os._exit(found is None or found._backward is None)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        thread.join()
+        """)
+
+
+def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_declares_an_op(tmp_path: Path) -> None:
+    folder = write(tmp_path / "importer", "pathtest::importer")
+    (tmp_path / "importing").mkdir()
+    (tmp_path / "importing" / "declares.py").write_text("import time\ntime.sleep(0.5)\n" + OP_PY.format(name="pathtest::declares",
+                                                                                                        short="declares"))
+    with (folder / "op.py").open("a") as file:
+        file.write("\n\nimport declares\n")
+    fresh(f"""
+        import importlib, sys, threading, time
+        import torch, opjit
+        sys.path.insert(0, {os.fspath(tmp_path / "importing")!r})
+        thread = threading.Thread(target=importlib.import_module, args=("declares",), daemon=True)
+        thread.start()
+        while "declares" not in sys.modules:
+            time.sleep(0.001)
+        adding = threading.Thread(target=opjit.add_path, args=({os.fspath(folder)!r},), daemon=True)
+        adding.start()
+        adding.join(60)
+        assert not adding.is_alive()
+        assert opjit.catalog.find("pathtest::declares") and opjit.catalog.find("pathtest::importer")
+        """)
 
 
 # --- OPJIT_PATH ----------------------------------------------------------------------------------------------------------------------
@@ -142,7 +213,7 @@ def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp
         import json, sys
         import torch
         seen = []
-        sys.addaudithook(lambda event, arguments: seen.append(event + str(arguments)))
+        sys.addaudithook(lambda event, arguments: seen.append(event + str(arguments)) if event != "subprocess.Popen" else None)
         import opjit
         torch.ops.opjit.allreduce(torch.ones(3))
         opjit.get("allreduce", "cpu")
@@ -178,7 +249,7 @@ def fail():
     code = """
         import inspect, pickle, sys, traceback, typing
         import torch, opjit
-        from opjit import catalog
+        from opjit.declare import catalog
         for place, kind in (("a", int), ("b", float)):
             module = sys.modules[catalog.find(f"pathtest::shared_{place}").fake.__module__]
             assert type(pickle.loads(pickle.dumps(module.Options()))) is module.Options
@@ -249,16 +320,16 @@ def test_of_a_folder_that_the_user_names_no_op_is_run_that_somebody_else_may_hav
     ops = write(tmp_path / "ops" / name, f"pathtest::{name}").parent
     (ops / writable).chmod(0o777)
     with pytest.raises(DeclarationError, match=r"is a folder of op folders, and .*planted.* can be written by everybody, so none"):
-        catalog.named(str(ops))
+        arguments.ops(str(ops))
     assert catalog.declared(f"pathtest::{name}") is None
     (ops / writable).chmod(0o775)  # by a group, as a umask of 002 leaves it
-    assert names(catalog.named(str(ops))) == [f"pathtest::{name}"]
+    assert names(arguments.ops(str(ops))) == [f"pathtest::{name}"]
 
 
 def test_an_op_s_own_folder_that_the_user_names_is_run_whoever_can_write_it(tmp_path: Path) -> None:
     op = write(tmp_path / "shared", "pathtest::shared")
     op.chmod(0o777)
-    assert names(catalog.named(str(op))) == ["pathtest::shared"]
+    assert names(arguments.ops(str(op))) == ["pathtest::shared"]
 
 
 # --- entry points --------------------------------------------------------------------------------------------------------------------
@@ -275,7 +346,7 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     code = """
         import sys, warnings
         import torch, opjit
-        from opjit import catalog
+        from opjit.declare import catalog
         warnings.simplefilter("error")
         opjit.get("allreduce", "cpu")
         assert not {"alpha_ops", "beta_ops", "gamma_ops"} & set(sys.modules)
@@ -293,7 +364,7 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     done = fresh(code, {"PYTHONPATH": path})
     assert "<opjit op alphaops::grow(Tensor x) -> Tensor>\nbeta\n<opjit op betaops::shrink" in done.stdout
     assert done.stdout.count("no op named 'nobody::has_this'") == 2
-    assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are not there: OSError: no licence") == 1
+    assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence") == 1
 
 
 def test_a_clash_with_a_package_s_op_names_both_places(tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ import pytest
 import torch
 
 import opjit
-from opjit import Op, api, backends, catalog, loader, targets
+from opjit import Op, backends, request
+from opjit.backends import targets
+from opjit.declare import catalog
 from opjit.errors import NoKernel
 
+pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 RunPython = Callable[..., str]
-DOUBLE = str(Path(__file__).parent / "ops" / "double")
+DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
 CPU = backends.for_device("cpu")
 
 
@@ -137,6 +140,7 @@ def _cpp_works(tmp_path: Path) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile_fullgraph_before_anything_was_built(run_python: RunPython, tmp_path: Path, backend: str, dynamic: bool | None) -> None:
@@ -427,12 +431,13 @@ def test_a_forked_child_calls_and_builds(run_python: RunPython, tmp_path: Path, 
     assert "forked" in run_python(code, cache=tmp_path / "cache", timeout=120)
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: RunPython, tmp_path: Path) -> None:
     code = f"""
         import os, threading, time
         from pathlib import Path
         import torch, opjit
-        from opjit import build
+        from opjit.builder import build
         opjit.catalog.declare_folder(Path({DOUBLE!r}))
         started, go = threading.Event(), threading.Event()
         original = build._make_entry
@@ -483,7 +488,7 @@ def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
     op = make_op("one(Tensor x) -> int", ONE)
     for _ in range(3):
         assert op(torch.ones(1)) == 1
-        loader.unload(op.loaded.pop("cpu"))
+        op.loaded.pop("cpu").unload()
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
     assert op(torch.ones(1)) == 1
     assert torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
@@ -506,14 +511,14 @@ def test_replace_swaps_the_kernel_while_threads_call(make_op: MakeOp) -> None:
         try:
             for version in range(2, 8):
                 (op.folder / "one.c").write_text('#include "opjit.h"\n' + ONE.replace("*out = 1", f"*out = {version}"))
-                loader.replace(op.loaded["cpu"], api.entry(op, targets.here(CPU)), op.qualified)
+                op.loaded["cpu"].replace(request.entry(op, targets.here(CPU)), op.qualified)
                 assert op(x) == version
         finally:
             stop.set()
         seen = set().union(*(future.result() for future in futures))
     assert seen <= set(range(1, 8))
     assert 7 in seen or len(seen) >= 1
-    loader.unload(op.loaded.pop("cpu"))
+    op.loaded.pop("cpu").unload()
     assert op(x) == 7, "and what is readied anew is the newest"
 
 
@@ -533,7 +538,7 @@ def test_an_op_declared_again_takes_the_place_of_the_first(tmp_path: Path) -> No
 @pytest.fixture
 def ready_on_cuda(double: Op, increment: Op) -> None:
     for op in (double, increment):
-        api.ready(op, backends.for_device("cuda"))
+        request.ready(op, backends.for_device("cuda"))
 
 
 @pytest.mark.gpu
@@ -614,6 +619,6 @@ def test_ops_stay_mapped_when_they_are_unloaded(make_op: MakeOp) -> None:
     op = make_op("one(Tensor x) -> int", ONE)
     op(torch.ones(1))
     loaded = op.loaded.pop("cpu")
-    loader.unload(loaded)
+    loaded.unload()
     library = Path(loaded.registered._name).name
     assert library in Path("/proc/self/maps").read_text(encoding="utf-8"), "a thread may still be inside"

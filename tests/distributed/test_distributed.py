@@ -23,12 +23,17 @@ from torch._C._distributed_c10d import HashStore
 
 import opjit
 import opjit.distributed
-from opjit import bundle, catalog, errors, jobstore, life, ranks, targets
+from opjit import errors, request
+from opjit.backends import targets
+from opjit.declare import catalog
+from opjit.distributed import presence, ranks, rendezvous
+from opjit.distributed.ranks import Rank
 from opjit.errors import CacheWarning, CompileError, OpjitError
-from opjit.ranks import Place
+from opjit.store import bundle
 from tests import helpers
 from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
 
+pytestmark = pytest.mark.torch
 OP = """
 #include "opjit.h"
 
@@ -56,7 +61,9 @@ import atexit, json, os, signal, sys, time, warnings
 import torch, opjit, opjit.distributed
 import torch.distributed as dist
 from pathlib import Path
-from opjit import ahead, catalog, job, jobstore, life
+from opjit.ahead import precompile
+from opjit.distributed import job, presence, rendezvous
+from opjit.declare import catalog
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
 
@@ -202,17 +209,16 @@ def compiled(log: Path) -> int:
 ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
 
 
-# All have come, and rank 0 takes what there is to build, before the others look.
+# All ranks have arrived, and rank 0 has claimed a build, before the others look.
+FROZEN = "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0"  # a holder that gives no sign for so long is replaced
 TOGETHER = """
 real = job.Job._build_some
-def late(self, items):
-    while self.line.add("arrived", 0) < {}:
+def late(self, entries):
+    while self.jobstore.add("arrived", 0) < {}:
         time.sleep(0.01)
-    if os.environ["RANK"] != "0":
-        time.sleep(0.2)
-    elif self.slot_asked > self.life.started:
-        self.slot_asked = 0.0
-    return real(self, items)
+    while os.environ["RANK"] != "0" and not any(self.jobstore.get(f"claim/{{entry.name}}") for entry in entries):
+        time.sleep(0.01)
+    return real(self, entries)
 job.Job._build_some = late
 """
 
@@ -220,6 +226,7 @@ job.Job._build_some = late
 # --- later calls, and slots that are held ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_call_hands_over_what_it_built_as_the_first_would(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
     layer = node(tmp_path / "layer")
     run(tmp_path, ops, [layer.rank()])
@@ -241,12 +248,13 @@ def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_whil
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(nodes[0].folder / "tmp"))
     monkeypatch.setenv("OPJIT_JOBS", "1")
-    held = "import time\nfrom opjit import lock\nrelease = lock.attempt('building-0')\nprint('holds', flush=True)\ntime.sleep(600)\n"
+    held = ("import time\nfrom opjit.store import lock\nrelease = lock.try_acquire('building-0')\nprint('holds', flush=True)\n"
+            "time.sleep(600)\n")
     with helpers.process(held) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holds\n"
         os.kill(holder.pid, signal.SIGSTOP)
-        results = run(tmp_path, ops, [nodes[0].rank() for _ in range(2)], before="from opjit import lock\nlock.SILENCE = 1.0")
+        results = run(tmp_path, ops, [nodes[0].rank() for _ in range(2)], before=FROZEN)
     assert [each["values"] for each in results] == [[1]] * 2
     assert compiled(log) == 1
 
@@ -273,8 +281,8 @@ def test_ranks_that_share_a_cache_hand_no_bytes_over(tmp_path: Path, nodes: list
     both = [nodes[0].rank(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for _ in range(3)]
     before = TOGETHER.format(3) + """
 written = []
-write = jobstore.JobStore.write
-jobstore.JobStore.write = lambda self, key, content: (written.append(key), write(self, key, content))
+real_set = rendezvous.JobStore.set
+rendezvous.JobStore.set = lambda self, key, value: (written.append(key), real_set(self, key, value))
 """
     results = run(tmp_path, ops, both, ALL, before=before, after="result['bytes'] = [key for key in written if 'bytes' in key]")
     assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
@@ -307,6 +315,7 @@ def test_a_process_that_is_no_rank_gets_each_op(tmp_path: Path, nodes: list[Node
 # --- late, dead and frozen ranks ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_node_that_starts_late_keeps_nobody_waiting_and_takes_what_the_others_have(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path
 ) -> None:
@@ -322,7 +331,7 @@ def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path
 ) -> None:
     job = numbered([each.rank() for each in nodes for _ in range(2)], ALL, free_port())[:3]
-    results = run(tmp_path, ops, job, number=False, before="life.LATE = 2.0")
+    results = run(tmp_path, ops, job, number=False, before="presence.ARRIVAL_TIMEOUT = 2.0")
     assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
     assert compiled(log) == 4
 
@@ -334,6 +343,7 @@ def killing(tmp: Path, log: Path, signal: str) -> str:
     return str(fake_compiler(tmp / "killing-cc", before=f"if {COMPILES}; then echo $$ >> '{log}'; {stop}; fi"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
@@ -342,7 +352,7 @@ def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     # Rank 0 lacks nothing of add1, so that another one builds it.
     run(tmp_path, ops, [nodes[0].rank()], "jobtest::add2")
     job = [nodes[0].rank(NAMES="jobtest::add2"), *[each.rank(CC=compiler) for each in nodes for _ in range(2)]]
-    results = run(tmp_path, ops, job, before="life.DEAD = 3.0\nfrom opjit import lock\nlock.SILENCE = 2.0")
+    results = run(tmp_path, ops, job, before="presence.TIMEOUT = 3.0\nfrom opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 2.0")
     assert (tmp_path / "killed").is_dir()
     others = [each for each in results[1:] if each]
     assert len(others) == 3
@@ -352,6 +362,7 @@ def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     assert [len(entries(each.cache)) for each in nodes] == [2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
@@ -360,20 +371,21 @@ def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
     compiler = fake_compiler(tmp_path / "killing-cc", before=f"if {COMPILES} && [ $RANK = 0 ]; then kill -{signal} $RANK_PID; exit 1; fi")
     # The lock of a frozen builder is not freed, and ranks of its node wait for it, as everywhere else.
     job = [nodes[0].rank(), nodes[0 if signal == "KILL" else 1].rank(), nodes[1].rank()]
-    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before="jobstore.ANSWER = 2.0\n" + TOGETHER.format(3))
+    before = "rendezvous.ANSWER_TIMEOUT = 2.0\n" + TOGETHER.format(3)
+    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before=before)
     assert results[0] == {}
     assert [each["values"] for each in results[1:]] == [[1], [1]]
     for each in results[1:]:
         (warning,) = each["warnings"]
-        assert "by itself, as the job's store is out of reach" in warning
+        assert "alone, because the job's store is out of reach" in warning
 
 
 def test_a_job_whose_rank_0_is_nowhere_goes_on_without_it(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
     job = numbered([each.rank() for each in nodes], "jobtest::add1", free_port())[1:]
-    (result,) = run(tmp_path, ops, job, before="opjit.distributed._CONNECT = 1.0", number=False)
+    (result,) = run(tmp_path, ops, job, before="opjit.distributed._CONNECT_TIMEOUT = 1.0", number=False)
     assert result["values"] == [1]
     (warning,) = result["warnings"]
-    assert "rank 1 builds what it lacks by itself" in warning
+    assert "rank 1 builds its missing ops alone" in warning
 
 
 def test_a_port_that_somebody_else_has_costs_a_warning(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
@@ -381,7 +393,7 @@ def test_a_port_that_somebody_else_has_costs_a_warning(tmp_path: Path, nodes: li
         other.bind(("127.0.0.1", 0))
         other.listen()
         job = numbered([each.rank() for each in nodes], "jobtest::add1", str(other.getsockname()[1]))
-        results = run(tmp_path, ops, job, before="jobstore.ANSWER = 2.0", number=False)
+        results = run(tmp_path, ops, job, before="rendezvous.ANSWER_TIMEOUT = 2.0", number=False)
     assert [each["values"] for each in results] == [[1], [1]]
     assert [len(each["warnings"]) for each in results] == [1, 1]
 
@@ -432,7 +444,8 @@ def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(
     cut = f"if {COMPILES} && [ $RANK = 0 ]; then ip -n {cable[0]} link set opjit0 down; fi"
     job = [each.rank(NETWORK=name, MASTER_ADDR="10.213.7.1", CC=str(fake_compiler(tmp_path / "cutting-cc", before=cut)))
            for each, name in zip(nodes, cable, strict=True)]
-    results = run(tmp_path, ops, job, before=f"jobstore.ANSWER, life.DEAD, life.LATE = 2.0, 2.0, 2.0\n{MOVE}{TOGETHER.format(2)}")
+    timeouts = "rendezvous.ANSWER_TIMEOUT, presence.TIMEOUT, presence.ARRIVAL_TIMEOUT = 2.0, 2.0, 2.0\n"
+    results = run(tmp_path, ops, job, before=timeouts + MOVE + TOGETHER.format(2))
     assert [each["values"] for each in results] == [[1], [1]]
     (warning,) = results[1]["warnings"]
     assert "out of reach: no answer in 2 s" in warning
@@ -446,7 +459,7 @@ def test_a_compile_error_is_found_once_and_raised_on_every_rank(tmp_path: Path, 
     results = run(tmp_path, ops, [each.rank() for each in nodes for _ in range(2)], ALL)
     assert [each["error"][0] for each in results] == ["CompileError"] * 4
     assert all("retrun" in each["error"][1].splitlines()[0] for each in results)
-    assert sum("rank-" in each["error"][1] for each in results) == 3  # who found it says it as ever
+    assert sum("rank-" in each["error"][1] for each in results) == 3  # the rank that found it raises it as usual
     assert compiled(log) == 4
 
 
@@ -466,12 +479,13 @@ def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(tmp_path
     assert compiled(log) == 1
 
 
+@pytest.mark.slow
 def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(tmp_path: Path, ops: Path) -> None:
     missing = helpers.no_compiler(tmp_path)
-    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"], before="life.DEAD = 3.0")
+    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"], before="presence.TIMEOUT = 3.0")
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
     offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "cd"]
-    results = run(tmp_path, ops, offline, before="life.DEAD = 3.0")
+    results = run(tmp_path, ops, offline, before="presence.TIMEOUT = 3.0")
     assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
 
 
@@ -499,13 +513,13 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(fill: Any) -> opjit.distributed.Outcome:
         op, target = catalog.find("jobtest::add1"), targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
-        good = opjit.api.entry(op, target)
+        good = request.entry(op, target)
         inner = HashStore()
         fill(inner, good)
         for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OPJIT_CACHE": str(tmp_path / "own")}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(opjit.distributed, "connect", lambda *_: jobstore.JobStore(lambda: inner))
-        monkeypatch.setattr(life, "DEAD", 0.5)
+        monkeypatch.setattr(opjit.distributed, "connect", lambda *_: rendezvous.JobStore(lambda: inner))
+        monkeypatch.setattr(presence, "TIMEOUT", 0.5)
         (outcome,) = opjit.distributed.share([(op, target)])
         return outcome
 
@@ -528,21 +542,21 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
         content = bundle.of(good.folder).dump()
         if damage == "other-entry":
             op = catalog.find("jobtest::add2")
-            content = bundle.of(opjit.api.entry(op, targets.here(helpers.cpu())).folder).dump()
+            content = bundle.of(request.entry(op, targets.here(helpers.cpu())).folder).dump()
         bad = {"empty": b"", "cut": content[:-7], "changed": content[:-200] + b"\0" * 200, "other-entry": content}
         if damage == "no-bytes":
             store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 3}))
         else:
             told(store, good.key, bad[damage])
 
-    with pytest.warns(CacheWarning, match="what another rank sent of jobtest::add1"):
+    with pytest.warns(CacheWarning, match="add1 for cpu .* is built here, because the bytes that another rank sent cannot be used"):
         outcome = shared(fill)
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"key": 1}', '{"key": "../../etc", "parts": 1}', '{"error": 3}',
                                   '{"key": "%s", "parts": -1}' % ("a" * 64), '{"key": "%s", "parts": 1e99}' % ("a" * 64)])
-def test_a_result_that_is_none_is_an_error_in_a_sentence(shared: Any, text: str) -> None:
+def test_an_invalid_result_is_a_one_line_error(shared: Any, text: str) -> None:
     outcome = shared(lambda store, good: store.set(f"result/{good.key}", text))
     assert isinstance(outcome.error, errors.BuildError)
     assert "do all ranks have the same opjit?" in str(outcome.error)
@@ -550,16 +564,25 @@ def test_a_result_that_is_none_is_an_error_in_a_sentence(shared: Any, text: str)
 
 @pytest.mark.parametrize("kind", ["Path", "os", "__builtins__", "SystemExit", "CompileError", ""])
 def test_an_error_s_class_is_one_of_opjit_s(shared: Any, kind: str) -> None:
-    record = {"error": {"kind": kind, "message": "x.c:1: error", "facts": {"log": "/x", "op": "a::b"}, "who": "rank-0"}}
+    record = {"error": {"kind": kind, "message": "x.c:1: error", "facts": {"log": "/x", "op": "a::b"}, "rank": "rank-0"}}
     outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps(record)))
     assert type(outcome.error) is (CompileError if kind == "CompileError" else errors.BuildError)
-    assert str(outcome.error) == "x.c:1: error\n(as rank-0 found)"
+    assert str(outcome.error) == "x.c:1: error\n(reported by rank-0)"
     assert (outcome.error.log, outcome.error.op, outcome.error.command) == (Path("/x"), "a::b", None)
 
 
 def test_a_result_without_bytes_that_is_not_in_the_cache_is_built_after_a_while(shared: Any) -> None:
     outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 0})))
     assert (outcome.origin, outcome.error) == ("built", None)
+
+
+def test_a_rank_that_cannot_build_gives_up_when_the_builder_has_died(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(store: Any, good: Any) -> None:
+        monkeypatch.setenv("OPJIT_OFFLINE", "1")
+        store.set(f"claim/{good.key}", "1 rank-7-on-x-abc 3")
+
+    monkeypatch.setattr(presence, "ARRIVAL_TIMEOUT", 0.5)
+    assert isinstance(shared(fill).error, errors.DeviceUnavailable)
 
 
 def test_a_claim_that_nobody_renews_is_taken_over(shared: Any) -> None:
@@ -585,13 +608,14 @@ def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list
     assert compiled(log) == 1
 
 
+@pytest.mark.slow
 def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"""
 import os, sys
 os.environ["OPJIT_CACHE"] = {str(tmp_path)!r} + "/cache-" + os.environ["RANK"]
 import torch, opjit, opjit.distributed, torch.distributed as dist
-from opjit import catalog
+from opjit.declare import catalog
 from pathlib import Path
 catalog.declare_folder(Path({str(ops)!r}))
 assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
@@ -628,32 +652,32 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(("environment", "expected"), [
     ({}, None),
     ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5",
-      "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}, Place(1, 2, False, True, ("h", 5), True, 2, False)),
+      "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}, Rank(1, 2, False, True, ("h", 5), True, 2, False)),
     ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-      "MASTER_ADDR": "h", "MASTER_PORT": "5"}, Place(2, 4, True, False, ("h", 5), False, 0, False)),
-    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "h"}, Place(1, 2, True, False, ("h", 29500), False, 0, False)),
-    (SLURM, Place(3, 8, False, False, ("gpu007", 10000 + 4711 * 31 % 20000), False, 0, False)),
-    ({**SLURM, "SLURM_STEP_NODELIST": ""}, Place(3, 8, False, False, ("10.0.0.7", 10000 + 4711 * 31 % 20000), False, 0, False)),
+      "MASTER_ADDR": "h", "MASTER_PORT": "5"}, Rank(2, 4, True, False, ("h", 5), False, 0, False)),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "h"}, Rank(1, 2, True, False, ("h", 29500), False, 0, False)),
+    (SLURM, Rank(3, 8, False, False, ("gpu007", 10000 + 4711 * 31 % 20000), False, 0, False)),
+    ({**SLURM, "SLURM_STEP_NODELIST": ""}, Rank(3, 8, False, False, ("10.0.0.7", 10000 + 4711 * 31 % 20000), False, 0, False)),
     ({**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "h", "MASTER_PORT": "5"},
-     Place(3, 4, False, True, ("h", 5), False, 0, False)),
+     Rank(3, 4, False, True, ("h", 5), False, 0, False)),
     ({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}, None),  # the batch script
     ({"RANK": "", "WORLD_SIZE": "2"}, None),
 ])
 def test_a_rank_is_known_by_what_its_launcher_sets(
-    no_rank: pytest.MonkeyPatch, environment: dict[str, str], expected: Place | None
+    no_rank: pytest.MonkeyPatch, environment: dict[str, str], expected: Rank | None
 ) -> None:
     for name, value in environment.items():
         no_rank.setenv(name, value)
-    assert ranks.found() == expected
+    assert ranks.current() == expected
 
 
 @pytest.mark.parametrize(("rank", "size", "told"), [("x", "2", "RANK is 'x'; expected a number"), ("2", "2", "rank 2 of 2 ranks"),
                                                     ("1", "-2", "WORLD_SIZE is '-2'")])
-def test_nonsense_in_the_environment_is_an_error_in_a_sentence(no_rank: pytest.MonkeyPatch, rank: str, size: str, told: str) -> None:
+def test_an_invalid_rank_is_a_one_line_error(no_rank: pytest.MonkeyPatch, rank: str, size: str, told: str) -> None:
     no_rank.setenv("RANK", rank)
     no_rank.setenv("WORLD_SIZE", size)
     with pytest.raises(OpjitError, match=told):
-        ranks.found()
+        ranks.current()
 
 
 @pytest.mark.parametrize(("nodes", "first"), [("", ""), ("n1", "n1"), ("n1,n2", "n1"), ("gpu[007-012,15],x", "gpu007"),
@@ -687,7 +711,8 @@ def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_p
 
 def test_importing_opjit_imports_nothing_of_this() -> None:
     done = helpers.fresh("import sys, opjit\nprint([name for name in sys.modules if name in "
-                         "('opjit.distributed', 'opjit.item', 'opjit.job', 'opjit.jobstore', 'opjit.life', 'opjit.ranks', 'opjit.slots')])")
+                         "('opjit.distributed', 'opjit.distributed.wanted_entry', 'opjit.distributed.job', "
+                         "'opjit.distributed.rendezvous', 'opjit.distributed.presence', 'opjit.distributed.ranks')])")
     assert done.stdout == "[]\n"
 
 
@@ -696,8 +721,7 @@ def test_importing_opjit_imports_nothing_of_this() -> None:
 
 def precompile(ops: Path, ranks: Sequence[Mapping[str, str | None]]) -> list[tuple[int | None, str, str]]:
     """Exit code, output and errors of the command on each rank."""
-    command = [sys.executable, "-m", "opjit", "precompile", str(ops), "--arch", "x86-64-v2,x86-64-v3"]
-    running = [subprocess.Popen(command, env=helpers.environment(each), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = [helpers.started_command("precompile", ops, "--arch", "x86-64-v2,x86-64-v3", changes=each)
                for each in numbered(ranks, "", free_port())]
     said = [each.communicate(timeout=120) for each in running]
     return [(each.returncode, *texts) for each, texts in zip(running, said, strict=True)]

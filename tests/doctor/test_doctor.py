@@ -21,13 +21,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from opjit import backends, doctor, files, lock, remote, targets, toolchain, trust
-from opjit.doctor import machine, places, trial
-from opjit.doctor.finding import NOTE, OK, PROBLEM, WARNING, Finding
+from opjit import backends, doctor, files
+from opjit.backends import targets
+from opjit.doctor import compilers, folders, machine
+from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.errors import CacheWarning
-from opjit.toolchain import Nvcc
+from opjit.recipe import toolchain
+from opjit.recipe.toolchain import Nvcc
+from opjit.share import remote, trust
+from opjit.store import lock
 from tests import helpers, remotes
-from tests.helpers import SOMEBODY, as_root, environment, fake_compiler, program, tmpfs, until
+from tests.helpers import SOMEBODY, as_root, environment, fake_compiler, is_alive, program, tmpfs, until
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +50,9 @@ def cache(own_folders: Path) -> Path:
     return own_folders / "cache"
 
 
-def those(findings: Iterable[Finding], *states: str) -> list[Finding]:
-    """The findings of some states, which each say what to do unless they are notes."""
-    found = list(findings)
+def those(observations: Iterable[Observation], *states: str) -> list[Observation]:
+    """The observations of some states, which each say what to do unless they are notes."""
+    found = list(observations)
     for each in found:
         assert each.state in (OK, NOTE, WARNING, PROBLEM)
         assert each.seen
@@ -57,23 +61,21 @@ def those(findings: Iterable[Finding], *states: str) -> list[Finding]:
     return [each for each in found if each.state in states]
 
 
-def only(findings: Iterable[Finding], *states: str) -> Finding:
-    found = those(findings, *states)
+def only(observations: Iterable[Observation], *states: str) -> Observation:
+    found = those(observations, *states)
     assert len(found) == 1, found
     return found[0]
 
 
 def run(changes: dict[str, str | None], *, tty: bool = False) -> tuple[int, str]:
     """The command, in a process of its own: exit code and output."""
-    command = [sys.executable, "-m", "opjit", "doctor"]
-    values = environment(changes)
     if not tty:
-        done = subprocess.run(command, env=values, capture_output=True, text=True, timeout=240, check=False, cwd=helpers.ROOT)
+        done = helpers.command("doctor", **changes)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, env={**values, "COLUMNS": "120", "TERM": "xterm"}, stdout=theirs, stderr=subprocess.DEVNULL,
-                               cwd=helpers.ROOT)
+    process = subprocess.Popen([sys.executable, "-m", "opjit", "doctor"], env=environment({**changes, "COLUMNS": "120", "TERM": "xterm"}),
+                               stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     told = b""
     with contextlib.suppress(OSError):  # the terminal's end
@@ -86,6 +88,7 @@ def run(changes: dict[str, str | None], *, tty: bool = False) -> tuple[int, str]
 # --- the command -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, own_folders: Path) -> None:
     helpers.built(helpers.write_op(own_folders / "plus"), cache)
     before = {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)}  # a folder came and went in it
@@ -94,15 +97,15 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: P
     assert {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)} == before
     assert [path.name for path in (own_folders / "temporary").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
     lines = told.splitlines()
-    assert any(line.startswith("ok       C op: built in ") and line.endswith("the result is right") for line in lines), told
+    assert any(line.startswith("ok       C op: built in ") and line.endswith("the result is correct") for line in lines), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
-    assert "warning  environment: OPJIT_CAHCE is set, and no such variable is read" in lines
+    assert "warning  environment: OPJIT_CAHCE is set, but opjit reads no such variable" in lines
     assert "         do: did you mean OPJIT_CACHE?" in lines
     assert lines[-1].startswith("0 problems, ")
     assert "\x1b" not in told
 
 
-def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_a_table(own_folders: Path) -> None:
+def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_colours(own_folders: Path) -> None:
     code, told = run(helpers.no_compiler(own_folders), tty=True)
     assert code == 1
     assert "problem" in told
@@ -110,17 +113,17 @@ def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_a_tab
     assert "\x1b[" in told
 
 
-def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hangs() -> Iterator[Finding]:
+def test_a_check_that_hangs_or_fails_is_an_observation_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs() -> Iterator[Observation]:
         threading.Event().wait()
-        yield Finding("never", OK, "never")
+        yield Observation("never", OK, "never")
 
-    def fails() -> Iterator[Finding]:
-        yield Finding("first", OK, "seen")
+    def fails() -> Iterator[Observation]:
+        yield Observation("first", OK, "seen")
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(doctor, "SECONDS", 1.0)
-    monkeypatch.setattr(doctor, "CHECKS", {"hangs": hangs, "fails": fails, "good": lambda: [Finding("good", OK, "it is")]})
+    monkeypatch.setattr(doctor, "TIMEOUT", 1.0)
+    monkeypatch.setattr(doctor, "CHECKS", {"hangs": hangs, "fails": fails, "good": lambda: [Observation("good", OK, "it is")]})
     found = doctor.examine()
     assert [each[:2] for each in found] == [("hangs", PROBLEM), ("first", OK), ("fails", WARNING), ("good", OK)]
     assert "no answer within 1 s" in found[0].seen
@@ -129,19 +132,18 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told(monkey
 
 
 @pytest.mark.parametrize("state", [WARNING, PROBLEM])
-def test_the_command_s_json_is_the_findings_and_its_exit_code_the_same(state: str) -> None:
+def test_the_command_s_json_is_the_observations_and_its_exit_code_the_same(state: str) -> None:
     code = f"""
 from opjit import cli, doctor
 
 def check():
     print("a remark")
-    yield doctor.Finding("thing", {state!r}, "seen", "do it")
+    yield doctor.Observation("thing", {state!r}, "seen", "do it")
 
 doctor.CHECKS = {{"thing": check}}
 cli.main()
 """
-    done, plain = (subprocess.run([sys.executable, "-c", code, "doctor", *words], env=environment(), capture_output=True, text=True,
-                                  timeout=240, check=False) for words in (["--json"], []))
+    done, plain = (helpers.ended(code, arguments=("doctor", *words)) for words in (["--json"], []))
     assert json.loads(done.stdout) == [{"about": "thing", "state": state, "seen": "seen", "todo": "do it"}]
     assert done.returncode == plain.returncode == (1 if state == PROBLEM else 0)
 
@@ -155,10 +157,10 @@ def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path
         "    with tempfile.TemporaryDirectory():\n"
         "        shutil.rmtree = lambda *arguments, **more: threading.Event().wait()\n"
         "        threading.Event().wait()\n"
-        "doctor.SECONDS, doctor.CHECKS = 1.0, {'hangs': hangs}\n"
+        "doctor.TIMEOUT, doctor.CHECKS = 1.0, {'hangs': hangs}\n"
         "doctor.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = helpers.ended(code, timeout=120)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0] == "problem  hangs: no answer within 1 s"
 
@@ -179,9 +181,9 @@ def missing(path: Path) -> Path:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
-    "silent": (silent, "C compiler", "is not a gcc or clang that works"),
-    "compiles-nothing": (says_who_it_is_and_compiles_nothing, "C op", "opjit_doctor::twice for cpu"),
-    "missing": (missing, "C compiler", "which is no program that can be run"),
+    "silent": (silent, "C compiler", "is not a working gcc or clang"),
+    "compiles-nothing": (says_who_it_is_and_compiles_nothing, "C op", "opjit::tensor_negate for cpu"),
+    "missing": (missing, "C compiler", "which is not an executable program"),
 }
 
 
@@ -189,15 +191,15 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 def test_a_broken_compiler_is_a_problem(kind: str, own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, about, seen = BROKEN[kind]
     monkeypatch.setenv("CC", str(make(own_folders / "bin" / "broken-cc")))
-    found = only(trial.c_op(), PROBLEM)
+    found = only(compilers.c_op(), PROBLEM)
     assert found.about == about
     assert seen in found.seen
 
 
 def test_a_linker_that_leaves_nothing_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", str(fake_compiler(own_folders / "bin" / "cc", before=f"if {helpers.LINKS}; then exit 0; fi")))
-    found = only(trial.c_op(), PROBLEM)
-    assert (found.about, "left no good library" in found.seen) == ("C op", True)
+    found = only(compilers.c_op(), PROBLEM)
+    assert (found.about, "left no valid library" in found.seen) == ("C op", True)
 
 
 def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,25 +216,22 @@ def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(o
         return real(self, 0.5)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    found = only(trial.c_op(), PROBLEM)
-    assert "no end after" in found.seen
-    assert places.process(int(pid.read_text()))[0] in ("", "Z")  # gone, or waiting to be collected by whoever has orphans
+    found = only(compilers.c_op(), PROBLEM)
+    assert "still compiling or running after" in found.seen
+    until(lambda: not is_alive(int(pid.read_text())))
 
 
 def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_TWICE", trial._TWICE.replace("OPJIT_TRY", "__builtin_trap();\n    OPJIT_TRY"))
-    code = trial._TWICE
-    assert "__builtin_trap" in code
     real = subprocess.Popen.__init__
 
     def start(self: subprocess.Popen[bytes], command: list[str], **more: object) -> None:
         if command[1:2] == ["-c"]:
-            command = [*command[:2], f"from opjit.doctor import trial; trial._TWICE = {code!r}; {command[2].partition('; ')[2]}"]
+            command = [*command[:2], "import signal; signal.raise_signal(signal.SIGILL)"]
         real(self, command, **more)  # type: ignore[call-overload]
 
     monkeypatch.setattr(subprocess.Popen, "__init__", start)
-    found = only(trial.c_op(), PROBLEM)
-    assert "signal 4, Illegal instruction" in found.seen or "signal 5" in found.seen
+    found = only(compilers.c_op(), PROBLEM)
+    assert "signal 4, Illegal instruction" in found.seen
 
 
 def test_a_missing_ninja_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +245,10 @@ def test_a_missing_ninja_is_a_problem(own_folders: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own_folders / "shadow"), os.environ.get("PYTHONPATH", "")]))
-    found = trial.c_op()
+    found = compilers.c_op()
     problem = only(found, PROBLEM)
     assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
-    assert found[-1] == Finding("C op", NOTE, "not tried, for want of a tool")
+    assert found[-1] == Observation("C op", NOTE, "not tried, because a tool is missing")
 
 
 # --- CUDA --------------------------------------------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_a_missing_ninja_is_a_problem(own_folders: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.nvcc
 def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
-    found = trial.cuda_op()
+    found = compilers.cuda_op()
     assert those(found, PROBLEM) == []
     last = found[-1]
     assert (last.about, last.state) == ("CUDA op", OK)
@@ -271,7 +270,7 @@ def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
 def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, missing: str | None, state: str) -> None:
     monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
     monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self: missing)
-    assert those(trial._try_cuda(), state) == list(trial._try_cuda())
+    assert those(compilers._check_cuda(), state) == list(compilers._check_cuda())
 
 
 FAKE_NVCC = """\
@@ -298,42 +297,50 @@ def test_an_nvcc_of_another_major_than_torch_s_is_found(own_folders: Path, monke
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
-    found = trial.cuda_versions(nvcc, gpu)
+    found = compilers.version_mismatch(nvcc, gpu)
     assert found is not None
-    assert (found.state, "nvcc is of CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
-    assert trial.cuda_versions(Nvcc("/", "13.2", "V13.2.1"), gpu) is None
+    assert (found.state, "nvcc is from CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
+    assert compilers.version_mismatch(Nvcc("/", "13.2", "V13.2.1"), gpu) is None
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert trial.cuda_versions(nvcc, gpu) is None
+    assert compilers.version_mismatch(nvcc, gpu) is None
 
 
 def test_a_host_compiler_that_nvcc_refuses_is_a_problem_that_names_cc(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", (torch.version.cuda or "13.0"))))
-    found = only(trial.cuda_op(), PROBLEM)
+    found = only(compilers.cuda_op(), PROBLEM)
     assert found.about == "CUDA op"
     assert "unsupported GNU version! gcc versions later than 11" in found.seen
-    assert found.todo.startswith("set CC to a gcc or clang that this nvcc takes")
+    assert found.todo.startswith("set CC to a gcc or clang that this nvcc accepts")
+
+
+def test_a_broken_compiler_is_reported_with_the_c_op_alone(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", torch.version.cuda or "13.0")))
+    monkeypatch.setenv("CC", str(silent(own_folders / "bin" / "broken-cc")))
+    found = compilers.cuda_op()
+    assert those(found, PROBLEM) == []
+    assert found[-1] == Observation("CUDA op", NOTE, "not tried, because a tool is missing")
 
 
 def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(own_folders / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
     monkeypatch.setenv("CUDA_HOME", str(own_folders / "cuda"))
-    found = only(trial.cuda_op(), PROBLEM)
-    assert "is not an nvcc that works" in found.seen
+    found = only(compilers.cuda_op(), PROBLEM)
+    assert "is not a working nvcc" in found.seen
 
 
 # --- the cache's filesystem --------------------------------------------------------------------------------------------------------
 
 
 def test_a_good_folder_has_every_ability() -> None:
-    assert those(places.cache(), WARNING, PROBLEM) == []
-    assert those(places.temporary(), WARNING, PROBLEM) == []
+    assert those(folders.cache(), WARNING, PROBLEM) == []
+    assert those(folders.temporary(), WARNING, PROBLEM) == []
 
 
 @as_root
-def test_a_cache_that_is_mounted_noexec_is_a_warning_and_ops_work(cache: Path) -> None:
+def test_a_cache_that_is_mounted_noexec_is_a_problem(cache: Path) -> None:
     with tmpfs(cache, "size=200m,noexec"):
-        found = only(places.cache(), WARNING, PROBLEM)
-        assert found.state == WARNING
+        found = only(folders.cache(), WARNING, PROBLEM)
+        assert found.state == PROBLEM
         assert "mounted noexec" in found.seen
         assert "OPJIT_CACHE" in found.todo
         assert list(cache.iterdir()) == []
@@ -342,7 +349,7 @@ def test_a_cache_that_is_mounted_noexec_is_a_warning_and_ops_work(cache: Path) -
 @as_root
 def test_a_temporary_folder_that_is_mounted_noexec_is_a_warning(own_folders: Path) -> None:
     with tmpfs(own_folders / "temporary", "size=200m,noexec"):
-        found = only(places.temporary(), WARNING, PROBLEM)
+        found = only(folders.temporary(), WARNING, PROBLEM)
         assert (found.state, "mounted noexec" in found.seen, "TMPDIR" in found.todo) == (WARNING, True, True)
 
 
@@ -350,23 +357,24 @@ def test_a_temporary_folder_that_is_mounted_noexec_is_a_warning(own_folders: Pat
 def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
     with tmpfs(cache, "size=200m"):
         subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
-        found = only(places.cache(), WARNING, PROBLEM)
+        found = only(folders.cache(), WARNING, PROBLEM)
         assert (found.state, "Read-only file system" in found.seen) == (WARNING, True)
-        assert those(trial.c_op(), WARNING, PROBLEM) == []  # its own cache is elsewhere then
+        assert those(compilers.c_op(), WARNING, PROBLEM) == []  # its own cache is elsewhere then
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("size", ["4k", "64k", "512k"])
 def test_a_full_cache_is_a_warning_and_ops_work(cache: Path, size: str) -> None:
     with tmpfs(cache, f"size={size}"):
         if size == "4k":
             (cache / "filler").write_bytes(bytes(4096))
-        found = those(places.cache(), WARNING, PROBLEM)
+        found = those(folders.cache(), WARNING, PROBLEM)
         assert [each.state for each in found] == [WARNING, WARNING]
         assert "are free on its filesystem" in found[0].seen
         assert "full or over quota (No space left on device)" in found[1].seen
         if size == "64k":
-            assert those(trial.c_op(), PROBLEM) == []
+            assert those(compilers.c_op(), PROBLEM) == []
 
 
 @as_root
@@ -374,7 +382,7 @@ def test_a_filesystem_without_room_for_more_files_is_a_warning(cache: Path) -> N
     with tmpfs(cache, "size=200m,nr_inodes=4"):
         for number in range(3):
             (cache / str(number)).touch()
-        found = those(places.cache(), WARNING)
+        found = those(folders.cache(), WARNING)
         assert "inodes" in found[0].seen
 
 
@@ -383,7 +391,7 @@ def test_a_filesystem_without_room_for_more_files_is_a_warning(cache: Path) -> N
 def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(cache / what, SOMEBODY, SOMEBODY)
-    found = only(places.cache(), WARNING)
+    found = only(folders.cache(), WARNING)
     assert f"{(cache / what)} belongs to user {SOMEBODY}" in found.seen
     assert "OPJIT_CACHE" in found.todo
 
@@ -391,7 +399,7 @@ def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
 @pytest.mark.parametrize("mode", [0o770, 0o777])
 def test_a_cache_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path, mode: int) -> None:
     cache.chmod(mode)
-    found = only(places.cache(), WARNING)
+    found = only(folders.cache(), WARNING)
     assert f"(mode {mode:o})" in found.seen
     assert found.todo == f"chmod go-w {cache}"
 
@@ -400,34 +408,34 @@ def test_a_parent_in_which_others_can_swap_the_cache_is_a_warning(own_folders: P
     (own_folders / "open" / "cache").mkdir(parents=True)
     (own_folders / "open").chmod(0o777)
     monkeypatch.setenv("OPJIT_CACHE", str(own_folders / "open" / "cache"))
-    found = only(places.cache(), WARNING)
+    found = only(folders.cache(), WARNING)
     assert f"{own_folders / 'open'} can be written by others (mode 777)" in found.seen
     (own_folders / "open").chmod(0o1777)
-    assert those(places.cache(), WARNING, PROBLEM) == []
+    assert those(folders.cache(), WARNING, PROBLEM) == []
     if os.geteuid() == 0:
         os.chown(own_folders / "open", SOMEBODY, SOMEBODY)
-        assert f"belongs to user {SOMEBODY}" in only(places.cache(), WARNING).seen
+        assert f"belongs to user {SOMEBODY}" in only(folders.cache(), WARNING).seen
 
 
 def test_a_cache_that_is_a_file_is_a_warning(cache: Path) -> None:
     cache.rmdir()
     cache.write_text("mine")
-    assert "is no folder" in only(places.cache(), WARNING).seen
+    assert "is not a folder" in only(folders.cache(), WARNING).seen
     assert cache.read_text() == "mine"
 
 
 def test_a_cache_that_is_not_there_is_looked_at_where_it_will_be_made_and_not_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "a" / "b"))
-    found = list(places.cache())
+    found = list(folders.cache())
     assert those(found, WARNING, PROBLEM) == []
-    assert found[0].seen == f"{cache / 'a' / 'b'}, which will be made in {cache}"
+    assert found[0].seen == f"{cache / 'a' / 'b'}, to be created in {cache}"
     assert list(cache.iterdir()) == []
 
 
 def test_locks_that_exclude_nobody_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
-    for found in (only(places.cache(), WARNING), only(places.temporary(), WARNING)):
-        assert "a lock is free while it is held" in found.seen
+    for found in (only(folders.cache(), WARNING), only(folders.temporary(), WARNING)):
+        assert "a held lock can be taken again" in found.seen
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
@@ -436,16 +444,16 @@ def test_locks_that_fail_are_a_warning(monkeypatch: pytest.MonkeyPatch, code: in
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    found = only(places.cache(), WARNING)
-    assert f"locking a file against another process failed: {os.strerror(code)}" in found.seen
+    found = only(folders.cache(), WARNING)
+    assert f"locking a file failed: {os.strerror(code)}" in found.seen
 
 
 def test_a_filesystem_that_gives_files_to_somebody_else_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an NFS server that squashes users does."""
     real = files.distrusted
-    monkeypatch.setattr(files, "distrusted", lambda path, like=None: f"{path} belongs to user 65534, not to you or root"
-                        if path.name == "own" else real(path, like))
-    assert "belongs to user 65534" in only(places.cache(), WARNING).seen
+    monkeypatch.setattr(files, "distrusted", lambda path, trusted_as=None: f"{path} belongs to user 65534, not to you or root"
+                        if path.name == "own" else real(path, trusted_as))
+    assert "belongs to user 65534" in only(folders.cache(), WARNING).seen
 
 
 def test_a_filesystem_that_syncs_or_renames_badly_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,10 +462,10 @@ def test_a_filesystem_that_syncs_or_renames_badly_is_a_warning(monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
-        assert "writing and syncing a new file failed: Input/output error" in those(places.cache(), WARNING)[0].seen
+        assert "writing and syncing a new file failed: Input/output error" in those(folders.cache(), WARNING)[0].seen
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", refuse)
-        assert "renaming a folder failed: Input/output error" in only(places.cache(), WARNING).seen
+        assert "renaming a folder failed: Input/output error" in only(folders.cache(), WARNING).seen
     real = os.rename
 
     def over(one: Path, other: Path) -> None:
@@ -465,7 +473,7 @@ def test_a_filesystem_that_syncs_or_renames_badly_is_a_warning(monkeypatch: pyte
         real(one, other)
 
     monkeypatch.setattr(os, "rename", over)
-    assert "can be renamed over another one" in only(places.cache(), WARNING).seen
+    assert "renaming a folder replaces one that is not empty" in only(folders.cache(), WARNING).seen
 
 
 MOUNTS = """\
@@ -482,8 +490,8 @@ broken
 @pytest.mark.parametrize(("path", "kind"), [("/x", "ext4"), ("/home", "nfs4"), ("/home/me", "nfs4"), ("/homes", "ext4"), ("/", "ext4"),
                                             ("/home/me/ram/x", "gpfs"), ("/scratch two/x", "lustre"), ("/ov/x", "overlay")])
 def test_a_filesystem_is_the_nearest_mount_s(path: str, kind: str) -> None:
-    assert places.filesystem(Path(path), MOUNTS) == kind
-    assert places.filesystem(Path(path), "") == "unknown"
+    assert folders.filesystem(Path(path), MOUNTS) == kind
+    assert folders.filesystem(Path(path), "") == "unknown"
 
 
 @pytest.mark.parametrize(("kind", "cache_state", "temporary_state"), [
@@ -491,24 +499,24 @@ def test_a_filesystem_is_the_nearest_mount_s(path: str, kind: str) -> None:
     ("tmpfs", NOTE, None), ("ext4", OK, None), ("xfs", OK, None)])
 def test_a_filesystem_s_kind_comes_with_advice(monkeypatch: pytest.MonkeyPatch, kind: str, cache_state: str,
                                                temporary_state: str | None) -> None:
-    monkeypatch.setattr(places, "filesystem", lambda place: kind)
-    [told] = [each for each in places.cache() if each.seen.startswith(f"on {kind}") or "container's own layer" in each.seen]
+    monkeypatch.setattr(folders, "filesystem", lambda place: kind)
+    [told] = [each for each in folders.cache() if each.seen.startswith(f"on {kind}") or "container's own layer" in each.seen]
     assert told.state == cache_state
-    assert [each.state for each in those(places.temporary(), WARNING)] == ([temporary_state] if temporary_state else [])
+    assert [each.state for each in those(folders.temporary(), WARNING)] == ([temporary_state] if temporary_state else [])
 
 
 # --- builds: leftovers and locks -----------------------------------------------------------------------------------------------------
 
 
 def test_staging_folders_are_told_by_age(cache: Path) -> None:
-    assert [each.seen for each in places.leftovers()] == ["none under way, none left behind"]
+    assert [each.seen for each in folders.builds()] == ["none under way, none left behind"]
     staging = cache / "v1" / "staging"
     for name, age in (("old", 3 * 86400 + 5), ("new", 60.0)):
         (staging / name).mkdir(parents=True)
         os.utime(staging / name, (time.time() - age,) * 2)
-    old, new = places.leftovers()
-    assert (old.state, "1 folder of builds that were killed" in old.seen, "3 days old" in old.seen) == (NOTE, True, True)
-    assert (new.state, "1 under way, or killed within a day" in new.seen) == (OK, True)
+    old, new = folders.builds()
+    assert (old.state, "1 staging folder of killed builds" in old.seen, "3 days old" in old.seen) == (NOTE, True, True)
+    assert (new.state, "1 under way, or killed less than a day ago" in new.seen) == (OK, True)
 
 
 HOLD = """
@@ -536,26 +544,26 @@ def holder() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_held_lock_is_told_with_its_holder_and_a_stopped_holder_is_a_warning(holder: subprocess.Popen[str]) -> None:
-    [found] = places.leftovers()
+    [found] = folders.builds()
     assert found.state == OK
     assert f"process {holder.pid} has held the lock {lock.folder() / 'abc.lock'} for " in found.seen
     holder.send_signal(signal.SIGSTOP)
-    until(lambda: places.process(holder.pid)[0] == "T")
-    stopped = only(places.leftovers(), WARNING)
+    until(lambda: folders.process_state(holder.pid) == "T")
+    stopped = only(folders.builds(), WARNING)
     assert "is stopped" in stopped.seen
     assert stopped.todo == f"kill -CONT {holder.pid}, or kill -KILL {holder.pid}"
     (lock.folder() / "abc.json").write_text(json.dumps({"pid": "x"}))
-    assert "nothing says by whom" in only(places.leftovers(), NOTE).seen
+    assert f"an unknown process holds the lock {lock.folder() / 'abc.lock'}" in only(folders.builds(), NOTE).seen
 
 
 @as_root
 def test_a_lock_folder_that_others_can_write_is_a_warning() -> None:
     lock.folder().mkdir()
     lock.folder().chmod(0o777)
-    assert "builds do without locks" in only(places.temporary(), WARNING).seen
+    assert "builds run without locks" in only(folders.temporary(), WARNING).seen
     lock.folder().chmod(0o700)
     os.chown(lock.folder(), SOMEBODY, SOMEBODY)
-    assert f"belongs to user {SOMEBODY}" in only(places.temporary(), WARNING).seen
+    assert f"belongs to user {SOMEBODY}" in only(folders.temporary(), WARNING).seen
 
 
 # --- the environment -----------------------------------------------------------------------------------------------------------------
@@ -587,7 +595,7 @@ def test_an_arch_that_nobody_builds_for_or_that_this_machine_cannot_run_is_a_pro
     monkeypatch.setenv("OPJIT_ARCH", cpu.host_arch())
     assert those(machine.variables(), PROBLEM) == []
     monkeypatch.setattr(type(cpu), "runs", lambda self, arch: False)
-    assert "cannot run what is built so" in only(machine.variables(), PROBLEM).seen
+    assert "cannot run such binaries" in only(machine.variables(), PROBLEM).seen
 
 
 def test_folders_of_ops_that_would_not_be_used_are_problems(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,7 +607,7 @@ def test_folders_of_ops_that_would_not_be_used_are_problems(own_folders: Path, m
     seen = [each.seen for each in those(machine.variables(), PROBLEM)]
     assert len(seen) == 3
     assert "relative: is not an absolute path" in seen[0]
-    assert "is no folder" in seen[1]
+    assert "is not a folder" in seen[1]
     assert "can be written by others" in seen[2]
 
 
@@ -614,8 +622,8 @@ def test_layers_are_counted_and_those_that_are_none_are_warnings(cache: Path, ow
     (own_folders / "empty" / "v1").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("OPJIT_LAYERS", os.pathsep.join([str(cache), str(own_folders / "gone"), str(own_folders / "empty")]))
     good, gone, empty = machine.layers()
-    assert good == Finding("layer", OK, f"{cache}: 1 entries")
-    assert (gone.state, "is no cache" in gone.seen) == (WARNING, True)
+    assert good == Observation("layer", OK, f"{cache}: 1 entry")
+    assert (gone.state, "is not a cache" in gone.seen) == (WARNING, True)
     assert empty.state == NOTE
     (cache / "v1").chmod(0o777)
     assert "can be written by others" in those(machine.layers(), WARNING)[0].seen
@@ -637,7 +645,7 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
         monkeypatch.setattr(remote, "_IN_ALL", 0.5)
         found = only(machine.remote(), WARNING, PROBLEM)
     assert found.state == WARNING
-    assert f"{url} gives nothing, so ops are built here" in found.seen
+    assert f"{url} cannot be used, so ops are built here" in found.seen
     assert "secret" not in str(found)
 
 
@@ -646,9 +654,9 @@ def test_a_remote_whose_entries_need_no_signature_is_a_warning(own_folders: Path
     monkeypatch.setattr(remote, "_IN_ALL", 5.0)
     monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-    with pytest.warns(CacheWarning, match="whoever can write"):
+    with pytest.warns(CacheWarning, match="anyone who can write"):
         found = list(machine.remote())
-    assert "whoever can write there decides" in only(found, WARNING).seen
+    assert "anyone who can write to the remote can run code here" in only(found, WARNING).seen
 
 
 def test_a_torch_below_the_floor_and_another_machine_or_c_library_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

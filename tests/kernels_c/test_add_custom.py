@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opjit import Op, catalog
+from opjit import Op
+from opjit.declare import catalog
 from tests.tensors import COMPILES, COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED, Seen
 
 INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -37,24 +38,6 @@ def assert_as_torch(op: Op, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 # Numbers ------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_samples_equal_torch_add(add_custom: Op, device: str) -> None:
-    count = 0
-    for args, _ in add_custom.sample(device):
-        assert_as_torch(add_custom, *args)
-        count += 1
-    assert count > 200
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [*INTEGRAL, *FLOATING, *COMPLEX])
-def test_every_length_and_alignment_is_added_once(add_custom: Op, dtype: torch.dtype, device: str) -> None:
-    x, y = numbers((2200,), dtype, device, 1), numbers((2200,), dtype, device, 2)
-    for start in (0, 1, 3, 8):
-        for n in (*range(40), 63, 64, 65, 127, 128, 129, 511, 512, 513, 2049):
-            assert_as_torch(add_custom, x[start:start + n], y[:n])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -171,11 +154,6 @@ def test_sizes_that_disagree_are_named(add_custom: Op) -> None:
         add_custom(torch.ones(2, 3, 5), torch.ones(4, 5))
     with pytest.raises(RuntimeError, match="dimension -1 has 0 in one tensor and 2 in the other"):
         add_custom(torch.ones(0), torch.ones(2))
-
-
-def test_tensors_on_two_devices_are_refused(add_custom: Op) -> None:
-    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
-        add_custom(torch.ones(2), torch.ones(2, device="meta"))
 
 
 @st.composite
@@ -296,21 +274,6 @@ def test_only_the_asked_gradient_is_made(add_custom: Op) -> None:
 
 
 @COMPILES
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_it_is_one_graph_with_gradients(add_custom: Op, dynamic: bool) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda a, b: add_custom.overload(a, b.t()).relu(), backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for rows, columns in ((4, 5), (6, 3), (9, 8)):
-        x, y = torch.randn(rows, columns, requires_grad=True), torch.randn(columns, rows, requires_grad=True)
-        bias = torch.randn(1, columns, requires_grad=True)
-        for other in (y, bias.detach().t().requires_grad_()):
-            got, expected = compiled(x, other), torch.add(x, other.t()).relu()
-            torch.testing.assert_close(got, expected)
-            assert got.stride() == expected.stride()
-            torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, other)), torch.autograd.grad(expected.sum(), (x, other)))
-
-
-@COMPILES
 def test_one_graph_serves_all_sizes(add_custom: Op) -> None:
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []
@@ -384,22 +347,12 @@ def test_meta_tensors_get_sizes_strides_and_refusals(add_custom: Op) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_backward_gives_two_fresh_copies(device: str) -> None:
     op = catalog.find("add_custom_backward")
-    count = 0
-    for (grad,), _ in op.sample(device):
-        one, two = op(grad)
-        for copy in (one, two):
-            assert torch.equal(copy, grad)
-            assert copy.dtype == grad.dtype
-            assert copy.stride() == torch.empty_like(grad).stride()
-        if grad.numel():
-            assert len({one.data_ptr(), two.data_ptr(), grad.data_ptr()}) == 3
-        count += 1
-    assert count > 50
     x = torch.randn(1003, 301, device=device)
     for view in (x, x[::2, ::3], x.to(torch.complex128).t(), x.t()[:100]):
-        assert all(torch.equal(copy, view) for copy in op(view))
+        one, two = op(view)
+        assert torch.equal(one, view)
+        assert torch.equal(two, view)
+        assert one.stride() == two.stride() == torch.empty_like(view).stride()
+        assert len({one.data_ptr(), two.data_ptr(), view.data_ptr()}) == 3
 
 
-def test_backward_can_be_differentiated() -> None:
-    op = catalog.find("add_custom_backward")
-    assert torch.autograd.gradcheck(op, (torch.randn(3, 4, dtype=torch.float64, requires_grad=True),))

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from opjit import Op, catalog
+from opjit import Op
+from opjit.declare import catalog
 from tests.tensors import FLOATING, WIDE_UNSIGNED
 
+pytestmark = pytest.mark.torch
 INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE_UNSIGNED]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
-import importlib.metadata
 import math
 import os
 import re
@@ -15,14 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opjit
-from opjit import Op, backends, catalog, glue, resources, sanitize, toolchain
-from opjit.cli import main
-from opjit.schema import Schema, parse
+from opjit import Op, backends, resources
+from opjit.builder import glue
+from opjit.declare import catalog
+from opjit.recipe import toolchain
+from opjit.recipe.schema import Schema, parse
+from opjit.testing import sanitize
 from tests.helpers import BUNDLED, fresh
 
 MakeOp = Callable[..., Op]
@@ -41,7 +42,7 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 # The headers --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_glue.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_glue.h"])
 def test_a_header_is_strict_c11(header: str) -> None:
     whole = ["-DOPJIT_LISTS=1", "-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
     _compile(CC, "-std=c11", *STRICT, *whole, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
@@ -52,7 +53,7 @@ def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> 
 
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_elementwise.h", "opjit_printf.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
     assert CXX is not None
     _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
@@ -69,7 +70,7 @@ def test_clang_takes_the_headers_too(language: str) -> None:
 def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
-    (tmp_path / "a.cu").write_text('#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n')
+    (tmp_path / "a.cu").write_text('#include "opjit_convert.h"\n#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n')
     _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
              str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
 
@@ -104,18 +105,15 @@ USES_ALL = """
 
 
 USES_ELEMENTS = """
+    #include "opjit_convert.h"
     #include "opjit_elementwise.h"
-    typedef OPJIT_VECTOR(float, OPJIT_VECTOR_BYTES) floats;
     opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out);
     static void row(int64_t n, void *const *data, const int64_t *strides, const void *context)
     {
         const float *a = (const float *)data[1], *b = (const float *)data[2], half = *(const float *)context;
         float *to = (float *)data[0];
-        if (strides[0] == 1 && strides[1] == 1 && strides[2] == 1)
-            OPJIT_MAP_VECTORS(floats, n, to, a, b, half * (x + y));
-        else
-            for (int64_t i = 0; i < n; i++)
-                to[i * strides[0]] = half * (a[i * strides[1]] + b[i * strides[2]]);
+        for (int64_t i = 0; i < n; i++)
+            to[i * strides[0]] = half * (a[i * strides[1]] + b[i * strides[2]]);
     }
     opjit_status mean(const opjit_tensor *a, const opjit_tensor *b, opjit_tensor *out)
     {
@@ -129,6 +127,10 @@ USES_ELEMENTS = """
         OPJIT_TRY(opjit_elements_of(&elements, 3, tensors));
         opjit_split_complex(&elements);
         OPJIT_CHECK(opjit_is_packed(&elements), "not packed");
+        opjit_convert(1, a->data, a->dtype, 1, out->data, dtype);
+        opjit_store_float(out->data, 0, dtype, opjit_load_float(a->data, 0, a->dtype));
+        opjit_store_int64(out->data, 0, dtype, opjit_load_int64(a->data, 0, a->dtype) + opjit_integer_of(half, dtype));
+        opjit_rows_between(&elements, 0, 1, row, &half);
         return opjit_for_rows(&elements, row, &half);
     }
     """
@@ -352,6 +354,7 @@ def _sanitized(op: Op, folder: Path) -> Path:
     return sanitize.instrumented(op, sanitize.FOR_C, CC, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
 @pytest.mark.parametrize(("qualified", "calls", "bad"), [
     *((name, COMPARED, "*bad") for name in [*BUNDLED, "optest::double", "optest::parts", "optest::joined"]),
@@ -367,12 +370,12 @@ def _sanitized(op: Op, folder: Path) -> Path:
     """, "*[*full[:3], -1 - calls % 2, *full[4:]]"),
 ])
 @pytest.mark.usefixtures("everything", "double", "increment", "parts")
-def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, run_python: Callable[..., str], qualified: str, calls: str, bad: str) -> None:
+def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, qualified: str, calls: str, bad: str) -> None:
     """Every sample of every op in the table, with one thread and with three, and three refused calls."""
     op = catalog.find(qualified)
     library = _sanitized(op, tmp_path)
     code = SANITIZED.format(folder=str(op.folder), qualified=qualified, library=str(library), calls=calls.strip(), bad=bad)
-    printed = run_python(code, env=SANITIZERS)
+    printed = fresh(code, SANITIZERS, shared=True).stdout
     assert re.search(r"^calls (?!0$)\d+$", printed, re.MULTILINE), printed
 
 
@@ -381,7 +384,7 @@ def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, run_python: Callable
     ("((char *)memory)[size] = 1", "heap-buffer-overflow"),
     ("*out = x->numel << (int)(size + 50)", "shift exponent"),
 ])
-def test_the_sanitizers_would_notice(make_op: MakeOp, run_python: Callable[..., str], tmp_path: Path, statement: str, report: str) -> None:
+def test_the_sanitizers_would_notice(make_op: MakeOp, tmp_path: Path, statement: str, report: str) -> None:
     op = make_op("wrong(Tensor x, int size) -> int", f"""
         opjit_status wrong_cpu(const opjit_tensor *x, int64_t size, int64_t *out)
         {{
@@ -402,7 +405,7 @@ def test_the_sanitizers_would_notice(make_op: MakeOp, run_python: Callable[..., 
         torch.ops.{op.qualified.replace('::', '.')}(torch.ones(1), 64)
         """
     with pytest.raises(AssertionError, match=report):
-        run_python(code, env=SANITIZERS)
+        fresh(code, SANITIZERS, shared=True)
 
 
 # Half precision -----------------------------------------------------------------------------------------------------------------
@@ -546,6 +549,7 @@ def _offsets(x: torch.Tensor) -> list[int]:
 hard = settings(max_examples=1500, deadline=None, derandomize=True)
 
 
+@pytest.mark.slow
 @hard
 @given(x=views())
 def test_empty_like_has_torchs_strides(layouts: dict[str, Op], x: torch.Tensor) -> None:
@@ -553,6 +557,7 @@ def test_empty_like_has_torchs_strides(layouts: dict[str, Op], x: torch.Tensor) 
     assert (got.shape, got.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
 
 
+@pytest.mark.slow
 @hard
 @given(x=views())
 def test_coalesce_keeps_every_element(layouts: dict[str, Op], x: torch.Tensor) -> None:
@@ -569,6 +574,7 @@ def test_coalesce_keeps_every_element(layouts: dict[str, Op], x: torch.Tensor) -
             assert (sizes, strides) == ([x.numel()], [1]), "a permuted dense tensor is one dimension"
 
 
+@pytest.mark.slow
 @hard
 @given(x=views())
 def test_offset_finds_every_element(layouts: dict[str, Op], x: torch.Tensor) -> None:
@@ -604,20 +610,7 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    headers = ["opjit.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_printf.h", "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_half.h", "opjit_printf.h",
+               "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__
-
-
-def test_what_the_readme_calls_is_there_after_import_opjit() -> None:
-    fresh("import opjit; opjit.distributed.ready, opjit.testing.CHECKS, opjit.cache.path, opjit.backends.Backend, opjit.load_inline, "
-          "opjit.watch, opjit.register_backend")
-
-
-def test_the_command_tells_its_version_where_only_a_checkout_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_installed(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    done = CliRunner().invoke(main, ["--version"], prog_name="opjit")
-    assert (done.exit_code, done.output) == (0, f"opjit, version {opjit.__version__}\n")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog, sanitize
+from opjit.declare import catalog
+from opjit.testing import sanitize
 from tests.helpers import BUNDLED, fresh
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 
 REAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
         torch.float16, torch.bfloat16, torch.float32, torch.float64)

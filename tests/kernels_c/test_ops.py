@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from opjit import catalog, testing
-from opjit.samples import samples
+from opjit import testing
+from opjit.declare import catalog
+from opjit.testing.samples import samples
 from tests.helpers import BUNDLED
 
-OPS = Path(__file__).parent / "ops"
+pytestmark = pytest.mark.torch
+OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
     catalog.declare_folder(OPS / _folder)
 OWN = ["optest::double", "optest::parts", "optest::joined"]

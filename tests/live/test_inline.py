@@ -6,8 +6,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,12 @@ import pytest
 import torch
 
 import opjit
-from opjit import catalog, inlined
+from opjit.declare import catalog
 from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
-from tests.helpers import ROOT, fresh
+from opjit.live import inline
+from tests.helpers import ROOT, fresh, script
 
+pytestmark = pytest.mark.torch
 SIGNATURE = "(Tensor x, float a) -> Tensor"
 BODY = """(const opjit_tensor *x, double a, opjit_tensor *out)
 {
@@ -97,8 +97,8 @@ def test_declared_again_the_op_is_the_same_with_the_new_code_at_once() -> None:
 def test_declared_again_unchanged_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     op = declare("unchanged")
     op(torch.ones(1), 1.0)
-    monkeypatch.setattr("opjit.build.build", None)
-    monkeypatch.setattr("opjit.store.Store.find", None)
+    monkeypatch.setattr("opjit.builder.build", None)
+    monkeypatch.setattr("opjit.store.store.Store.find", None)
     assert declare("unchanged") is op
 
 
@@ -158,13 +158,13 @@ def test_a_function_of_another_name_is_answered_with_the_one_expected() -> None:
 
 
 def test_a_missing_header_is_named() -> None:
-    refused(CompileError, r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; the folder of a header goes into "
+    refused(CompileError, r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in "
             "extra_include_paths", c="\n#include <missing.h>\n" + source("bad"))
 
 
 @pytest.mark.parametrize("main", ["int main(void) { return 0; }", "int\nmain (int argc, char **argv)\n{ }", "void main() {"])
 def test_a_main_is_refused(main: str) -> None:
-    told = r"has a main\(\), which nobody would call: an op is the function opjit_status bad_cpu\("
+    told = r"has a main\(\), which is never called: an op is the function opjit_status bad_cpu\("
     refused(DeclarationError, told, c=source("bad") + main)
 
 
@@ -185,14 +185,14 @@ def test_where_a_schema_is_wrong_is_marked() -> None:
 
 @pytest.mark.parametrize(("given", "match"), [
     ({"c": None}, r"has no code: give c= with opjit_status bad_cpu\("),
-    ({"c": b"bytes"}, "the code for cpu is a string, not b'bytes'"),
-    ({"like": "y"}, r"like= names 'y', which is none of its Tensors: x$"),
-    ({"like": "a"}, r"like= names 'a', which is none of its Tensors"),
+    ({"c": b"bytes"}, "the code for cpu must be a string, not b'bytes'"),
+    ({"like": "y"}, r"like= names 'y', which is not one of its Tensors: x$"),
+    ({"like": "a"}, r"like= names 'a', which is not one of its Tensors"),
     ({"like": ["x", "x"]}, r"2 names for the results \(Tensor\)"),
     ({"like": []}, r"0 names for the results \(Tensor\)"),
     ({"fake": torch.empty_like}, "give one of them"),
     ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
-    ({"extra_include_paths": ["no-such-folder"]}, f"no folder .*/no-such-folder; a relative one starts from {os.getcwd()}$"),
+    ({"extra_include_paths": ["no-such-folder"]}, f"no folder .*/no-such-folder; a relative path starts from {os.getcwd()}$"),
 ])
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str) -> None:
     refused(DeclarationError, match, **given)
@@ -264,7 +264,7 @@ def test_a_backward_is_added_replaced_and_missed() -> None:
     assert slope(op) == 3.0
     overload = op.overload
     assert declare("curve", PLUS).overload is overload
-    with pytest.raises(DeclarationError, match="has no backward since it was declared anew"):
+    with pytest.raises(DeclarationError, match="was declared again, without a backward"):
         slope(op)
     op.backward(lambda ctx, grad: (grad, None))
     assert slope(op) == 1.0
@@ -315,8 +315,7 @@ def test_threads_that_declare_one_op_agree() -> None:
 
 
 def test_the_example_runs() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", str(ROOT / "examples" / "inline.py")], capture_output=True, text=True,
-                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = script(ROOT / "examples" / "inline.py")
     assert (done.returncode, done.stdout) == (0, "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"), done.stderr
 
 
@@ -329,13 +328,15 @@ def test_the_example_runs() -> None:
     (CUDA.replace("FORMULA", "oops").replace("NAME", "bad"), r'^bad\.cu\(5\): error: identifier "oops" is undefined'),
 ])
 def test_cuda_errors_are_as_short(text: str, match: str) -> None:
-    from opjit import api, targets, toolchain
+    from opjit import request
+    from opjit.backends import targets
+    from opjit.recipe import toolchain
 
-    op = inlined.make("bad" + SIGNATURE, {"cuda": text.replace("FORMULA", "a * from[i]")}, "x", None, "m", "here")
+    op = inline.make("bad" + SIGNATURE, {"cuda": text.replace("FORMULA", "a * from[i]")}, "x", None, "m", "here")
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
     with pytest.raises(CompileError, match=match):
-        api.entry(op, targets.named("sm_90", opjit.backends.for_device("cuda"), nvcc.version))
+        request.entry(op, targets.named("sm_90", opjit.backends.for_device("cuda"), nvcc.version))
 
 
 @pytest.mark.gpu

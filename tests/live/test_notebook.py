@@ -19,7 +19,7 @@ pytest.importorskip("ipykernel")
 
 from IPython.core.error import UsageError  # noqa: E402
 
-from opjit import notebook  # noqa: E402
+from opjit.live import notebook  # noqa: E402
 
 SETUP = "import torch\n%load_ext opjit\nx = torch.ones(3)\nimport warnings; warnings.simplefilter('error')"
 CELL = """%%opjit scale(Tensor x, float a) -> Tensor --like x OPTIONS
@@ -82,6 +82,7 @@ def edited(constant: str, options: str = "") -> str:
     return CELL.replace("CONSTANT", constant).replace(" OPTIONS", options)
 
 
+@pytest.mark.slow
 def test_a_cell_is_an_op_and_an_edit_of_it_is_called_at_once_by_all_who_hold_it(kernel: Kernel) -> None:
     assert kernel.printed(edited("0")).startswith("inline::scale for cpu: ready in ")
     assert kernel.printed("held = scale.overload\nprint('before')\nprint(scale(x, 2.0).tolist())") == "before\nin C\n[2.0, 2.0, 2.0]\n"
@@ -98,7 +99,7 @@ def test_wrong_code_shows_the_compiler_s_first_error_at_the_cell_s_line_and_the_
     for text, expected in ((edited("oops"), "cell:10:76: error: 'oops' undeclared"), (edited("5").replace("scale_cpu", "scal_cpu"),
                             "cell: error: it does not define scale_cpu, which inline::scale calls: opjit_status scale_cpu(const ")):
         state, error = kernel.run(text)
-        assert state.data["text/plain"] == "inline::scale: not built; the version before stays in use"
+        assert state.data["text/plain"] == "inline::scale: not built; the previous version stays in use"
         assert (error.output_type, error.ename) == ("error", "CompileError")
         assert error.evalue.startswith(expected)
         assert error.traceback == [f"CompileError: {error.evalue}"]
@@ -110,12 +111,12 @@ def test_wrong_code_shows_the_compiler_s_first_error_at_the_cell_s_line_and_the_
 
 def test_an_interrupted_build_is_not_shown_as_one_that_goes_on(kernel: Kernel) -> None:
     kernel.printed(edited("5"))
-    kernel.printed("from opjit import progress, reload\nput = reload.put\ndef interrupted(*arguments):\n"
-                   "    with progress.shown('building'):\n        raise KeyboardInterrupt\nreload.put = interrupted")
+    kernel.printed("from opjit import progress; from opjit.live import reload\ninstall = reload.install\ndef interrupted(*arguments):\n"
+                   "    with progress.status('building'):\n        raise KeyboardInterrupt\nreload.install = interrupted")
     try:
-        assert kernel.run(edited("6"))[0].data["text/plain"] == "inline::scale: not built; the version before stays in use"
+        assert kernel.run(edited("6"))[0].data["text/plain"] == "inline::scale: not built; the previous version stays in use"
     finally:
-        kernel.printed("reload.put = put")
+        kernel.printed("reload.install = install")
 
 
 def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
@@ -137,8 +138,8 @@ def test_another_schema_in_the_cell_is_another_signature_of_the_op(kernel: Kerne
     ("", "takes a schema"),
     ("scale(Tensor x) -> Tensor --zip", "does not know --zip; it takes a schema and --cuda, --like"),
     ("scale(Tensor x) -> Tensor --like", "does not know --like without a value"),
-    ("scale(Tensor x) -> Tensor --fake nobody", "--fake names 'nobody', which is no function"),
-    ("scale(Tensor x) -> Tensor --bench 'x", "has no second one"),
+    ("scale(Tensor x) -> Tensor --fake nobody", "--fake names 'nobody', which is not a function in this notebook"),
+    ("scale(Tensor x) -> Tensor --bench 'x", "a quotation mark is not closed"),
     ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"),
     ("scale(Tensor x) -> Tensor --like y", "like= names 'y'"),
 ])
@@ -178,6 +179,7 @@ opjit_status seven_cpu(const opjit_tensor *x, opjit_tensor *out)
     assert kernel.printed("print(seven(x).shape, seven(x.to('meta')).shape)") == "torch.Size([7]) torch.Size([7])\n"
 
 
+@pytest.mark.slow
 def test_the_example_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = nbformat.read(ROOT / "examples" / "notebook" / "prototype.ipynb", as_version=4)
     assert all(cell.get("outputs", []) == [] for cell in book.cells)  # as it is kept
@@ -218,6 +220,7 @@ def test_a_cell_of_both_languages_keeps_its_line_numbers() -> None:
     assert notebook._split("int c;\n", cuda=True) == {"cuda": "\nint c;\n"}
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_a_cell_of_both_languages_serves_both_devices(kernel: Kernel) -> None:
     cuda = """// cuda

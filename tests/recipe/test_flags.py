@@ -13,14 +13,20 @@ import pytest
 import torch
 
 import opjit
-from opjit import api, binary, build, catalog, extras, targets
+from opjit import request, wanted
+from opjit.backends import targets
+from opjit.backends.targets import Target
+from opjit.builder import build
+from opjit.declare import catalog
 from opjit.errors import BuildError, CompileError, DeclarationError
-from opjit.recipe import Recipe, read_inputs
-from opjit.store import Entry, Store, check_library, default_root
-from opjit.targets import Target
+from opjit.recipe.flags import check, join
+from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.store import elf
+from opjit.store.entry import Entry, check_library
+from opjit.store.store import Store, default_root
 from tests import helpers
 from tests.helpers import describe
-from tests.test_warm_path import traced
+from tests.tracing import traced
 
 _namespaces = itertools.count()
 # An op that returns what VALUE is to the compiler.
@@ -76,7 +82,7 @@ def here() -> Target:
 
 
 def recipe(op: opjit.Op, target: Target | None = None) -> Recipe:
-    return api.describe(op, target or here(), Store(default_root()))
+    return wanted.describe(op, target or here(), Store(default_root()))
 
 
 def document(op: opjit.Op, target: Target | None = None) -> dict[str, Any]:
@@ -145,10 +151,10 @@ opjit_status value_cuda(const opjit_tensor *x, int64_t *out, cudaStream_t stream
 @pytest.mark.nvcc
 def test_flags_reach_nvcc_and_its_host_compiler(declare: Declare) -> None:
     flags = ["-DVALUE=5", '-DTEXT="two words {}"', "-Xcompiler=-DHOST=1,-Wall", "--use_fast_math", "-Xptxas=-O2", "-std=c++20"]
-    entry = api.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags), helpers.cuda_target("sm_90"))
+    entry = request.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags), helpers.cuda_target("sm_90"))
     assert b"two words {}\0" in entry.library.read_bytes()
     with pytest.raises(CompileError, match="VALUE is not 5"):
-        api.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags[1:]), helpers.cuda_target("sm_90"))
+        request.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags[1:]), helpers.cuda_target("sm_90"))
 
 
 # --- include folders -------------------------------------------------------------------------------------------------------------------
@@ -197,7 +203,7 @@ def test_an_include_folder_leaves_no_path_in_the_binary(tmp_path: Path) -> None:
         (tmp_path / place / "include").mkdir()
         (tmp_path / place / "include" / "amount.h").write_text("static const char where[] = __FILE__;\n#define AMOUNT 1.0f\n")
         described = describe(op)
-        flags = extras.join(described.flags, extras.check("op", op, (), (), (), ["../include", ".."]))
+        flags = join(described.flags, check("op", op, (), (), (), ["../include", ".."]))
         inputs = read_inputs(described.source, described.target, flags.include)
         built.append(build.build(described._replace(flags=flags, inputs=inputs), Store(tmp_path / place / "cache")))
     contents = [entry.library.read_bytes() for entry in built]
@@ -215,7 +221,7 @@ def test_an_include_folder_does_not_open_the_door_to_torch_s_headers(declare: De
 
 
 def test_an_include_folder_that_is_not_there_is_refused_with_the_place_looked_at(declare: Declare, tmp_path: Path) -> None:
-    with pytest.raises(DeclarationError, match=re.escape(f"names 'nowhere', and there is no folder {tmp_path}/op/nowhere;")):
+    with pytest.raises(DeclarationError, match=re.escape(f"names 'nowhere', but there is no folder {tmp_path}/op/nowhere;")):
         declare(extra_include_paths=["nowhere"])
 
 
@@ -227,18 +233,18 @@ OPENMP = {"extra_cflags": ["-fopenmp", "-DVALUE=omp_get_num_procs() > 0"], "extr
 def test_a_declared_library_is_linked_and_what_is_not_declared_is_not(declare: Declare) -> None:
     op = declare(**OPENMP)
     assert op(X) == 1
-    entry = api.entry(op, here())  # found, so verified, with the manifest's word on what it may ask for
-    assert "libgomp.so.1" in binary.inspect(entry.library.read_bytes()).needed
+    entry = request.entry(op, here())  # found, so verified, with the manifest's word on what it may ask for
+    assert "libgomp.so.1" in elf.inspect(entry.library.read_bytes()).needed
     assert json.loads((entry.folder / "manifest.json").read_text())["document"]["flags"]["link"][-1] == "-lgomp"
     with pytest.raises(CompileError, match="undefined reference to `omp_get_num_procs'"):
         declare(extra_cflags=OPENMP["extra_cflags"])(X)
 
 
 def test_a_library_that_was_not_declared_is_refused_before_it_is_loaded(declare: Declare) -> None:
-    entry: Entry = api.entry(declare(**OPENMP), here())
+    entry: Entry = request.entry(declare(**OPENMP), here())
     content = entry.library.read_bytes()
     check_library(content, here(), ["-lm", "-lgomp"])
-    with pytest.raises(Exception, match=r"asks for libgomp\.so\.1, which an op may not need without declaring it in extra_ldflags"):
+    with pytest.raises(Exception, match=r"needs libgomp\.so\.1, which the op does not declare in extra_ldflags"):
         check_library(content, here(), ["-lm", "-lgom", "-lgomp.so"])
 
 
@@ -246,7 +252,7 @@ def test_a_library_that_was_not_declared_is_refused_before_it_is_loaded(declare:
     ("libz.so.1", "z"), ("libz.so", "z"), ("libfoo-1.2.so.3.4", "foo-1.2"), ("libstdc++.so.6", "stdc++"), ("/evil/libz.so", None),
     ("libz.so/../../evil.so", None), ("libz.so.1/evil", None), ("z.so", None), ("libz.so.x", None), ("", None)])
 def test_a_library_s_name_for_the_linker_is_told_from_what_a_binary_asks_for(library: str, name: str | None) -> None:
-    assert binary._link_name(library) == name
+    assert elf._link_name(library) == name
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------------------------
@@ -261,10 +267,10 @@ REFUSED = {
         "@flags.txt": "would not be in the key", "-lz": "extra_ldflags", "-L/opt": "extra_ldflags", "-Wl,-rpath,/opt": "extra_ldflags",
         "-static": "extra_ldflags", "-std=c++17": "-std=gnu17", "-std=gnu99": "-std=gnu17",
         "-std=c9x": "-std=gnu17", "-std=c89": "-std=gnu17", "-ansi": "-std=gnu17", "-xc++": "follows from its file",
-        "-fno-exceptions": "exceptions", "-fshort-enums": "relies on it", "-fvisibility=default": "relies on it",
-        "-fplugin=x.so": "the key does not know", "-fprofile-use=x": "the key does not know",
-        "-ffile-prefix-map=a=b": "the key does not know", "-fopt-info-all=/tmp/told.txt": "the key does not know",
-        "-fcondition-coverage": "the key does not know",
+        "-fno-exceptions": "exceptions", "-fshort-enums": "relies on the default", "-fvisibility=default": "relies on the default",
+        "-fplugin=x.so": "the key does not cover", "-fprofile-use=x": "the key does not cover",
+        "-ffile-prefix-map=a=b": "the key does not cover", "-fopt-info-all=/tmp/told.txt": "the key does not cover",
+        "-fcondition-coverage": "the key does not cover",
         "-g": "no debug information", "-ggdb3": "no debug information", "-Werror": "-Werror=vla", "kernel2.c": "starts with '-'",
         "-D": "'-DNAME=value'", "-O3 -DX": "does not know", "-DX\n": "line break", "--coverage": "does not know",
         "-Wp,-D,X": "does not know", "-o": "does not know", "": "does not know",
@@ -306,7 +312,7 @@ def test_a_flag_that_would_break_a_promise_is_refused_with_another_way(parameter
 ])
 def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, flags: list[str]) -> None:
     given: dict[str, Any] = {"cflags": (), "cuda_cflags": (), "ldflags": (), "include_paths": (), parameter.removeprefix("extra_"): flags}
-    found = extras.check("op", tmp_path, **given)
+    found = check("op", tmp_path, **given)
     assert list({"extra_cflags": found.c, "extra_cuda_cflags": found.cuda, "extra_ldflags": found.link}[parameter]) == flags
 
 
@@ -336,5 +342,5 @@ def test_a_warm_get_of_an_op_with_flags_starts_nothing_and_writes_nothing(tmp_pa
     traced(code, changes)
     before = helpers.snapshot(tmp_path / "cache")
     found = traced(code, changes)
-    assert (found["seen"], found["heavy"], found["sum"]) == ([], ["opjit.extras"], [2.0])
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], ["opjit.recipe.flags"], [2.0])
     assert helpers.snapshot(tmp_path / "cache") == before

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import string
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opjit import build, headers, recipe, resources, targets, toolchain
-from opjit.backends import Flags
+from opjit import backends, resources
+from opjit.backends import Flags, targets
+from opjit.builder import build
 from opjit.errors import BuildError
-from opjit.store import Store
+from opjit.recipe import headers, recipe, schema, toolchain
+from opjit.recipe.recipe import Recipe
+from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import PLUS, describe, fake_compiler, write_op
+from tests.helpers import PLUS, describe, fake_compiler, fake_nvcc, write_op
 
 GCC = {"cc.version": "gcc version 12.2.0", "cc.machine": "x86_64-linux-gnu"}
 
@@ -52,7 +56,7 @@ def test_a_header_that_appears_flips_the_key(op: Path) -> None:
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_shim.h", "opjit_runtime.c"])
+@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_half.h", "opjit_shim.h", "opjit_runtime.c", "opjit_convert.c"])
 def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     package = helpers.copy_package(tmp_path / "package")
     places = {folder: package / folder for folder in ("kernels_c", "templates")}
@@ -202,10 +206,11 @@ def test_the_name_of_the_folder_does_not_enter_the_key(op: Path, tmp_path: Path)
 def test_two_homes_with_a_package_of_their_own_give_the_same_key(op: Path, tmp_path: Path) -> None:
     code = (
         helpers.declare(op)
-        + "from opjit import api, targets, backends\nfrom opjit.store import Store\n"
+        + "from opjit import backends, wanted; from opjit.backends import targets\nfrom opjit.store.store import Store\n"
         + (
-            "print(api.describe(catalog.find('keytest::plus'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
-            "print(api.describe(catalog.find('allreduce'), targets.here(backends.for_device('cpu')), Store(Path('/nowhere'))).key)\n"
+            "here = targets.here(backends.for_device('cpu'))\n"
+            "print(wanted.describe(catalog.find('keytest::plus'), here, Store(Path('/nowhere'))).key)\n"
+            "print(wanted.describe(catalog.find('allreduce'), here, Store(Path('/nowhere'))).key)\n"
         )
     )
     keys = set()
@@ -250,8 +255,8 @@ def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> 
     text = json.dumps(describe(op).document())
     for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
         assert part not in text
-    assert set(describe(op).inputs) == {"plus.c", "amount.h", "<opjit>/opjit.h", "<opjit>/opjit_glue.h", "<opjit>/opjit_shim.h",
-                                          "<opjit>/opjit_runtime.c"}
+    assert set(describe(op).inputs) == {"plus.c", "amount.h", *(f"<opjit>/opjit{name}" for name in (
+        ".h", "_convert.c", "_convert.h", "_cuda.h", "_elementwise.c", "_elementwise.h", "_glue.h", "_half.h", "_runtime.c", "_shim.h"))}
 
 
 def test_without_a_compiler_there_is_no_key(op: Path) -> None:
@@ -388,7 +393,7 @@ def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_pa
     (op / "data.bin").write_bytes(b"1")
     taken = f'__asm__(".section .rodata\\nblob:\\n.incbin \\"{op}/data.bin\\"\\n.previous");\n'
     (op / "plus.c").write_text(PLUS + taken)
-    with pytest.raises(BuildError, match=r"plus\.c takes in a file by \.incbin.*put its bytes into a header"):
+    with pytest.raises(BuildError, match=r"plus\.c includes a file with \.incbin.*put its bytes into a header"):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
 
@@ -426,7 +431,7 @@ def test_a_header_that_cannot_be_read_gives_a_key_that_never_comes_again(op: Pat
 def test_sources_that_change_while_they_are_compiled_are_not_published(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit = f"if {helpers.COMPILES}; then echo '#define AMOUNT 5.0f' > '{op}/amount.h'; fi"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", after=edit)))
-    with pytest.raises(BuildError, match="changed while they were compiled"):
+    with pytest.raises(BuildError, match="sources changed during compilation"):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
 
@@ -443,7 +448,6 @@ def test_a_dependency_file_gives_back_the_names_that_were_written_into_it(names:
 
 
 def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> None:
-    import subprocess
 
     folder = tmp_path / "a b$c#d'e"
     folder.mkdir()
@@ -455,3 +459,85 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
     found = headers.read_dependencies((tmp_path / "m.d").read_text())
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found
+
+
+# --- one tool by several paths, several tools by one; one field after the other -------------------------------------------------------
+
+
+def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    keys, runtimes = [], []
+    for build_version in ("V12.9.86", "V13.0.48", "V13.0.88"):
+        fake_nvcc(nvcc, build_version)
+        for _ in range(2):
+            found = toolchain.require_nvcc(tmp_path / "notes")
+            target = targets.named("sm_90", backends.for_device("cuda"), found.version)
+            identity = toolchain.identity(toolchain.require_compiler(None), found)
+            keys.append(describe(op, target, compiler=identity).key)
+            runtimes.append(target.folder)
+    assert len(set(keys)) == 3
+    assert runtimes == ["sm_90.cuda12"] * 2 + ["sm_90.cuda13"] * 4
+
+
+@pytest.mark.nvcc
+def test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = toolchain.require_nvcc(None)
+    (tmp_path / "cuda").symlink_to(real.root)
+    (tmp_path / "bin").symlink_to(Path(real.root) / "bin")
+    target, keys = helpers.cuda_target("sm_90"), set()
+    for home, path in ((real.root, None), (str(tmp_path / "cuda"), None), (None, f"{tmp_path}/bin"), (None, f"{real.root}/bin")):
+        with monkeypatch.context() as patched:
+            for name in ("CUDA_HOME", "CUDA_PATH"):
+                patched.delenv(name, raising=False)
+            if home:
+                patched.setenv("CUDA_HOME", home)
+            if path:
+                patched.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
+            assert toolchain.require_nvcc(None).root == real.root
+            keys.add(describe(op, target).key)
+    assert len(keys) == 1
+
+
+def test_a_compiler_found_by_another_path_gives_one_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gcc").symlink_to(helpers.real_compiler())
+    keys = set()
+    real, parts = os.path.dirname(helpers.real_compiler()), os.environ["PATH"].split(os.pathsep)
+    for path in ([real, *parts], [str(tmp_path / "bin"), *parts], [real, *reversed(parts)]):
+        with monkeypatch.context() as patched:
+            patched.setenv("PATH", os.pathsep.join(path))
+            found = toolchain.require_compiler(tmp_path / "notes")
+            keys.add(describe(op, compiler=toolchain.identity(found, None)).key)
+    assert len(keys) == 1
+
+
+def test_other_content_of_the_same_size_and_date_flips_the_key(op: Path) -> None:
+    keys = set()
+    for amount in range(3):
+        (op / "amount.h").write_text(f"#define AMOUNT {amount}.0f\n")
+        os.utime(op / "amount.h", ns=(10**18, 10**18))
+        keys.add(describe(op).key)
+    assert len(keys) == 3
+
+
+def test_each_field_of_a_recipe_flips_the_key(op: Path, tmp_path: Path) -> None:
+    cuda = targets.named("sm_90", backends.for_device("cuda"), "13.0")
+    recipe = describe(op, cuda, compiler={"cc.version": "gcc version 0", "cc.machine": "here", "nvcc.build": "V13.0.0"})
+    given = recipe.flags
+    flags = {"c": given._replace(c=(*given.c, "-more")), "cuda": given._replace(cuda=(*given.cuda, "-more")),
+             "link": given._replace(link=(*given.link, "-more")), "stubs": given._replace(stubs=(*given.stubs, "more"))}
+    assert flags.keys() == set(Flags._fields) - {"needed", "include"}  # the one follows from the arch, the other's files are inputs
+    changed: dict[str, list[Recipe]] = {
+        "schema": [recipe._replace(schema=schema.parse("keytest::plus(Tensor y) -> Tensor"))],
+        "target": [recipe._replace(target=cuda._replace(backend=helpers.cpu())), recipe._replace(target=cuda._replace(arch="sm_80")),
+                   recipe._replace(target=cuda._replace(runtime="cuda12"))],
+        "source": [recipe._replace(source=op / "other.cu")],
+        "inputs": [recipe._replace(inputs={**recipe.inputs, name: "0" * 64}) for name in [*recipe.inputs, "one_more.h"]],
+        "flags": [recipe._replace(flags=more) for more in flags.values()],
+        "toolchain": [recipe._replace(toolchain={**(recipe.toolchain or {}), name: "?"}) for name in [*(recipe.toolchain or {}), "ld"]],
+    }
+    assert changed.keys() == set(Recipe._fields) - {"label"}  # only messages show it
+    every = [recipe, *(one for several in changed.values() for one in several)]
+    assert len({one.key for one in every}) == len(every)

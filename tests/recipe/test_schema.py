@@ -7,9 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from opjit import Op, api, backends, glue, targets
+from opjit import Op, backends, request
+from opjit.backends import targets
+from opjit.builder import glue
 from opjit.errors import DeclarationError, OpjitError, SchemaError
-from opjit.schema import Argument, Result, parse
+from opjit.recipe.schema import Argument, Result, parse
+
+pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(("text", "c_type"), [
@@ -92,8 +96,8 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor x, Scalar[] s) -> Tensor", "use float or int"),
     ("f(Tensor x, Generator g) -> Tensor", "pass a seed as an int"),
     ("f(Tensor x, Generator? g) -> Tensor", "pass a seed as an int"),
-    ("f(Tensor x, Stream s) -> Tensor", "the kernel gets torch's current stream by itself"),
-    ("f(Tensor x, Stream? s) -> Tensor", "the kernel gets torch's current stream by itself"),
+    ("f(Tensor x, Stream s) -> Tensor", "the kernel receives torch's current stream anyway"),
+    ("f(Tensor x, Stream? s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
     ("f(Tensor x, __torch__.torch.classes._nnapi.Compilation c) -> Tensor", "pass its parts as Tensors and numbers"),
     ("f(Tensor x, complex c) -> Tensor", "use two floats"),
@@ -234,7 +238,7 @@ def test_arguments_may_have_any_name_in_cuda(make_op: Callable[..., Op]) -> None
         (op.folder / "names.cu").write_text(
             f'#include "opjit_cuda.h"\nopjit_status names_cuda({", ".join(glue.parameters(op.schema))}, cudaStream_t stream)\n'
             + "{\n    return OPJIT_OK;\n}\n")
-        assert api.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
+        assert request.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("out1", ""), ("x", ""), ("stream", "stream_"), ("", "out0")])

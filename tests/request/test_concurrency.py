@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,10 +18,12 @@ import pytest
 import torch
 
 import opjit
-from opjit import api, build, lock, targets
-from opjit.store import Store
+from opjit.backends import targets
+from opjit.builder import build
+from opjit.store import lock, manifest
+from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import cache_warnings, fake_compiler, fresh, hold, is_alive, until
+from tests.helpers import OUTPUT, fake_compiler, fresh, is_alive, program, until
 
 MakeOp = Callable[..., opjit.Op]
 ADD = """
@@ -39,6 +40,7 @@ opjit_status add_cpu(const opjit_tensor *x, opjit_tensor *out)
 # --- one build -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_64_processes_that_ask_for_one_cold_op_compile_it_once_and_all_get_right_answers(op: Path, here: Path, log: Path) -> None:
     code = (
         helpers.declare(op)
@@ -74,6 +76,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert len(helpers.entries(here)) == 1
 
 
+@pytest.mark.slow
 def test_without_working_locks_processes_build_more_often_and_are_all_right(op: Path, here: Path, log: Path, tmp_path: Path) -> None:
     (tmp_path / "tmp" / f"opjit-{os.geteuid()}").write_text("not a folder")
     code = (
@@ -161,34 +164,16 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
 # --- builders that die ---------------------------------------------------------------------------------------------------------------
 
 
-def build_in_background(op: Path) -> subprocess.Popen[bytes]:
-    """A process, and a group of its own, that builds the op."""
-    return subprocess.Popen(
-        [sys.executable, "-c", helpers.declare(op) + "opjit.get('keytest::plus', 'cpu')"],
-        env=helpers.environment(),
-        start_new_session=True,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-STAGES = {
-    "while-it-compiles": (helpers.COMPILES, "before"),
-    "after-it-compiled": (helpers.COMPILES, "after"),
-    "while-it-links": (helpers.LINKS, "before"),
-    "after-it-linked": (helpers.LINKS, "after"),
-}
-
-
-@pytest.mark.parametrize(("stage", "whole_group"), [*((stage, True) for stage in STAGES), ("while-it-compiles", False)])
+@pytest.mark.parametrize("whole_group", [True, False])
 def test_a_killed_builder_s_waiter_builds_at_once(
-    make_op: MakeOp, op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, whole_group: bool
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_group: bool
 ) -> None:
-    reached, (when, where) = tmp_path / "reached", STAGES[stage]
-    stop = f"if {when} && mkdir '{reached}' 2>/dev/null; then sleep 30; fi"  # only the first to come here
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", **{where: stop})))
+    reached = tmp_path / "reached"
+    stop = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 30; fi"  # only the first to come here
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=stop)))
     from torch.utils import cpp_extension  # noqa: F401 - not part of the time measured below
 
-    victim = build_in_background(op)
+    victim = helpers.started(helpers.declare(op) + "opjit.get('keytest::plus', 'cpu')")
     until(reached.exists, process=victim)
     waits: list[str] = []
     recipe = helpers.describe(op)
@@ -205,14 +190,14 @@ def test_a_killed_builder_s_waiter_builds_at_once(
         assert killed, "the lock was free while its holder lived"
         waited = time.monotonic() - killed[0]
         entry = build.build(recipe, Store(here))
-    if not whole_group:
-        os.killpg(victim.pid, signal.SIGKILL)
+    victim.end()
     assert waited < 1  # the poll is 0.05 s; the machine may be busy
     assert len(waits) == 1
     assert re.fullmatch(rf"process {victim.pid}, which has been building it since \d\d:\d\d:\d\d \(compiling\)", waits[0])
     assert helpers.caught(op, here) == helpers.Caught(entry, [])
 
 
+@pytest.mark.slow
 def test_a_builder_killed_at_any_moment_leaves_nothing_that_harms(op: Path, here: Path) -> None:
     code = (
         helpers.declare(op)
@@ -220,7 +205,7 @@ def test_a_builder_killed_at_any_moment_leaves_nothing_that_harms(op: Path, here
 import os, signal, time
 from torch.utils import cpp_extension
 from tests import helpers
-from opjit import lock
+from opjit.store import lock
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
 for moment in range(16):
     (folder / "amount.h").write_text(f"#define AMOUNT {{moment}}.0f")
@@ -254,17 +239,14 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
     recipe = helpers.describe(op)
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None):
-        waiter = subprocess.Popen(
-            [sys.executable, "-c", code], env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert waiter.stderr is not None
+        waiter = helpers.started(code)
         assert waiter.stderr.readline().endswith(" was never built\n")
         assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
-        assert f"opjit: waiting for keytest::plus: process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
+        assert f": process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
         build.build(recipe, Store(here))
     out, err = waiter.communicate(timeout=60)
     assert (waiter.returncode, out) == (0, "[2.0]\n"), err
-    assert " was built meanwhile: " in err
+    assert " is built already: " in err
     assert len(log.read_text().split()) == 1
 
 
@@ -322,7 +304,7 @@ print(dict(os.environ) == before, builder.is_alive())
     assert fresh(code).stdout == "True True\n"
 
 
-@pytest.mark.parametrize("module", ["opjit.commands", "opjit.build", "opjit.lock", "torch.utils.cpp_extension"])
+@pytest.mark.parametrize("module", ["opjit.builder.publish", "opjit.builder.build", "opjit.store.lock", "torch.utils.cpp_extension"])
 def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(module: str, op: Path, here: Path) -> None:
     code = (
         helpers.declare(op)
@@ -359,7 +341,7 @@ print(code, opjit.get("allreduce", "cpu")(torch.ones(3)).item())
     )
     done = fresh(code, flags=("-W", "ignore::DeprecationWarning"))
     assert done.stdout == "0 3.0\n"
-    assert "registration.py" not in done.stderr, done.stderr  # of the fork's hooks
+    assert "processes.py" not in done.stderr, done.stderr  # of the fork's hooks
 
 
 def test_a_build_for_the_cpu_starts_no_cuda_that_a_forked_child_could_not_use(here: Path) -> None:
@@ -423,23 +405,6 @@ print(len(children) >= 4)
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning"), cwd=tmp_path).stdout == "True\n"
 
 
-def test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it(here: Path) -> None:
-    code = """
-import os, time
-from opjit import lock
-with lock.held("key", lambda holder: None):
-    child = os.fork()
-    if child == 0:
-        time.sleep(1.5)
-        os._exit(0)
-freed = time.monotonic()
-with lock.held("key", lambda holder: print("waited")):
-    print(time.monotonic() - freed < 1)
-os.waitpid(child, 0)
-"""
-    assert fresh(code).stdout == "True\n"
-
-
 def test_an_op_got_before_a_fork_works_in_the_child(op: Path, here: Path) -> None:
     code = (
         helpers.declare(op)
@@ -453,106 +418,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     )
     assert fresh(code).stdout == "0\n"
-
-
-# --- the lock's own folder -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_lock_s_folder_is_the_user_s_alone(here: Path) -> None:
-    assert hold() == []
-    assert lock.folder().stat().st_mode & 0o777 == 0o700
-    assert (lock.folder() / "key.lock").stat().st_mode & 0o077 == 0
-
-
-def test_a_link_planted_as_a_lock_file_is_not_followed(here: Path, tmp_path: Path) -> None:
-    hold()
-    (tmp_path / "precious").write_text("content")
-    (lock.folder() / "key.lock").unlink()
-    (lock.folder() / "key.lock").symlink_to(tmp_path / "precious")
-    assert len(hold()) == 1
-    assert (tmp_path / "precious").read_text() == "content"
-    (lock.folder() / "key.lock").unlink()
-    (lock.folder() / "key.lock").symlink_to(tmp_path / "missing")
-    assert len(hold()) == 1
-    assert not (tmp_path / "missing").exists()
-
-
-def test_a_link_planted_as_the_holder_s_note_is_replaced_and_not_followed(here: Path, tmp_path: Path) -> None:
-    hold()
-    (tmp_path / "precious").write_text("content")
-    (lock.folder() / "key.json").symlink_to(tmp_path / "precious")
-    assert hold() == []
-    assert (tmp_path / "precious").read_text() == "content"
-
-
-@pytest.mark.parametrize("bad", ["another-user", "link", "file", "group-writable"])
-def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, tmp_path: Path, bad: str) -> None:
-    folder = lock.folder()
-    if bad == "file":
-        folder.write_text("")
-    elif bad == "link":
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        folder.symlink_to(tmp_path / "elsewhere")
-    else:
-        folder.mkdir(mode=0o700)
-        if bad == "group-writable":
-            folder.chmod(0o775)
-        elif os.geteuid() == 0:
-            os.chown(folder, 12345, 12345)
-        else:
-            pytest.skip("only root can give a folder to another user")
-    (warning,) = hold()
-    assert "without a lock" in warning
-    assert not folder.is_dir() or list(folder.iterdir()) == []
-
-
-def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python looks in $TMPDIR, /tmp, /var/tmp, /usr/tmp and the working folder; root can write to all of them."""
-
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
-    op = make_op("add(Tensor x) -> Tensor", ADD % 1, fake=torch.empty_like)
-    with cache_warnings() as texts:
-        entry = api.entry(op, targets.here(helpers.cpu()))
-    assert len(texts) == 1
-    assert entry.folder.is_relative_to(here)
-
-
-def test_an_op_builds_where_tmpdir_names_no_folder(op: Path, here: Path) -> None:
-    code = helpers.declare(op) + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
-    assert fresh(code, {"TMPDIR": "/nonexistent/folder"}).stdout == "[2.0]\n"
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")]
-)
-def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    import fcntl
-
-    def fail(*args: object) -> None:
-        raise error
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    assert len(hold()) == 1
-
-
-@pytest.mark.parametrize(
-    "note",
-    ["", "{", "[]", "null", '{"pid": "x"}', '{"pid": 1}', '{"pid": 1, "since": "y"}', '{"pid": 1e999, "since": 0, "step": "x"}',
-     '{"pid": 1, "since": 1e999, "step": "x"}', '{"pid": 1, "since": 0}', "\udc80"],
-)
-def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) -> None:
-    hold()
-    (lock.folder() / "key.json").write_text(note, errors="surrogateescape")
-    assert "another process" in lock._words(lock.holder(lock.folder() / "key.json"))
-
-
-def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: Path) -> None:
-    with lock.held("key", lambda holder: None):
-        assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
-    assert not (lock.folder() / "key.json").exists()
 
 
 # --- what takes long -----------------------------------------------------------------------------------------------------------------
@@ -569,11 +434,9 @@ def test_whoever_builds_or_waits_for_long_is_told_once_of_what_though_no_log_was
         until(reached.exists, process=builder)
         with helpers.process(code) as waiter:
             target = targets.here(helpers.cpu())
-            assert builder.stderr is not None
-            assert waiter.stderr is not None
             assert builder.stderr.readline() == f"2 s, and process {builder.pid} is still building keytest::plus for {target}\n"
-            assert re.fullmatch(f"2 s, and process {waiter.pid} is still waiting for keytest::plus: process {builder.pid}, which has been "
-                                r"building it since \d\d:\d\d:\d\d \(compiling\)\n", waiter.stderr.readline())
+            assert re.fullmatch(f"2 s, and process {waiter.pid} is still waiting for keytest::plus for cpu \\S+: process {builder.pid}, "
+                                r"which has been building it since \d\d:\d\d:\d\d \(compiling\)\n", waiter.stderr.readline())
             go.touch()
             assert builder.communicate(timeout=60) == ("", "")
             assert waiter.communicate(timeout=60) == ("", "")
@@ -596,39 +459,104 @@ def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path:
         until(lambda: list((here / "v1" / "staging").iterdir()) == [], 20, running)
 
 
-def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
+# --- many rounds ----------------------------------------------------------------------------------------------------------------------
+
+
+# Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
+TOGETHER = """
+import hashlib, json, os, sys
+from torch.utils import cpp_extension  # before the forks, to stay light
+from opjit.store import manifest
+torch.set_num_threads(1)
+
+def together(count, work):
+    go, told = os.pipe(), os.pipe()
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(go[1])
+                os.read(go[0], 1)  # returns when the parent closes the other end
+                warnings.simplefilter("error")
+                os.write(told[1], (work() + "\\n").encode())
+                os._exit(0)
+            except BaseException as error:
+                print(type(error), error, file=sys.stderr, flush=True)
+                os._exit(4)
+        children.append(child)
+    os.close(go[0]), os.close(go[1]), os.close(told[1])
+    with open(told[0]) as file:
+        lines = sorted(file.read().split())
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
+    return lines
+"""
+
+
+@pytest.mark.slow
+def test_16_processes_compile_once_in_each_round_and_read_identical_bytes(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids = tmp_path / "pids"
-    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
-    with helpers.process(f"from opjit.cli import main; main(['get', {str(op)!r}])") as running:
-        until(lambda: pids.exists() and pids.read_text() != "", process=running)
-        time.sleep(0.5)  # as above
-        os.kill(running.pid, signal.SIGTERM)
-        told = "interrupted by SIGTERM; what was built stays, and the same command goes on from there\n"
-        assert running.communicate(timeout=20) == ("", told)
-        assert running.returncode == 128 + signal.SIGTERM
-        assert not is_alive(int(pids.read_text()))
-        assert list((here / "v1" / "staging").iterdir()) == []
+    log, rounds = tmp_path / "log", 4
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
+    code = helpers.declare(op) + TOGETHER + f"""
+folder, cache = Path({str(op)!r}), Path({str(here)!r})
+for turn in range({rounds}):
+    (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
+
+    def work():
+        assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
+        (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
+        return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
+
+    print(len(set(together(16, work))), flush=True)
+"""
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
+    assert len(log.read_text()) == rounds
+    assert len(helpers.entries(here)) == rounds
 
 
-def test_opjit_get_works_in_a_thread_which_can_heed_no_signals(here: Path) -> None:
-    done = fresh("""
-import threading
-from opjit.cli import main
-thread = threading.Thread(target=main, args=(["get", "allreduce", "--device", "cpu"],), kwargs={"standalone_mode": False})
-thread.start()
-thread.join()
-""")
-    assert done.stdout.endswith(".so\n")
+@pytest.mark.slow
+def test_two_builds_that_differ_are_never_mixed(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a lock, so that they do race; one more process looks at every entry from the moment that it appears."""
+    log, rounds = tmp_path / "log", 5
+    noise = "-Wl,--build-id=0x$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
+    monkeypatch.setenv("CC", str(program(tmp_path / "cc", f"""\
+        #!/bin/sh
+        if {helpers.LINKS}; then
+            {OUTPUT}
+            '{helpers.real_compiler()}' "$@" {noise} && sha256sum < "$out" >> '{log}'
+        else
+            exec '{helpers.real_compiler()}' "$@"
+        fi
+        """)))
+    code = "import fcntl\nfcntl.flock = lambda descriptor, operation: None\n" + helpers.declare(op) + TOGETHER + f"""
+folder, cache = Path({str(op)!r}), Path({str(here)!r})
 
+def agrees(entry):
+    described = json.loads((entry / "manifest.json").read_bytes())
+    assert hashlib.sha256((entry / described["library"]).read_bytes()).hexdigest() == described["sha256"], entry
+    return described["sha256"]
 
-def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached = tmp_path / "reached"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")))
-    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with helpers.process(f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])") as running:
-        until(reached.exists, process=running)
-        os.kill(running.pid, signal.SIGHUP)
-        assert running.communicate(timeout=60)[0].endswith(".so\n")
+watcher = os.fork()
+if watcher == 0:
+    while not (cache / "done").exists():
+        for entry in cache.glob("v1/keytest.plus/*/*"):
+            agrees(entry)
+    os._exit(0)
+for turn in range({rounds}):
+    (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
+
+    def work():
+        assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
+        (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
+        return agrees(Path(mapped).parent)
+
+    print(len(set(together(2, work))), flush=True)
+(cache / "done").touch()
+print(os.waitpid(watcher, 0)[1], flush=True)
+"""
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds + "0\n"
+    made = log.read_text().split()
+    assert len(set(made) - {"-"}) > rounds, "no two builders raced"
+    assert {json.loads((entry / manifest.NAME).read_bytes())["sha256"] for entry in helpers.entries(here)} <= set(made)

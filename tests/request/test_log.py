@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import opjit
-from opjit import api, catalog, environment, targets
+from opjit.backends import targets
+from opjit.declare import catalog
 from opjit.errors import CompileError
+from opjit.request import entry
 from tests import helpers
 from tests.helpers import OP_PY, PLUS, declare, fresh, write_op
 
@@ -33,7 +34,7 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
 
 
 def request(op: opjit.Op) -> str:
-    return str(api.entry(op, targets.here(helpers.cpu())).folder)
+    return str(entry(op, targets.here(helpers.cpu())).folder)
 
 
 def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_and_a_warm_one_where_it_is(
@@ -69,13 +70,19 @@ def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(op
 
 
 def test_without_a_reader_nothing_is_explained_and_no_command_is_listed(op: opjit.Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opjit import why
+    from opjit import processes, why
+
+    real = processes.run
+
+    def run(command: Any, **settings: Any) -> Any:
+        assert "commands" not in command  # ninja's listing
+        return real(command, **settings)
 
     def never(*arguments: object) -> None:
         raise AssertionError("somebody looked")
 
     monkeypatch.setattr(why, "miss", never)
-    monkeypatch.setattr("opjit.progress.subprocess", SimpleNamespace(run=never))
+    monkeypatch.setattr(processes, "run", run)
     request(op)
     request(op)
 
@@ -105,26 +112,3 @@ def test_a_process_without_an_output_gets_its_ops_cold_and_warm(tmp_path: Path, 
             + USE.replace("print(", "result = str(") + "\nassert (sys.stdout, sys.stderr) == before\nos._exit(result != '[2.0]')")
     for verbose in (None, None, "1"):
         fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache"), "OPJIT_VERBOSE": verbose})
-
-
-# --- the variables -----------------------------------------------------------------------------------------------------------------
-
-
-def test_every_variable_that_the_code_or_the_readme_names_is_known() -> None:
-    read = set()
-    for path in (helpers.ROOT / "opjit").rglob("*.py"):
-        if path.name != "environment.py":
-            read |= {node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
-                     and isinstance(node.value, str) and re.fullmatch(r"OPJIT_[A-Z_]+[A-Z]", node.value)}
-    assert read == environment.VARIABLES.keys()
-    assert environment.VARIABLES.keys() >= environment.SWITCHES
-    table = set(re.findall(r"^\| `(OPJIT_[A-Z_]+)", (helpers.ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
-    assert environment.VARIABLES.keys() >= table
-
-
-@pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True), ("false", True)])
-def test_a_switch_is_off_only_without_a_value_and_at_0(monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool) -> None:
-    monkeypatch.delenv("OPJIT_OFFLINE", raising=False)
-    if value is not None:
-        monkeypatch.setenv("OPJIT_OFFLINE", value)
-    assert environment.is_on("OPJIT_OFFLINE") is on

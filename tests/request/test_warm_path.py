@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,86 +14,13 @@ import pytest
 import torch
 
 import opjit
-from opjit import api, targets
+from opjit import request
+from opjit.backends import targets
 from tests import helpers
-from tests.helpers import fresh, write_op
+from tests.helpers import as_root, fresh, mounted, write_op
+from tests.tracing import traced
 
-# Modules that cost more than the whole warm path may.
-HEAVY = [
-    "filelock",
-    "ninja",
-    "rich",
-    "click",
-    "jinja2",
-    "setuptools",
-    "torch.utils.cpp_extension",
-    "opjit.build",
-    "opjit.builder",
-    "opjit.cache",
-    "opjit.checkup",
-    "opjit.inventory",
-    "opjit.prune",
-    "opjit.publication",
-    "opjit.removal",
-    "opjit.tally",
-    "opjit.glue",
-    "opjit.lock",
-    "opjit.progress",
-    "opjit.cli",
-    "opjit.extras",
-    "opjit.library",
-    "opjit.inlined",
-    "opjit.reload",
-    "opjit.watcher",
-    "opjit.why",
-    "opjit.doctor",
-    "opjit.notebook",
-    "IPython",
-    "opjit.remote",
-    "opjit.objects",
-    "opjit.trust",
-    "opjit.transfer",
-    "opjit.bundle",
-    "fsspec",
-    "cryptography",
-]
-# Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.
-TRACE = f"""
-import json, os, sys, fcntl
-import torch
-heavy_before = {{name for name in {HEAVY!r} if name in sys.modules}}
-seen, reads, tracing = [], [], []
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-def hook(event, arguments):
-    if not tracing:
-        return
-    if event == "open":
-        path, mode, flags = arguments
-        if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
-            seen.append(f"open {{path}} {{mode}}")
-        else:
-            reads.append(str(path))
-    elif event.startswith(("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.spawn", "os.system", "pty.", "fcntl.", "socket.",
-                           "tempfile.",
-                           "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",
-                           "os.chown", "os.putenv", "os.unsetenv", "shutil.", "signal.", "urllib.")):
-        seen.append(f"{{event}} {{arguments!r}}")
-
-sys.addaudithook(hook)
-
-def report(**more):
-    tracing.clear()
-    heavy = sorted({{name for name in {HEAVY!r} if name in sys.modules}} - heavy_before)
-    print(json.dumps({{"seen": seen, "reads": reads, "heavy": heavy, **more}}))
-"""
-NO_BYTECODE: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def traced(code: str, changes: dict[str, str | None]) -> dict[str, Any]:
-    found = json.loads(fresh(TRACE + code, {**NO_BYTECODE, **changes}).stdout)
-    assert isinstance(found, dict)
-    return found
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +38,7 @@ def test_the_trace_sees_what_it_looks_for(tmp_path: Path) -> None:
     found = traced("import opjit\ntracing.append(1)\nopjit.get('allreduce', 'cpu')\nreport()", {"OPJIT_CACHE": str(tmp_path / "cache")})
     kinds = {line.split()[0] for line in found["seen"]}
     assert {"open", "subprocess.Popen", "os.mkdir", "os.rename", "fcntl.flock"} <= kinds
-    assert {"opjit.build", "opjit.builder"} <= set(found["heavy"])
+    assert {"opjit.builder.build", "opjit.builder.torch_builder"} <= set(found["heavy"])
 
 
 def test_an_import_writes_nothing_starts_nothing_and_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -230,5 +160,40 @@ print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), torch.ops.keyte
 def test_an_entry_found_again_is_the_same_object_s_equal(make_op: Any) -> None:
     op = make_op("same(Tensor x) -> ()", "opjit_status same_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
     target = targets.here(helpers.cpu())
-    assert api.entry(op, target) == api.entry(op, target)
+    assert request.entry(op, target) == request.entry(op, target)
     assert opjit.get(op.qualified, "cpu")(torch.ones(1)) is None
+
+
+WRITES = ("creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "link", "linkat", "symlink",
+          "symlinkat", "truncate", "ftruncate", "fallocate", "chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat",
+          "utime", "utimes", "utimensat", "futimesat", "mknod", "mknodat", "flock", "fsync", "setxattr", "fsetxattr", "write", "pwrite64",
+          "writev")
+
+
+@pytest.mark.slow
+@as_root
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, here: Path, tmp_path: Path) -> None:
+    get = ("os.path.exists('/begins')\nplus = opjit.get('keytest::plus', 'cpu')\nos.path.exists('/ends')\n"
+           "print(plus(torch.ones(1)).tolist())\n")
+    code = "import os\n" + helpers.declare(op) + get
+    trace = tmp_path / "trace"
+
+    def traced() -> list[str]:
+        """What was written or locked between the two marks."""
+        done = subprocess.run(["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-c", code], check=False, capture_output=True,
+                              text=True, env=helpers.environment({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}), timeout=120)
+        if "ptrace" in done.stderr:
+            pytest.skip(f"strace may not trace here: {done.stderr.strip()[:100]}")
+        assert done.stdout == "[2.0]\n", done.stderr
+        calls = trace.read_text(errors="replace").split("/begins", 1)[1].split("/ends", 1)[0].splitlines()[1:-1]
+        assert any("manifest.json" in call for call in calls)
+        writes = re.compile(rf"\d+ +({'|'.join(WRITES)})\(|.*O_(WRONLY|RDWR|CREAT|TRUNC)")
+        return [call for call in calls if writes.match(call)]
+
+    assert any("flock" in call for call in traced()), "the trace sees nothing: this was a miss"
+    with mounted(here, "--bind", str(here)):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(here)], check=True)
+        before = helpers.snapshot(here), helpers.snapshot(tmp_path / "tmp")
+        assert traced() == []
+        assert (helpers.snapshot(here), helpers.snapshot(tmp_path / "tmp")) == before

@@ -17,12 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from opjit import build, bundle, files, manifest, remote, targets, trust
-from opjit.bundle import Bundle
+from opjit import files
+from opjit.backends import targets
+from opjit.builder import build
 from opjit.errors import CacheWarning, EntryError, OpjitError, RemoteError
-from opjit.objects import Objects
-from opjit.recipe import document_key
-from opjit.store import Store
+from opjit.recipe.recipe import document_key
+from opjit.share import remote, trust
+from opjit.share.transport import Objects
+from opjit.store import bundle, manifest
+from opjit.store.bundle import Bundle
+from opjit.store.store import Store
 from tests import helpers, remotes
 from tests.attacks import make
 from tests.helpers import SOMEBODY, as_root, cache_warnings, until
@@ -86,7 +90,7 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
     published: Published, held: Path, no_build: None, tmp_path: Path
 ) -> None:
     assert was_fetched(ask(published.op), published)
-    assert remote.trouble() is None
+    assert remote.problem() is None
     shutil.rmtree(held)
     before = helpers.snapshot(tmp_path / "cache")
     assert was_fetched(ask(published.op), published)
@@ -96,7 +100,7 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
 
 def test_what_was_fetched_runs(published: Published, held: Path, tmp_path: Path) -> None:
     code = helpers.declare(published.op.folder) + (
-        "from opjit import build\nbuild.build = None\n"
+        "from opjit.builder import build\nbuild.build = None\n"
         f"print(opjit.get('{published.op.qualified}', 'cpu')(torch.ones(2)).tolist())\n"
     )
     assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
@@ -162,7 +166,7 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         assert _in_child(lambda: _fetched_anew(published, tmp_path / "child"))
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "again"))
         objects._system(published.pointer)[0].rm(objects._system(published.name)[1])
-        monkeypatch.setattr(remote, "_keep", None)
+        monkeypatch.setattr(remote, "_store", None)
         assert remote.fetch(published.recipe(tmp_path / "again"), Store(tmp_path / "again")) is None  # not there is no failure
     finally:
         server.stop()
@@ -445,7 +449,7 @@ def test_offline_asks_no_remote_and_says_so(published: Published, monkeypatch: p
     with serving(from_folder(published.folder)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         monkeypatch.setenv("OPJIT_OFFLINE", "1")
-        with pytest.raises(OpjitError, match=r"OPJIT_OFFLINE forbids to build it or to ask a remote"):
+        with pytest.raises(OpjitError, match=r"OPJIT_OFFLINE forbids building it and asking a remote"):
             ask(published.op)
         assert server.asked == []
 
@@ -463,7 +467,7 @@ def test_an_address_that_is_none_is_told_of_before_the_trust_that_is_missing_too
 ) -> None:
     monkeypatch.delenv("OPJIT_TRUST")
     monkeypatch.setenv("OPJIT_REMOTE", "nowhere")
-    assert "expected a URL" in str(remote.trouble())
+    assert "expected a URL" in str(remote.problem())
 
 
 def test_a_kind_of_remote_whose_package_is_missing_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +479,8 @@ def test_a_kind_of_remote_whose_package_is_missing_is_named(published: Published
 def test_a_process_without_a_remote_imports_nothing_for_one(published: Published, tmp_path: Path) -> None:
     code = helpers.declare(published.op.folder) + (
         f"opjit.get('{published.op.qualified}', 'cpu')\nimport sys\n"
-        "print([name for name in sys.modules if name in ('opjit.remote', 'opjit.objects', 'opjit.trust', 'opjit.transfer')\n"
+        "print([name for name in sys.modules if name in\n"
+        "       ('opjit.share.remote', 'opjit.share.transport', 'opjit.share.trust', 'opjit.cache.transfer')\n"
         "       or name.startswith(('cryptography', 'aiohttp'))])\n"
     )
     assert helpers.fresh(code, {"OPJIT_REMOTE": None}).stdout == "[]\n"
@@ -484,11 +489,11 @@ def test_a_process_without_a_remote_imports_nothing_for_one(published: Published
 def test_what_is_wrong_with_a_remote_can_be_asked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(from_folder(published.folder)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
-        assert remote.trouble() is None
+        assert remote.problem() is None
         monkeypatch.delenv("OPJIT_TRUST")
-        assert "OPJIT_TRUST" in str(remote.trouble())
+        assert "OPJIT_TRUST" in str(remote.problem())
     monkeypatch.setenv("OPJIT_TRUST", "ed25519:" + "A" * 43 + "=")
-    assert "refused" in str(remote.trouble())
+    assert "refused" in str(remote.problem())
 
 
 # --- whom to trust (fault 30) ----------------------------------------------------------------------------------------------------
@@ -544,7 +549,7 @@ def test_a_key_that_somebody_else_may_have_written_is_not_believed(
     shutil.copy(published.private.with_suffix(".pub"), key)
     change(key)
     monkeypatch.setenv("OPJIT_TRUST", str(key))
-    assert was_built_with_one_warning(ask(published.op), published, "not believed", str(key))
+    assert was_built_with_one_warning(ask(published.op), published, "not trusted", str(key))
 
 
 def test_a_missing_package_for_signatures_is_named(published: Published, held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +564,7 @@ def test_unsigned_entries_are_used_where_that_is_said_and_then_it_is_said_aloud_
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
     first = ask(published.op)
     assert len(first.warnings) == 1
-    assert "whoever can write to the remote decides what this process runs" in first.warnings[0]
+    assert "anyone who can write to the remote chooses the code that this process runs" in first.warnings[0]
     assert first.entry.library.read_bytes() == published.library
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "another"))
     assert was_fetched(ask(published.op), published)
@@ -724,7 +729,7 @@ def test_a_hostile_body_is_refused_with_one_warning_whether_or_not_a_signature_i
     shutil.copy(make.HERE / name, held / published.name)
     if trusted == "unsigned":
         monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-        monkeypatch.setattr(trust, "_said", {"unsigned"})
+        monkeypatch.setattr(trust, "_warned", {"unsigned"})
     with pytest.warns(CacheWarning) as seen:
         assert remote.fetch(published.recipe(tmp_path / "nothing"), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
@@ -748,7 +753,7 @@ def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     old = trust.Signer(published.private).sign(other.bundle)
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
     (held / published.pointer).write_text(other.entry.key)
-    with pytest.warns(CacheWarning, match="built from something else"):
+    with pytest.warns(CacheWarning, match="built from other sources"):
         assert remote.fetch(unknown, Store(tmp_path / "fresh")) is None
     assert not (tmp_path / "fresh").exists()
 
@@ -772,7 +777,7 @@ def test_a_hostile_library_is_never_opened(published: Published, held: Path, tmp
 def test_bytes_that_fuzzing_found_break_neither_parser() -> None:
     """A few seconds of coverage-guided fuzzing, where atheris is installed; hypothesis does its part in test_bundle and test_store."""
     pytest.importorskip("atheris", reason="atheris is not installed: pip install 'opjit[fuzz]' (CPython on x86-64 only)")
-    harness = Path(__file__).parent / "fuzz.py"
+    harness = Path(__file__).parents[1] / "fuzz.py"
     done = subprocess.run([sys.executable, str(harness), "-max_total_time=4", "-rss_limit_mb=0"], env=helpers.environment(),
                           capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

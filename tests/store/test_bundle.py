@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opjit import bundle, store, targets
+from opjit.backends import targets
 from opjit.errors import EntryError
-from opjit.store import Entry, Store
+from opjit.store import bundle
+from opjit.store.entry import Entry, read
+from opjit.store.store import Store
 from tests import helpers
 
 
@@ -42,7 +44,7 @@ def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(entry: Entry, 
     root = Store(tmp_path)
     with pytest.raises(EntryError):
         root.receive(bundle.parse(bundle.of(entry.folder).dump()[:keep]), _place(root, entry), None)
-    assert not list(root.entries())
+    assert not helpers.entries(root.root)
     assert not root.base.exists() or not list((root.base / "staging").iterdir())
 
 
@@ -50,7 +52,7 @@ def test_a_bundle_of_another_key_is_refused(entry: Entry, tmp_path: Path) -> Non
     root = Store(tmp_path)
     with pytest.raises(EntryError, match="another key"):
         root.receive(bundle.of(entry.folder), _place(root, entry).with_name("0" * 64), None)
-    assert not list(root.entries())
+    assert not helpers.entries(root.root)
 
 
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: b"opjit entry 1\n5 -\n" + rest))
@@ -63,7 +65,7 @@ def test_no_bytes_make_the_reader_raise_anything_else(content: bytes) -> None:
 
 
 def test_the_reader_trusts_no_length(entry: Entry) -> None:
-    described, library = store.read(entry.folder)
+    described, library = read(entry.folder)
     for length in ("99999999", "0", "-5", "1e3"):
         with pytest.raises(EntryError):
             bundle.parse(f"opjit entry 1\n{length} -\n".encode() + described.dump() + library)

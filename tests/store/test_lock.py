@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import signal
@@ -19,9 +20,13 @@ import pytest
 import torch
 
 import opjit
-from opjit import build, lock, progress, targets
-from opjit.store import Store, verify
-from tests import helpers
+from opjit import progress
+from opjit.backends import targets
+from opjit.builder import build
+from opjit.store import lock
+from opjit.store.entry import verify
+from opjit.store.store import Store
+from tests import helpers, zygote
 from tests.helpers import as_root, fake_compiler, fresh, hold, process, tmpfs, until
 from tests.locks import is_held
 
@@ -29,8 +34,9 @@ pytestmark = pytest.mark.usefixtures("here")
 # A process that holds the lock of "key" until its standard input ends.
 HOLDER = """
 import sys
-from opjit import lock, progress
-lock.BEAT = 0.1
+from opjit import progress
+from opjit.store import lock
+lock.HEARTBEAT = 0.1
 with lock.held("key", lambda holder: print("waits", flush=True)):
     print("holds", flush=True)
     for line in sys.stdin:
@@ -39,18 +45,17 @@ with lock.held("key", lambda holder: print("waits", flush=True)):
 
 
 @contextmanager
-def holder() -> Iterator[subprocess.Popen[str]]:
+def holder() -> Iterator[zygote.Process]:
     with process(HOLDER) as running:
         assert line(running) == "holds"
         yield running
 
 
-def line(running: subprocess.Popen[str]) -> str:
-    assert running.stdout is not None
+def line(running: zygote.Process) -> str:
     return running.stdout.readline().strip()
 
 
-def tell(running: subprocess.Popen[str], text: str) -> None:
+def tell(running: zygote.Process, text: str) -> None:
     assert running.stdin is not None
     running.stdin.write(text + "\n")
     running.stdin.flush()
@@ -83,7 +88,7 @@ def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step() -> None:
 
 def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
     steps: list[str] = []
-    with progress.stepping(steps.append):
+    with progress.on_step(steps.append):
         build.build(helpers.describe(op), Store(here))
     progress.step("nobody listens")
     assert steps == ["compiling", "checking", "publishing"]
@@ -94,7 +99,6 @@ def test_a_line_of_the_waiter_s_follows_the_holder_s_step(op: Path) -> None:
     code = helpers.declare(op) + "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nopjit.get('keytest::plus', 'cpu')\n"
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None), process(code) as waiter:
-        assert waiter.stderr is not None
         assert waiter.stderr.readline().endswith(" was never built\n")
         assert "building keytest::plus" in waiter.stderr.readline()
         assert waiter.stderr.readline().endswith("(compiling)\n")
@@ -119,7 +123,7 @@ def test_a_waiter_takes_over_when_its_holder_is_killed() -> None:
 
 
 def test_a_stopped_holder_costs_a_warning_and_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
     with holder() as running:
         os.kill(running.pid, signal.SIGSTOP)
         (warning,) = hold()
@@ -133,10 +137,10 @@ def test_a_stopped_holder_costs_a_warning_and_its_silence(monkeypatch: pytest.Mo
 def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
     reached = tmp_path / "reached"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{reached}'; fi")))
-    build_it = helpers.declare(op) + "from opjit import lock\nlock.SILENCE = 1.0\nimport sys\n" + (
+    build_it = helpers.declare(op) + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nimport sys\n" + (
         "warnings.simplefilter('always')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
     with process(build_it) as stopped:
         until(reached.exists)
@@ -152,12 +156,13 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
     assert len(reached.read_text().split("\n")) - 1 == 2
 
 
+@pytest.mark.slow
 def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, done = tmp_path / "reached", tmp_path / "done"
     slow = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then until [ -e '{done}' ]; do sleep 0.1; done; fi"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=slow)))
     code = helpers.declare(op) + (
-        "from opjit import lock\nlock.SILENCE, lock.BEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
+        "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
         "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)")
     with process(code) as builder:
         until(reached.exists)
@@ -170,15 +175,16 @@ def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, 
 
 
 def test_a_step_that_takes_an_hour_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "LONGEST", 0.5)
-    monkeypatch.setattr(lock, "SILENCE", 0.5)
-    monkeypatch.setattr(lock, "BEAT", 0.1)
+    monkeypatch.setattr(lock, "STEP_TIMEOUT", 0.5)
+    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 0.5)
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.1)
     with lock.held("key", lambda holder: None):
         assert len(hold()) == 1
 
 
+@pytest.mark.slow
 def test_the_time_that_a_waiter_was_stopped_itself_is_no_silence_of_its_holder() -> None:
-    code = ("import warnings\nfrom opjit import lock\nlock.SILENCE = 1.5\nwarnings.simplefilter('error')\n"
+    code = ("import warnings\nfrom opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.5\nwarnings.simplefilter('error')\n"
             "with lock.held('key', lambda holder: print('waits', flush=True)): print('took it')\n")
     with holder() as running, process(code) as waiter:
         assert line(waiter) == "waits"
@@ -237,6 +243,7 @@ def ask_from_six_processes(op: Path, patch: str) -> None:
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "[0, 0, 0, 0, 0, 0]\n"
 
 
+@pytest.mark.slow
 def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +255,7 @@ def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
     assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
 
 
+@pytest.mark.slow
 def test_a_flock_that_is_not_there_costs_each_process_one_warning(op: Path, here: Path) -> None:
     ask_from_six_processes(op, "import errno, fcntl, os\ndef flock(descriptor, operation):\n"
                                "    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))\nfcntl.flock = flock\nexpected = 1\n")
@@ -255,7 +263,7 @@ def test_a_flock_that_is_not_there_costs_each_process_one_warning(op: Path, here
 
 
 def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 1.0)
+    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
     plain, gate = fcntl.flock, threading.Event()
 
     def flock(descriptor: int, operation: int) -> None:
@@ -281,7 +289,7 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
 
 def test_an_op_is_built_where_flock_blocks(op: Path, here: Path) -> None:
     code = ("import fcntl, time\nfcntl.flock = lambda descriptor, operation: time.sleep(600)\n" + helpers.declare(op) +
-            "from opjit import lock\nlock.SILENCE = 1.0\nwarnings.simplefilter('always')\n"
+            "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n"
             "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
     done = fresh(code)
     assert done.stdout == "[2.0]\n"
@@ -317,7 +325,8 @@ def test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock() ->
     code = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
-from opjit import lock, progress
+from opjit import progress
+from opjit.store import lock
 with lock.held("key", print):
     child = os.fork()
     if child:
@@ -340,7 +349,7 @@ def test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock() -> None:
     code = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
-from opjit import lock
+from opjit.store import lock
 with lock.held("key", print):
     if os.fork() == 0:
         print("forked", flush=True)
@@ -358,3 +367,101 @@ def test_a_build_takes_no_lock_that_is_another_op_s(op: Path, tmp_path: Path) ->
     with holder():
         assert hold("another key", lambda text: pytest.fail(f"waited for {text}")) == []
     assert torch.equal(opjit.get("allreduce", "cpu")(torch.ones(3)), torch.tensor(3.0))
+
+
+def test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it(here: Path) -> None:
+    code = """
+import os, time
+from opjit.store import lock
+with lock.held("key", lambda holder: None):
+    child = os.fork()
+    if child == 0:
+        time.sleep(1.5)
+        os._exit(0)
+freed = time.monotonic()
+with lock.held("key", lambda holder: print("waited")):
+    print(time.monotonic() - freed < 1)
+os.waitpid(child, 0)
+"""
+    assert fresh(code).stdout == "True\n"
+
+
+# --- the folder of locks --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_s_folder_is_the_user_s_alone(here: Path) -> None:
+    assert hold() == []
+    assert lock.folder().stat().st_mode & 0o777 == 0o700
+    assert (lock.folder() / "key.lock").stat().st_mode & 0o077 == 0
+
+
+def test_a_link_planted_as_a_lock_file_is_not_followed(here: Path, tmp_path: Path) -> None:
+    hold()
+    (tmp_path / "precious").write_text("content")
+    (lock.folder() / "key.lock").unlink()
+    (lock.folder() / "key.lock").symlink_to(tmp_path / "precious")
+    assert len(hold()) == 1
+    assert (tmp_path / "precious").read_text() == "content"
+    (lock.folder() / "key.lock").unlink()
+    (lock.folder() / "key.lock").symlink_to(tmp_path / "missing")
+    assert len(hold()) == 1
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_link_planted_as_the_holder_s_note_is_replaced_and_not_followed(here: Path, tmp_path: Path) -> None:
+    hold()
+    (tmp_path / "precious").write_text("content")
+    (lock.folder() / "key.json").symlink_to(tmp_path / "precious")
+    assert hold() == []
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+@pytest.mark.parametrize("bad", ["another-user", "link", "file", "group-writable"])
+def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, tmp_path: Path, bad: str) -> None:
+    folder = lock.folder()
+    if bad == "file":
+        folder.write_text("")
+    elif bad == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir(mode=0o700)
+        if bad == "group-writable":
+            folder.chmod(0o775)
+        elif os.geteuid() == 0:
+            os.chown(folder, 12345, 12345)
+        else:
+            pytest.skip("only root can give a folder to another user")
+    (warning,) = hold()
+    assert "without a lock" in warning
+    assert not folder.is_dir() or list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")]
+)
+def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    import fcntl
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert len(hold()) == 1
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["", "{", "[]", "null", '{"pid": "x"}', '{"pid": 1}', '{"pid": 1, "since": "y"}', '{"pid": 1e999, "since": 0, "step": "x"}',
+     '{"pid": 1, "since": 1e999, "step": "x"}', '{"pid": 1, "since": 0}', "\udc80"],
+)
+def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) -> None:
+    hold()
+    (lock.folder() / "key.json").write_text(note, errors="surrogateescape")
+    assert lock.holder(lock.folder() / "key.json") is None
+
+
+def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: Path) -> None:
+    with lock.held("key", lambda holder: None):
+        assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
+    assert not (lock.folder() / "key.json").exists()

@@ -13,10 +13,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from opjit import Op, catalog, sanitize, testing
+from opjit import Op, testing
 from opjit.cli import main
-from opjit.samples import LAYOUTS, Sample, Skipped, assert_same_gradients, laid_out
+from opjit.declare import catalog
+from opjit.testing import sanitize
+from opjit.testing.checks import outcome_of
+from opjit.testing.samples import LAYOUTS, Sample, Skipped, assert_same_gradients, with_layout
 
+pytestmark = pytest.mark.torch
 CHECKS = {check.name: check for check in testing.CHECKS}
 NEGATED = """
     opjit_status negated_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -61,8 +65,8 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("strides", {"value": "-from[i]"}, r"strides \(.*not close"),
     ("nan and inf", {"value": "from[opjit_offset(x, i)] != from[opjit_offset(x, i)] ? 0 : -from[opjit_offset(x, i)]"}, "nan in tensor 0"),
     ("inputs kept", {"after": "if (x->numel) from[0] = 7;"}, "writes into an input that the schema does not mark"),
-    ("fake kernel", {"fake": torch.empty_like}, r"the kernel makes .* the fake kernel says .*shape, dtype, strides"),
-    ("empties", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "refuse in one line"),
+    ("fake kernel", {"fake": torch.empty_like}, r"the kernel makes .* but the fake kernel .*shape, dtype, strides"),
+    ("empties", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "must raise a one-line error"),
     ("drawn shapes", {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"}, r"on \(float(32|64) \(\d+, (31|64|65)\).*not close"),
     ("opcheck", {"fake": lambda x: x.new_empty((3,))}, "(?i)shape"),
     ("gradients", {"backward": lambda ctx, grad: grad}, "gradient of tensor 0.*not close"),
@@ -70,11 +74,11 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("compile static", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
     ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
     ("float8", {"name": "negated", "before": "if (x->dtype == OPJIT_OTHER_DTYPE) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
-     "expected to raise a RuntimeError, and gives a result"),
+     "must raise a RuntimeError, but it returns a result"),
 ])
 def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wrong: dict[str, Any], told: str) -> None:
     op = _negated(make_op, **wrong)
-    line = testing.outcome_of(name, lambda: CHECKS[name].run(op, "cpu"))
+    line = outcome_of(name, lambda: CHECKS[name].run(op, "cpu"))
     assert line.status == "failed", line
     assert re.search(told, line.note), line.note
     assert "\n" not in line.note
@@ -82,6 +86,7 @@ def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wron
         testing.check(op, "cpu", [CHECKS[name]])
 
 
+@pytest.mark.slow
 def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
     op = _negated(make_op, backward=lambda ctx, grad: -grad)
     found = list(testing.results(op, "cpu"))
@@ -92,7 +97,7 @@ def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_without_dimensions_has_any_layout(layout: str) -> None:
     """As beside a larger one, in a call whose tensors all get it."""
-    assert torch.equal(laid_out(torch.tensor(2.0), layout), torch.tensor(2.0))
+    assert torch.equal(with_layout(torch.tensor(2.0), layout), torch.tensor(2.0))
 
 
 @pytest.mark.usefixtures("increment")
@@ -121,7 +126,7 @@ def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_met
     op.samples(lambda device: iter([((torch.tensor([3], device=device),), {})]))
     with pytest.raises(Skipped, match="a size of the result depends on elements"):
         CHECKS["fake kernel"](op, "cpu")
-    assert testing.outcome_of("opcheck", lambda: CHECKS["opcheck"].run(op, "cpu")).status == "ok"
+    assert outcome_of("opcheck", lambda: CHECKS["opcheck"].run(op, "cpu")).status == "ok"
 
 
 def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
@@ -173,6 +178,7 @@ opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statement", "told"), [
     ("to[x->numel] = from[0];", r"wrong\.c:11: .*heap-buffer-overflow"),
     ("memcpy(to + x->numel, from, 4);", r"wrong\.c:11: .*heap-buffer-overflow"),
@@ -190,6 +196,7 @@ def test_the_sanitizers_notice(tmp_path: Path, statement: str, told: str) -> Non
     assert re.search(told, line.note), line.note
 
 
+@pytest.mark.slow
 def test_the_sanitizers_come_before_the_checks_that_what_they_find_may_end(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "((volatile float *)8)[0] = to[0];")
     done = subprocess.run([sys.executable, "-m", "opjit", "test", str(folder), "--device", "cpu", "--sanitize", "address"],
@@ -199,9 +206,10 @@ def test_the_sanitizers_come_before_the_checks_that_what_they_find_may_end(tmp_p
     assert done.returncode < 0, "the signal that ends the checks themselves"
     assert re.search(r"failed   address .*wrong\.c:11: .*SEGV", done.stdout), done.stdout
     assert "Segmentation fault" in done.stderr
-    assert re.search(r'opjit/checks/results.py", line \d+ in _', done.stderr), done.stderr  # in which check
+    assert re.search(r'opjit/testing/numerics.py", line \d+ in _', done.stderr), done.stderr  # in which check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sanitize.FOR_C)
 def test_a_good_op_passes_under_each_sanitizer_alone(name: str) -> None:
     [line] = sanitize.lines(catalog.find("allreduce"), "cpu", [name])
@@ -224,7 +232,7 @@ def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
     assert lines[0] == "kittest::wrong on cpu"
     assert any(line.startswith("  failed   results            on (float32 (6,)): Tensor-likes are not close!") for line in lines)
     assert any(line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"] for line in lines)
-    assert any(line.split(maxsplit=2) == ["skipped", "memcheck", "is for CUDA kernels"] for line in lines)
+    assert any(line.split(maxsplit=2) == ["skipped", "memcheck", "it checks CUDA kernels"] for line in lines)
     assert re.fullmatch(r"\d+ failed", lines[-1])
 
 
@@ -260,18 +268,18 @@ def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command
     (folder / "wrong.c").unlink()
     done = CliRunner().invoke(main, [command, str(folder)])
     _forget(catalog.find("kittest::wrong"))
-    assert done.output.splitlines() == ["kittest::wrong runs on no device that is here: it has kernels for nothing", last]
+    assert done.output.splitlines() == ["kittest::wrong runs on no device of this machine: it has kernels for nothing", last]
     assert done.exit_code == 1
 
 
 def test_a_sanitizer_that_there_is_not_is_refused() -> None:
     done = CliRunner().invoke(main, ["test", "allreduce", "--sanitize", "thread"])
     assert done.exit_code == 1
-    assert "no sanitizer is called 'thread'; there are address, undefined for C and memcheck" in done.output
+    assert "there is no sanitizer 'thread'; use address, undefined for C, and memcheck" in done.output
 
 
 def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Callable[..., Op]) -> None:
     op = make_op("bare(Tensor x) -> ()", "opjit_status bare_cpu(const opjit_tensor *x) { return OPJIT_OK; }")
     done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu"])
     assert done.exit_code == 1
-    assert "declares no reference; add one with @bare.reference" in done.output
+    assert "declares no reference; add @bare.reference" in done.output

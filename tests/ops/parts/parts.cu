@@ -1,32 +1,11 @@
 #include "opjit_cuda.h"
 
-/* Sizes and strides for the device, by value. */
-static opjit_layout layout(const opjit_tensor *t)
-{
-    opjit_layout at = {t->dim, {0}, {0}};
-    for (int64_t d = 0; d < t->dim; d++) {
-        at.sizes[d] = t->sizes[d];
-        at.strides[d] = t->strides[d];
-    }
-    return at;
-}
-
-static __device__ int64_t offset(const opjit_layout *at, int64_t index)
-{
-    int64_t found = 0;
-    for (int64_t d = at->dim - 1; d >= 0; d--) {
-        found += index % at->sizes[d] * at->strides[d];
-        index /= at->sizes[d];
-    }
-    return found;
-}
-
 template <typename scalar_t>
 static __global__ void parts_kernel(const scalar_t *x, opjit_layout at, scalar_t *whole, scalar_t *fraction, int64_t n)
 {
     OPJIT_KERNEL_LOOP(i, n)
     {
-        scalar_t value = x[offset(&at, i)];
+        scalar_t value = x[opjit_offset(at, i)];
         whole[i] = trunc(value);
         fraction[i] = value - trunc(value);
     }
@@ -37,7 +16,7 @@ static __global__ void joined_kernel(const scalar_t *whole, opjit_layout whole_a
                                      opjit_layout fraction_at, scalar_t *out, int64_t n)
 {
     OPJIT_KERNEL_LOOP(i, n)
-        out[i] = whole[offset(&whole_at, i)] + fraction[offset(&fraction_at, i)];
+        out[i] = whole[opjit_offset(whole_at, i)] + fraction[opjit_offset(fraction_at, i)];
 }
 
 opjit_status parts_cuda(const opjit_tensor *x, opjit_tensor *whole, opjit_tensor *fraction, cudaStream_t stream)
@@ -47,7 +26,7 @@ opjit_status parts_cuda(const opjit_tensor *x, opjit_tensor *whole, opjit_tensor
     if (x->numel == 0)
         return OPJIT_OK;
     OPJIT_DISPATCH_FLOATING(x->dtype, "parts", {
-        parts_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const scalar_t *)x->data, layout(x), (scalar_t *)whole->data,
+        parts_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const scalar_t *)x->data, opjit_layout_of(x), (scalar_t *)whole->data,
                                                                      (scalar_t *)fraction->data, x->numel);
     })
     return OPJIT_LAUNCHED();
@@ -63,8 +42,8 @@ opjit_status joined_cuda(const opjit_tensor *whole, const opjit_tensor *fraction
     if (out->numel == 0)
         return OPJIT_OK;
     OPJIT_DISPATCH_FLOATING(fraction->dtype, "joined", {
-        joined_kernel<<<opjit_blocks(out->numel, 256), 256, 0, stream>>>((const scalar_t *)whole->data, layout(whole),
-                                                                        (const scalar_t *)fraction->data, layout(fraction),
+        joined_kernel<<<opjit_blocks(out->numel, 256), 256, 0, stream>>>((const scalar_t *)whole->data, opjit_layout_of(whole),
+                                                                        (const scalar_t *)fraction->data, opjit_layout_of(fraction),
                                                                         (scalar_t *)out->data, out->numel);
     })
     return OPJIT_LAUNCHED();

@@ -1,0 +1,342 @@
+"""What goes wrong on the way to an op, and that each error says what a person can do about it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from opjit import backends
+from opjit.backends import targets
+from opjit.builder import diagnosis
+from opjit.errors import BuildError, CompileError, ToolMissing
+from opjit.recipe import toolchain
+from tests import helpers
+from tests.helpers import (
+    GET,
+    LIES,
+    OUTPUT,
+    PLUS,
+    PLUS_CUDA,
+    built,
+    caught,
+    cuda_target,
+    describe,
+    fake_compiler,
+    fake_nvcc,
+    fresh,
+    program,
+    write_op,
+)
+
+# --- sources that do not compile -------------------------------------------------------------------------------------------------
+
+
+def refusal(op: Path, cache: Path) -> BuildError:
+    with pytest.raises(BuildError) as caught:
+        built(op, cache)
+    assert helpers.entries(cache) == []
+    assert list((cache / "v1" / "staging").iterdir()) == []
+    assert caught.value.op == "keytest::plus"
+    assert caught.value.target == str(targets.here(helpers.cpu()))
+    return caught.value
+
+
+def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_is(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(
+        PLUS.replace("    return OPJIT_OK;", "    int y = undeclared_name;\n    another mistake;\n    return OPJIT_OK;")
+    )
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError)
+    first = str(error).splitlines()[0]
+    assert re.fullmatch(re.escape(str(op / "plus.c")) + r":11:13: error: .*undeclared_name.* undeclared .*", first)
+    assert "keytest::plus" in str(error)
+    assert "-std=c++" not in str(error)
+    assert error.command is not None
+    assert error.command.startswith(toolchain.require_compiler(None).path)
+    assert " -c " in error.command
+
+
+def test_a_compile_error_s_log_holds_the_complete_output(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS + "".join(f"int f{n}(void) {{ return missing_{n}; }}\n" for n in range(40)))
+    error = refusal(op, tmp_path / "cache")
+    assert error.log is not None
+    assert str(error.log) in str(error)
+    text = error.log.read_text()
+    assert all(f"missing_{n}" in text for n in range(40))
+    assert error.command is not None
+    assert error.command in text
+    assert len(str(error).splitlines()) < 30
+
+
+def test_an_error_in_a_header_is_shown_where_it_is(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").write_text("\n\nint 5x;\n")
+    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:3:5: error: ")
+
+
+def test_a_missing_header_is_shown_where_it_is_asked_for(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").unlink()
+    assert re.match(re.escape(f"{op / 'plus.c'}:2:10: fatal error: amount.h: No such file"), str(refusal(op, tmp_path / "cache")))
+
+
+@pytest.mark.parametrize(("top", "hint"), [
+    ("#include <torch/extension.h>\n", "an op cannot use torch's headers; build C++ code with opjit.load"),
+    ("#include <c10/core/Device.h>\n", "an op cannot use torch's headers; build C++ code with opjit.load"),
+    ("#include <vector>\n", "a header without .h is a C++ header; build C++ code with opjit.load"),
+    ('extern "C"\n', "leave out extern \"C\""),
+])
+def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(op: Path, tmp_path: Path, top: str, hint: str) -> None:
+    (op / "plus.c").write_text(PLUS.replace("opjit_status plus_cpu", f"{top}opjit_status plus_cpu"))
+    first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
+    assert f"; an op's kernel is plain C over opjit.h: {hint}" in first
+    assert "extra_include_paths" not in first
+
+
+def test_a_missing_header_that_is_no_habit_of_c_plus_plus_goes_into_extra_include_paths(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text('#include "nowhere.h"\n' + PLUS)
+    assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith("; pass the header's folder in extra_include_paths")
+    output = "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory\n"
+    for source in (None, ("own.cu", "opjit_status plus_cuda()")):
+        error = diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", source)
+        assert str(error).splitlines()[0].endswith("; pass the header's folder in extra_include_paths")
+
+
+def test_a_use_of_opjit_printf_without_its_header_names_it(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'))
+    assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith('; an op\'s kernel is plain C over opjit.h: '
+                                                                         '#include "opjit_printf.h"')
+
+
+def test_a_device_function_that_is_never_defined_is_the_first_line(tmp_path: Path) -> None:
+    output = "[1/2] nvcc\nptxas fatal   : Unresolved extern function '_Z1gf'\n"
+    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
+    assert told.startswith("ptxas fatal   : Unresolved extern function '_Z1gf'; an op is compiled from one source: define it there")
+
+
+def test_an_instruction_of_one_arch_alone_names_the_target_that_has_it(tmp_path: Path) -> None:
+    output = "[1/2] nvcc\nptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'\n"
+    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
+    assert told.splitlines()[0].endswith("; features of one arch alone need a target that ends in a, such as sm_90a")
+
+
+UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
+
+
+def test_a_status_that_nobody_looks_at_does_not_compile(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace(*UNCHECKED))
+    assert "ignoring return value of 'opjit_empty_like'" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("line", "changed", "told"), [
+    (*UNCHECKED, "ignoring return value of .*opjit_empty_like"),
+    ("return OPJIT_LAUNCHED();", "OPJIT_LAUNCHED(); return OPJIT_OK;", "ignoring return value of .*opjit_cuda_status"),
+    ("return OPJIT_LAUNCHED();", "", "control reaches end of non-void function"),
+])
+def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda_either(tmp_path: Path, line: str, changed: str,
+                                                                                        told: str) -> None:
+    op = write_op(tmp_path / "op", plus_cu=PLUS_CUDA.replace(line, changed))
+    with pytest.raises(CompileError) as caught:
+        built(op, tmp_path / "cache", cuda_target("sm_90"))
+    assert re.search(told, str(caught.value).splitlines()[0])
+
+
+@pytest.mark.nvcc
+def test_half_and_bfloat16_have_cudas_own_arithmetic(tmp_path: Path) -> None:
+    code = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+template <typename T> __global__ void half_kernel(T *x) { x[0] = static_cast<T>(static_cast<float>(x[1]) + 1.0f); }
+template __global__ void half_kernel(__half *);
+template __global__ void half_kernel(__nv_bfloat16 *);
+__global__ void product(__half *x, __half2 *y) { x[0] = x[1] * x[2]; y[0] = y[1] + y[2]; }
+"""
+    built(write_op(tmp_path / "op", plus_cu=PLUS_CUDA + code), tmp_path / "cache", cuda_target("sm_90"))
+
+
+def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
+    (op / "amount.h").write_text('#error "define AMOUNT"\n')
+    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")
+
+
+def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(
+        PLUS.replace("\n\n", "\n\nfloat helper_without_body(float x);\n", 1).replace("+ AMOUNT", "+ helper_without_body(AMOUNT)")
+    )
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError)
+    assert "undefined reference to `helper_without_body'; an op is compiled from one source: define it there" in str(error).splitlines()[0]
+    assert error.command is not None
+    assert "-shared" in error.command
+
+
+def test_a_function_that_is_not_declared_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"))
+    assert "made_up" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+def test_a_kernel_with_another_signature_shows_both(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(
+        PLUS.replace("(const opjit_tensor *x, opjit_tensor *out)", "(const opjit_tensor *x, double a, opjit_tensor *out)")
+    )
+    text = str(refusal(op, tmp_path / "cache"))
+    assert "conflicting types for 'plus_cpu'" in text.splitlines()[0].replace("\u2018", "'").replace("\u2019", "'")
+    assert "previous declaration" in text
+
+
+def test_an_empty_source_is_refused(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text("")
+    assert "plus_cpu" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
+
+
+@pytest.mark.parametrize("header", ["Python.h", "torch/headeronly/version.h", "torch/csrc/inductor/aoti_torch/c/shim.h"])
+def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, header: str) -> None:
+    (op / "plus.c").write_text(f"#include <{header}>\n" + PLUS)
+    error = refusal(op, tmp_path / "cache")
+    text = str(error)
+    if "No such file" in text:
+        pytest.skip(f"{header} is not installed")
+    assert header in text or isinstance(error, CompileError)
+
+
+def test_a_header_of_torch_that_is_c_is_refused_by_the_list_of_what_was_read(op: Path, tmp_path: Path) -> None:
+    folder = Path(torch.__file__).parent / "include"
+    plain = next(
+        (
+            path
+            for path in sorted(folder.rglob("*.h"))
+            if b"#include" not in (text := path.read_bytes())
+            and b"::" not in text
+            and b"class" not in text
+            and b"template" not in text
+            and b"constexpr" not in text
+            and b"namespace" not in text
+        ),
+        None,
+    )
+    if plain is None:
+        pytest.skip("every header of this torch is C++")
+    (op / "plus.c").write_text(f"#include <{plain.relative_to(folder)}>\n" + PLUS)
+    error = refusal(op, tmp_path / "cache")
+    assert isinstance(error, CompileError) or "torch's and Python's headers" in str(error)
+
+
+def test_a_source_that_breaks_off_no_matter_where_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
+    for cut in (3, 60, 150, 300):
+        (op / "plus.c").write_text(PLUS[:-cut])
+        refusal(op, tmp_path / "cache")
+
+
+def test_a_source_that_is_not_text_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_bytes(bytes(range(256)) * 4)
+    assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
+
+
+# --- compilers that lie ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    lie = LIES[what].format(compiler=helpers.real_compiler(), python=sys.executable)
+    fake = fake_compiler(tmp_path / "lying-cc", after=f"if {helpers.LINKS}; then {OUTPUT}; {lie}; code=0; fi")
+    monkeypatch.setenv("CC", str(fake))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not the cache's fault
+        error = refusal(op, tmp_path / "cache")
+    assert "reported success" in str(error)
+    assert str(fake) in str(error)
+    assert error.command is not None
+    assert str(fake) in error.command
+    monkeypatch.delenv("CC")
+    assert helpers.caught(op, tmp_path / "cache").warnings == []  # and it has spoilt nothing for the next one
+
+
+@pytest.mark.parametrize("extra", ["-lz", "-Wl,--no-as-needed -lpthread -ldl", "-Wl,-rpath,/evil"])
+def test_a_library_that_asks_for_more_than_it_may_is_not_published(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    subprocess.run(
+        [
+            helpers.real_compiler(),
+            "-shared",
+            "-nostdlib",
+            "-Wl,-soname,libextra.so.1",
+            "-o",
+            str(own / "libextra.so"),
+            "-x",
+            "c",
+            "/dev/null",
+        ],
+        check=True,
+    )
+    more = extra if "rpath" in extra else f"-Wl,--no-as-needed -L{own} -lextra"
+    fake = program(
+        tmp_path / "cc",
+        f"#!/bin/sh\nif {helpers.LINKS}; then exec '{helpers.real_compiler()}' \"$@\" {more}; fi\n"
+        f"exec '{helpers.real_compiler()}' \"$@\"\n",
+    )
+    monkeypatch.setenv("CC", str(fake))
+    assert re.search(r"libextra\.so\.1|run path", str(refusal(op, tmp_path / "cache")))
+
+
+def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then kill -9 $$; fi")))
+    assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
+
+
+# --- the diagnosis ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["", "\n", "FAILED: x\n", "FAILED: x", "x" * 100_000, "\x00\udcff", "error:", "FAILED: a\nFAILED: b\n"])
+def test_any_output_of_a_failed_build_becomes_an_error_with_a_first_line(tmp_path: Path, output: str) -> None:
+    error = diagnosis.diagnose(output, "ns::op", "cpu x", tmp_path / "logs")
+    assert str(error).strip()
+    assert "ns::op" in str(error)
+
+
+def test_a_log_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    error = diagnosis.diagnose("x.c:1:1: error: bad\n", "ns::op", "cpu x", tmp_path / "file" / "logs")
+    assert error.log is None
+    assert "full output" not in str(error)
+    assert str(error).startswith("x.c:1:1: error: bad\n")
+
+
+# --- edits while it is compiled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")])
+def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
+    old = describe(op).key
+    edit = f"if {helpers.COMPILES}; then sed -i 's/1.0f/5.0f/; s/AMOUNT;/AMOUNT + 4.0f;/' '{op}/{name}'; fi"
+    with monkeypatch.context() as patched:
+        patched.setenv("CC", str(fake_compiler(tmp_path / "cc", **{when: edit})))
+        with pytest.raises(BuildError, match="sources changed during compilation; ask for it again"):
+            built(op, here)
+    assert helpers.entries(here) == []
+    after = caught(op, here)
+    assert after.warnings == []
+    assert after.entry.key != old
+    assert fresh(helpers.declare(op) + GET).stdout == "[6.0]\n"
+
+
+def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
+    with pytest.raises(ToolMissing, match=r"sm_90\.cuda13 needs a CUDA Toolkit .*, but the nvcc in .*toolkit is that of CUDA 12\.9"):
+        built(op, here, target)
+    assert not here.exists() or helpers.entries(here) == []

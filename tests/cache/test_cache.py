@@ -1,0 +1,205 @@
+"""The entries of the cache, as opjit.cache and the command list, remove and verify them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import opjit
+from opjit import cache
+from opjit.cache import verification
+from opjit.declare import catalog
+from opjit.errors import BadSetting
+from opjit.recipe.recipe import document_key
+from opjit.store import manifest
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from tests import helpers
+from tests.helpers import DAY, built, cache_command, cuda_target, date, fresh, keys, planted, write_op
+
+
+def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unknown(entry: Entry) -> None:
+    other = entry.folder.parents[2] / "opjit.other" / "x86-64-v3" / entry.key
+    shutil.copytree(entry.folder, other)
+    result = cache_command("clear", "other", "keytest::nothing")
+    assert result.exit_code == 1
+    assert result.output == "Error: the cache has no entry of keytest::nothing; `opjit cache ls` lists its entries\n"
+    assert len(keys()) == 1
+    assert other.exists()
+    assert cache_command("clear", "other").exit_code == 0
+    assert not other.exists()
+    assert keys() == {entry.key}
+    assert cache_command("clear").exit_code == 0
+    assert cache.entries() == []
+    assert cache_command("ls").output == ""
+
+
+def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "none"))
+    for arguments in (["ls"], ["stats"], ["verify"], ["prune"], ["clear"], ["path"]):
+        result = cache_command(*arguments)
+        assert (result.exit_code, result.exception) == (0, None), result.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: Entry) -> None:
+    date(entry.folder, time.time() - 3 * DAY - 60)
+    size = sum(path.stat().st_size for path in entry.folder.iterdir())
+    assert cache_command("ls").output == f"keytest::plus  {entry.folder.parent.name}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n"
+    (entry.folder / manifest.NAME).write_text("damaged")
+    assert entry.key in cache_command("ls").output
+    assert time.time() - entry.library.stat().st_atime > DAY
+
+
+def test_ls_and_stats_as_json_are_what_python_gets(entry: Entry) -> None:
+    done = cache_command("ls", "--json")
+    [found] = json.loads(done.stdout)
+    [item] = cache.entries()
+    assert found == {"folder": str(entry.folder), "op": "keytest::plus", "arch": entry.folder.parent.name, "key": entry.key,
+                     "size": item.size, "read": item.read, "written": item.written, "published": item.published, "used": item.used}
+    stats = cache_command("stats", "--json")
+    assert json.loads(stats.stdout) == {"path": str(cache.path()), **cache.stats()._asdict()}
+    assert json.loads(stats.stdout).keys() == {"path", "entries", "size", "hits", "by_place", "misses", "builds", "built", "saved", "since"}
+    assert cache_command("clear").exit_code == done.exit_code == stats.exit_code == 0
+    assert json.loads(cache_command("ls", "--json").stdout) == []
+
+
+def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry: Entry, op: Path) -> None:
+    good, flipped, foreign, misplaced = [entry.folder, *planted(entry, 3)]
+    content = bytearray((flipped / "keytest.plus.so").read_bytes())
+    content[0x1200] ^= 1
+    (flipped / "keytest.plus.so").write_bytes(content)
+    (foreign / "keytest.plus.so").chmod(0o666)
+    away = misplaced.parents[1] / "x86-64-v2" / misplaced.name
+    away.parent.mkdir(mode=0o700, exist_ok=True)
+    misplaced.rename(away)
+    before = helpers.snapshot(Path(os.environ["OPJIT_CACHE"]))
+    result = cache_command("verify")
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert len(lines) == 4
+    reasons = {flipped: "does not have the SHA-256 in its manifest", foreign: "can be written by others", away: "lies in another op's"}
+    for folder, reason in reasons.items():
+        assert any(line.startswith("bad: keytest::plus") and folder.name in line and reason in line for line in lines)
+    assert lines[-1] == "4 entries: 1 good, 3 bad"
+    assert helpers.snapshot(Path(os.environ["OPJIT_CACHE"])) == before
+    assert good.exists()
+
+
+def test_an_entry_that_nobody_can_make_sense_of_is_one_bad_entry_and_the_rest_is_looked_at(entry: Entry) -> None:
+    [odd] = planted(entry, 1, schema="garbage(")
+    result = cache_command("verify")
+    assert result.exit_code == 1
+    assert any(line.startswith("bad: ") and odd.name in line and "garbage(" in line for line in result.output.splitlines())
+    assert result.output.splitlines()[-1] == "2 entries: 1 good, 1 bad"
+
+
+def test_an_entry_that_is_removed_while_the_others_are_verified_is_not_bad(entry: Entry) -> None:
+    first, second = sorted([entry.folder, *planted(entry, 1)])
+    findings = verification.verify(Store(Path(os.environ["OPJIT_CACHE"])))
+    assert next(findings).item.folder == first
+    shutil.rmtree(second)
+    assert list(findings) == []
+
+
+def test_a_bound_below_zero_is_refused_and_nothing_goes(entry: Entry) -> None:
+    for bounds in ({"size": -1}, {"age": -1.0}, {"size": math.nan}):
+        with pytest.raises(BadSetting, match="0 or more"):
+            cache.prune(**bounds)
+    assert entry.folder.exists()
+
+
+def test_a_cache_behind_a_closed_folder_is_an_empty_one(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setenv("OPJIT_CACHE", "/proc/1/cwd/nowhere" if os.geteuid() else str(entry.folder / "none"))
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as for a user who may not enter a folder above
+    monkeypatch.setattr(Path, "glob", refuse)
+    for words in (("clear",), ("prune",), ("ls",), ("verify",)):
+        assert cache_command(*words).exit_code == 0
+    assert cache.entries() == []
+
+
+def test_an_entry_of_a_device_that_this_process_does_not_know_is_told_from_a_bad_one(entry: Entry) -> None:
+    (elsewhere,) = planted(entry, 1, backend="npu", dispatch_key="PrivateUse1")
+    found = {finding.item.key: finding for finding in cache.verify()}
+    assert "register_backend" in found[elsewhere.name].reason
+    assert found[entry.key].verdict == "good"
+
+
+def test_extensions_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
+    opjit.load(f"plain{os.urandom(4).hex()}", [str(tmp_path / "plain.cpp")], is_python_module=False)
+    assert [finding.verdict for finding in cache.verify()] == ["good"]
+    assert cache_command("verify", "--rebuild").exit_code == 0
+    library = next((tmp_path / "cache").rglob("plain*.so"))
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content[:-1])
+    assert [finding.verdict for finding in cache.verify()] == ["bad"]
+
+
+# --- built again ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_verify_builds_again_what_a_declared_op_would_have_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, op = tmp_path / "cache", write_op(tmp_path / "plus")
+    monkeypatch.setenv("OPJIT_CACHE", str(root))
+    entry = built(op, root)
+    catalog.declare_folder(op)
+    before = helpers.snapshot(root)
+    result = cache_command("verify", "--rebuild")
+    assert (result.exit_code, result.output) == (0, "1 entry: 1 the same when built again\n")
+    assert helpers.snapshot(root) == before
+
+    content = bytearray(entry.library.read_bytes())  # somebody's own build: in itself it is in order
+    at = content.index(b"plus takes float32")
+    content[at:at + 4] = b"PLUS"
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+    entry.library.unlink()
+    entry.library.write_bytes(content)
+    (entry.folder / manifest.NAME).write_bytes(described._replace(sha256=hashlib.sha256(content).hexdigest()).dump())
+    assert cache_command("verify").exit_code == 0
+    result = cache_command("verify", "--rebuild")
+    assert result.exit_code == 1
+    assert result.output.startswith("different when built again: keytest::plus")
+    assert [finding.verdict for finding in cache.verify(rebuild=True)] == ["different when built again"]
+
+    (op / "amount.h").write_text("#define AMOUNT 6.0f\n")
+    result = cache_command("verify", "--rebuild")
+    assert result.exit_code == 0
+    assert result.output.startswith("not rebuilt: keytest::plus")
+    assert result.output.endswith("1 entry: 1 good, not rebuilt\n")
+
+
+@pytest.mark.slow
+@pytest.mark.nvcc
+def test_verify_builds_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    built(op, tmp_path / "cache", cuda_target("sm_90"))
+    code = helpers.declare(op) + "print([finding.verdict for finding in opjit.cache.verify(rebuild=True)])\n"
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "['the same when built again']\n"
+
+
+def test_an_entry_of_an_op_that_nobody_declares_is_not_rebuilt(tmp_path: Path) -> None:
+    op = write_op(tmp_path / "plus")
+    entry = built(op, tmp_path / "cache")
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+    document = {**described.document, "schema": "nobodys::plus(Tensor x) -> Tensor"}
+    folder = Store(tmp_path / "cache").base / "nobodys.plus" / entry.folder.parent.name / document_key(document)
+    folder.parent.mkdir(parents=True)
+    entry.folder.rename(folder)
+    folder.parents[1].chmod(0o700)
+    (folder / manifest.NAME).write_bytes(described._replace(document=document, key=folder.name).dump())
+    code = "import opjit\n[found] = opjit.cache.verify(rebuild=True)\nprint(found.verdict, '|', found.reason)\n"
+    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "good | no op of that name is declared here\n"

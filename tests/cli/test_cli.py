@@ -1,0 +1,110 @@
+"""The command in a terminal, a thread and a script: its version, warnings, errors, and signals."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import opjit
+from opjit.cli import main
+from tests import helpers
+from tests.helpers import fake_compiler, fresh, is_alive, until
+
+
+def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
+    with helpers.process(f"from opjit.cli import main; main(['get', {str(op)!r}])") as running:
+        until(lambda: pids.exists() and pids.read_text() != "", process=running)
+        time.sleep(0.5)  # as above
+        os.kill(running.pid, signal.SIGTERM)
+        told = "interrupted by SIGTERM; finished builds are kept, and the same command continues from there\n"
+        assert running.communicate(timeout=20) == ("", told)
+        assert running.returncode == 128 + signal.SIGTERM
+        assert not is_alive(int(pids.read_text()))
+        assert list((here / "v1" / "staging").iterdir()) == []
+
+
+def test_opjit_get_works_in_a_thread_which_can_heed_no_signals(here: Path) -> None:
+    done = fresh("""
+import threading
+from opjit.cli import main
+thread = threading.Thread(target=main, args=(["get", "allreduce", "--device", "cpu"],), kwargs={"standalone_mode": False})
+thread.start()
+thread.join()
+""")
+    assert done.stdout.endswith(".so\n")
+
+
+def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = tmp_path / "reached"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")))
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with helpers.process(f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])") as running:
+        until(reached.exists, process=running)
+        os.kill(running.pid, signal.SIGHUP)
+        assert running.communicate(timeout=60)[0].endswith(".so\n")
+
+
+def test_a_binary_that_goes_when_the_command_ends_is_built_once_and_is_a_failure(op: Path, tmp_path: Path, log: Path) -> None:
+    for words in (("--device", "cpu"), ("--arch", "x86-64-v2")):
+        log.write_text("")
+        done = helpers.command("get", op, *words, OPJIT_CACHE="/proc/x")
+        assert (done.returncode, done.stdout, len(log.read_text().splitlines())) == (1, "", 1)
+        assert done.stderr.splitlines()[-1].startswith("Error: keytest::plus for cpu x86-64-v")
+        assert "no cache can keep it" in done.stderr.splitlines()[-1]
+    done = helpers.command("get", op, "--device", "cpu", "--build-directory", tmp_path / "built", OPJIT_CACHE="/proc/x")
+    assert (done.returncode, Path(done.stdout.strip()).is_file()) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_as_python_shows_them(op: Path, tmp_path: Path) -> None:
+    (op / "op.py").write_text("import warnings\nwarnings.warn('its own')\n" + helpers.OP_PY)
+
+    def get(filters: str) -> subprocess.CompletedProcess[str]:
+        cache = str(tmp_path / f"cache-{filters}")
+        return helpers.command("get", op, "--device", "cpu", OPJIT_REMOTE="nowhere", OPJIT_CACHE=cache, PYTHONWARNINGS=filters)
+
+    done = get("default")
+    ours, others = done.stderr.splitlines()[-1], done.stderr.splitlines()[:-1]
+    assert ours.startswith("Warning: the remote nowhere failed and is not used again: expected a URL such as https://")
+    assert others == [f"{op / 'op.py'}:2: UserWarning: its own", "  warnings.warn('its own')"]
+    assert get("ignore").stderr == ""
+    done = get("error:the remote")
+    assert (done.returncode, "CacheWarning: the remote nowhere" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("import helper\n", ["raised ModuleNotFoundError: No module named 'nowhere'", 'op.py", line 1', "    import helper",
+                         'helper.py", line 2', "    import nowhere"]),
+    ("def (\n", ["raised SyntaxError: ", 'op.py", line 1', "    def (", "^"]),
+])
+def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(op: Path, tmp_path: Path, text: str, expected: list[str]) -> None:
+    (tmp_path / "helper.py").write_text("\nimport nowhere\n")
+    (op / "op.py").write_text(text)
+    path = os.pathsep.join([str(helpers.ROOT), str(tmp_path)])
+    for words in (("get", op), ("test", op), ("bench", op), ("list",)):
+        done = helpers.command(*words, PYTHONPATH=path, OPJIT_PATH=str(op))
+        assert (done.returncode, done.stdout) == (1, "")
+        shown = done.stderr[done.stderr.index("Error: "):].splitlines()  # a CUDA build of torch may remark on the GPU before
+        assert shown[0].startswith(f"Error: {op / 'op.py'} ")
+        assert all(part in line for part, line in zip(expected, shown, strict=True)), done.stderr
+
+
+def test_the_command_tells_its_version_where_only_a_checkout_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    done = CliRunner().invoke(main, ["--version"], prog_name="opjit")
+    assert (done.exit_code, done.output) == (0, f"opjit, version {opjit.__version__}\n")

@@ -1,0 +1,123 @@
+"""An extension's key, and builds of one that must not be stored under it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opjit
+from opjit import backends
+from opjit.cpp_extension import identity
+from opjit.cpp_extension.identity import Extension
+from opjit.errors import BuildError, CacheWarning
+from opjit.store.store import Store
+from tests import helpers
+from tests.helpers import LIES, OUTPUT, UNREADABLE, as_root, program, tmpfs
+
+EXTENSION = 'extern "C" int value() { return 5; }\n'
+
+
+def cxx_source(folder: Path, text: str = EXTENSION) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plain.cpp").write_text(text)
+    return str(folder / "plain.cpp")
+
+
+def load(path: str, *flags: str, name: str = "faults_extension") -> str:
+    found = opjit.load(name, path, extra_cflags=list(flags), is_python_module=False)
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize("lie", ["missing", "empty", "text"])
+def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    links = 'case " $* " in *" -shared "*) true;; *) false;; esac'
+    fake = program(tmp_path / "bin" / "c++", f"#!/bin/sh\n'{shutil.which('c++')}' \"$@\"\ncode=$?\n"
+                                             f"if {links}; then {OUTPUT}; {LIES[lie]}; code=0; fi\nexit $code\n")
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(BuildError, match="reported success") as refused:
+        load(cxx_source(tmp_path / "source"))
+    assert str(fake) in str(refused.value)
+    assert helpers.entries(here) == []
+
+
+def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cxx_source(tmp_path / "source")
+    changes: list[tuple[Any, str, object]] = [
+        (torch, "__version__", "2.13.0+cu124"), (torch, "__version__", "2.13.0+cu121"), (torch, "__version__", "2.13.1"),
+        (torch.version, "git_version", "0" * 40), (torch.version, "cuda", "12.1"),
+        (torch._C, "_GLIBCXX_USE_CXX11_ABI", not torch._C._GLIBCXX_USE_CXX11_ABI)]
+    first = load(path)
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    shelves = set()
+    for owner, name, value in changes:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            with pytest.raises(BuildError, match="is in no cache"):
+                load(path)
+            shelves.add(described(path).shelf(Store(here)))
+    assert len(shelves) == len(changes)
+    assert load(path) == first
+
+
+def described(path: str, *flags: str) -> Extension:
+    arguments = {"name": "faults_extension", "sources": path, "extra_cflags": list(flags), "extra_cuda_cflags": None, "extra_ldflags": None,
+                 "extra_include_paths": None, "with_cuda": None, "is_python_module": False, "build_directory": None}
+    return identity.describe(arguments, None)
+
+
+def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cxx_source(tmp_path / "source")
+    first = load(path, "-march=native")
+    monkeypatch.setenv("OPJIT_OFFLINE", "1")
+    plain = described(path).key
+    with monkeypatch.context() as patched:
+        patched.setattr(backends.cpu, "identity", lambda: "another CPU")
+        with pytest.raises(BuildError, match="is in no cache"):
+            load(path, "-march=native")
+        assert described(path).key == plain, "without the flag the CPU is nobody's business"
+    assert load(path, "-march=native") == first
+
+
+def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
+    one = described(cxx_source(tmp_path / "source"), "-DVALUE=1")
+    changed = {
+        "name": one._replace(name="another"),
+        "sources": one._replace(sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
+        "inline": one._replace(inline={"cpp_sources": ["0" * 64]}),
+        "flags": one._replace(flags={**one.flags, "c": ["-DVALUE=2"]}),
+        "program": one._replace(program=True),
+        "archs": one._replace(archs="9.0"),
+        "inputs": one._replace(inputs={**one.inputs, "plain.cpp": "0" * 64}),
+        "toolchain": one._replace(toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
+    }
+    # The content of these is in `inputs`, `inline` or `sources`, and `arguments` is what all fields follow from.
+    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "arguments"}
+    assert len({one.key, *(another.key for another in changed.values())}) == len(changed) + 1
+
+
+def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(here: Path, tmp_path: Path) -> None:
+    path = cxx_source(tmp_path / "source", f'#if 0\n#include "broken.h"\n#endif\n{EXTENSION}')
+    (tmp_path / "source" / "broken.h").symlink_to(UNREADABLE)
+    with pytest.warns(CacheWarning, match=r"broken\.h cannot be read") as seen:
+        library = load(path)
+    assert len(seen) == 1
+    assert not Path(library).is_relative_to(here)
+    assert helpers.entries(here) == []
+
+
+@as_root
+def test_an_extension_in_a_noexec_cache_is_an_error_that_names_the_way_out(here: Path, tmp_path: Path) -> None:
+    here.mkdir(mode=0o700)
+    with tmpfs(here, "noexec"):
+        with pytest.raises((ImportError, OSError), match="noexec, set OPJIT_CACHE"):
+            load(cxx_source(tmp_path / "source"))
+        assert len(helpers.entries(here)) == 1

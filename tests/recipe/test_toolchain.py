@@ -1,0 +1,117 @@
+"""The tools of a build: found where the user says, asked who they are, and missed with what to install."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from opjit.backends import targets
+from opjit.builder import build
+from opjit.errors import CompileError, ToolMissing
+from opjit.recipe import toolchain
+from opjit.store.store import Store
+from tests import helpers
+from tests.helpers import built, fake_compiler, program
+
+
+def test_a_missing_compiler_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(ToolMissing, match=r"(?s)no C compiler.*apt install gcc.*OPJIT_CACHE") as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_missing_compiler_in_a_fresh_process_with_an_empty_cache(tmp_path: Path) -> None:
+    code = "import opjit\ntry: opjit.get('allreduce', 'cpu')\nexcept opjit.errors.ToolMissing as error: print(error.tool, error)"
+    done = helpers.fresh(code, {**helpers.no_compiler(tmp_path), "OPJIT_CACHE": str(tmp_path / "cache")})
+    assert done.stdout.startswith("cc no C compiler")
+
+
+@pytest.mark.parametrize("name", ["no-such", "/no/such/cc", "gcc -m32", "/"])
+def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("CC", name)
+    with pytest.raises(ToolMissing, match=re.escape(f"CC is {name!r}")) as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's builder does not quote the compiler's path")
+def test_a_cc_that_is_a_relative_path_works(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_compiler(tmp_path / "my cc")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "./my cc")
+    built(op, tmp_path / "cache")
+
+
+GARBAGE = {
+    "silent": "#!/bin/sh\n",
+    "words": "#!/bin/sh\necho hello\n",
+    "bytes": "#!/bin/sh\nprintf '\\377\\376\\0Target: '\n",
+    "fails": "#!/bin/sh\necho broken >&2; exit 1\n",
+    "no-format": "\x00\x01\x02",
+    "no-interpreter": "#!/no/such/interpreter\n",
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_compiler_that_does_not_say_who_it_is_is_refused(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    fake = program(tmp_path / "strange-cc", GARBAGE[kind])
+    monkeypatch.setenv("CC", str(fake))
+    with pytest.raises(ToolMissing, match=re.escape(f"{fake} is not a working gcc or clang")) as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "cc"
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_an_nvcc_that_does_not_say_who_it_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    program(tmp_path / "bin" / "nvcc", GARBAGE[kind])
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(ToolMissing, match="is not a working nvcc") as caught:
+        toolchain.require_nvcc(None)
+    assert caught.value.tool == "nvcc"
+
+
+def test_a_missing_ninja_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", helpers.real_compiler())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    with pytest.raises(ToolMissing, match="pip install ninja") as caught:
+        built(op, tmp_path / "cache")
+    assert caught.value.tool == "ninja"
+
+
+def test_a_ninja_that_does_not_work_is_quoted(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin" / "ninja", "#!/bin/sh\necho no such luck >&2; exit 3\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(CompileError, match="no such luck"):
+        built(op, tmp_path / "cache")
+
+
+def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ninja")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(toolchain.require_ninja(), "ninja").exists()
+
+
+def test_a_missing_nvcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: Path) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    recipe = helpers.describe(op, targets.named("sm_90", cuda_version="13.0"), compiler={})
+    with pytest.raises(ToolMissing, match="CUDA Toolkit") as caught:
+        build.build(recipe, Store(tmp_path / "cache"))
+    assert caught.value.tool == "nvcc"
+
+
+def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^Target: .*/Target: riscv64-linux-gnu/'\n"
+    monkeypatch.setenv("CC", str(program(tmp_path / "cc", other)))
+    with pytest.raises(ToolMissing, match="target is riscv64-linux-gnu, but opjit builds for x86_64 and aarch64; set CC to another"):
+        built(op, tmp_path / "cache")

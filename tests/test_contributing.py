@@ -1,0 +1,72 @@
+"""The pages in .github stay true where a test is cheap: links, paths, commands, checks, and the packages in the picture of the house."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from opjit import testing
+from opjit.cli import main
+from tests.helpers import ROOT
+
+PAGES = [*sorted((ROOT / ".github").glob("*.md")), ROOT / "opjit/store/FORMAT.md"]
+CONTRIBUTING = (ROOT / ".github/CONTRIBUTING.md").read_text(encoding="utf-8")
+COMMANDS = [shlex.split(part, comments=True) for block in re.findall(r"```sh\n(.*?)```", CONTRIBUTING, re.DOTALL)
+            for line in block.splitlines() for part in line.split(" && ")]
+
+
+def floors() -> list[list[str]]:
+    """The picture of the house, from the top: what stands on each floor."""
+    boxes = dict(re.findall(r'(f\d+)\["([^"]+)"\]', CONTRIBUTING))
+    below = dict(re.findall(r'(f\d+)(?:\["[^"]+"\])? --> (f\d+)', CONTRIBUTING))
+    [top] = below.keys() - below.values()
+    chain = [top]
+    while chain[-1] in below:
+        chain.append(below[chain[-1]])
+    assert len(chain) == len(boxes)
+    return [boxes[box].split(" · ") for box in chain]
+
+
+def test_the_picture_shows_every_module_and_package_once() -> None:
+    shown = [name for floor in floors() for name in floor]
+    there = {path.stem for path in (ROOT / "opjit").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert sorted(shown) == sorted(there)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, title = target.partition("#")
+        assert (page.parent / path).exists(), target
+        assert not title or path or title in titles, target
+
+
+def test_every_path_that_contributing_names_is_there() -> None:
+    quoted = re.findall(r"`([\w./<>-]+/[\w./<>-]*)`", CONTRIBUTING)
+    for path in [path for path in quoted if "<" not in path and not path.endswith("test_clip.py")]:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_names_programs_subcommands_and_files_that_there_are(command: list[str]) -> None:
+    program, *arguments = command
+    assert program in ("python3", ".ci/run") or program.startswith(".venv/bin/")
+    if program == ".venv/bin/opjit":
+        subcommand = main.commands[arguments[0]]
+        options = {option for parameter in subcommand.params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("--")} <= options
+    for argument in arguments:
+        if "/" in argument and not argument.startswith(".venv"):
+            assert (ROOT / argument).exists()
+
+
+def test_the_files_of_checks_are_those_that_contributing_names() -> None:
+    named = re.search(r"under `@add\(CHECKS, \"name\"\)`: (.*?)\. Its", CONTRIBUTING, re.DOTALL)
+    assert named is not None
+    modules = {check.run.__module__ for check in testing.CHECKS}
+    assert {f"opjit.testing.{name}" for name in re.findall(r"`(\w+)`", named[1])} == modules
