@@ -83,7 +83,7 @@ def main() -> None:
     device = "cuda" if parser.parse_args().cuda else "cpu"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where pip puts ninja
     if device == "cuda":
-        from opjit import toolchain
+        from opjit.recipe import toolchain
 
         os.environ["CUDA_HOME"] = toolchain.require_nvcc(None).root  # torch misses it where nvcc is a wrapper script
     torch.zeros(1, device=device)

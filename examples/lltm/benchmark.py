@@ -17,7 +17,7 @@ SCALES = {"s": 1.0, "ms": 1e3, "us": 1e6}
 
 
 def measure(cell: LLTM, x: torch.Tensor, state: State, runs: int, synchronize: Callable[[], None]) -> tuple[list[float], list[float]]:
-    """Seconds of each forward and each backward, after some runs that nobody counts."""
+    """Seconds of each forward and each backward, after some that are not counted."""
     forward, backward = [], []
     for turn in range(runs + 10):
         cell.zero_grad()

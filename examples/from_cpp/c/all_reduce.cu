@@ -19,7 +19,8 @@ opjit_status all_reduce_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStrea
     OPJIT_TRY(opjit_empty(out, 1, &one, x->dtype, x));
     OPJIT_TRY(opjit_multiprocessors(&processors));
     OPJIT_CUDA_CHECK(cudaMemsetAsync(out->data, 0, sizeof(int32_t), stream));
-    all_reduce_kernel<<<blocks < processors * 8 ? blocks : processors * 8, 256, 0, stream>>>(
-        (const int32_t *)x->data, (int32_t *)out->data, x->numel);
+    if (blocks > 8 * processors)
+        blocks = 8 * processors;
+    all_reduce_kernel<<<blocks, 256, 0, stream>>>((const int32_t *)x->data, (int32_t *)out->data, x->numel);
     return OPJIT_LAUNCHED();
 }
