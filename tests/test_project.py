@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hatchling import build
 
 from opjit import project
 from opjit.author.new import new_project
@@ -23,6 +22,7 @@ from opjit.errors import OpjitError
 from tests import helpers
 from tests.helpers import environment, fresh, no_compiler
 
+build = pytest.importorskip("hatchling.build")
 HOOK = "[tool.hatch.build.targets.wheel.hooks.opjit]"
 ORDINARY = f"""
 [build-system]
