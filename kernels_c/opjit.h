@@ -117,11 +117,11 @@ OPJIT_HOST_DEVICE bool opjit_is_integral(opjit_dtype dtype)
 
 /* A view of a torch tensor, valid during the call. */
 typedef struct opjit_tensor {
-    void *data;              /* first element; may be NULL when numel is 0 */
-    int64_t numel;           /* number of elements */
-    int64_t dim;             /* number of dimensions, 0 for a scalar */
-    const int64_t *sizes;    /* dim entries */
-    const int64_t *strides;  /* dim entries, in elements */
+    void *data;             /* first element; may be NULL when numel is 0 */
+    int64_t numel;          /* number of elements */
+    int64_t dim;            /* number of dimensions, 0 for a scalar */
+    const int64_t *sizes;   /* dim entries */
+    const int64_t *strides; /* dim entries, in elements */
     opjit_dtype dtype;
     int32_t device_type;     /* as torch numbers them */
     int32_t device_index;    /* -1 for the CPU */
@@ -159,7 +159,7 @@ typedef struct opjit_error *opjit_status;
 #define OPJIT_OK ((opjit_status)0)
 
 __attribute__((format(printf, 3, 4), returns_nonnull, cold)) opjit_status opjit_error_new(const char *file, int line,
-                                                                                         const char *format, ...);
+                                                                                          const char *format, ...);
 
 /* Return an error from the current function: OPJIT_FAIL("x is %s", why). */
 #define OPJIT_FAIL(...) return opjit_error_new(__FILE__, __LINE__, __VA_ARGS__)

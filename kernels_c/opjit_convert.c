@@ -33,7 +33,8 @@ static void gather(int64_t n, const void *from, int64_t stride, size_t bytes, vo
         type_ *t = (type_ *)to; \
         for (; n >= 4; n -= 4, f += 4 * stride, t += 4) \
             t[0] = f[0], t[1] = f[stride], t[2] = f[2 * stride], t[3] = f[3 * stride]; \
-        EACH(i) t[i] = f[i * stride]; \
+        EACH(i) \
+            t[i] = f[i * stride]; \
     } while (0)
     if (stride == 1)
         memcpy(to, from, (size_t)n * bytes);
@@ -62,7 +63,8 @@ static void widen_bfloat16(int64_t n, const opjit_bfloat16 *from, float *to)
 {
     for (; n >= 8; n -= 8, from += 8, to += 8)
         *(float8 *)to = (float8)(__builtin_convertvector(*(const half8 *)from, word8) << 16);
-    EACH(i) to[i] = opjit_bfloat16_to_float(from[i]);
+    EACH(i)
+        to[i] = opjit_bfloat16_to_float(from[i]);
 }
 
 /* As opjit_float_to_bfloat16() does. */
@@ -73,7 +75,8 @@ static void narrow_bfloat16(int64_t n, const float *from, opjit_bfloat16 *to)
         word8 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         *(half8 *)to = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), half8);
     }
-    EACH(i) to[i] = opjit_float_to_bfloat16(from[i]);
+    EACH(i)
+        to[i] = opjit_float_to_bfloat16(from[i]);
 }
 
 static void widen_float16(int64_t n, const opjit_half *from, float *to)
@@ -83,7 +86,8 @@ static void widen_float16(int64_t n, const opjit_half *from, float *to)
     for (; n >= 8; n -= 8, from += 8, to += 8)
         *(float8 *)to = __builtin_ia32_vcvtph2ps256(*(const short8 *)from);
 #endif
-    EACH(i) to[i] = opjit_half_to_float(from[i]);
+    EACH(i)
+        to[i] = opjit_half_to_float(from[i]);
 }
 
 static void narrow_float16(int64_t n, const float *from, opjit_half *to)
@@ -92,22 +96,29 @@ static void narrow_float16(int64_t n, const float *from, opjit_half *to)
     for (; n >= 8; n -= 8, from += 8, to += 8)
         *(half8 *)to = (half8)__builtin_ia32_vcvtps2ph256(*(const float8 *)from, 0);
 #endif
-    EACH(i) to[i] = opjit_float_to_half(from[i]);
+    EACH(i)
+        to[i] = opjit_float_to_half(from[i]);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Any dtypes                                                                                     */
 
-static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype)
+static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to,
+                         opjit_dtype to_dtype)
 {
     if (to_dtype == OPJIT_FLOAT64)
-        EACH(i) ((double *)to)[i] = opjit_load_double(from, i * stride, from_dtype);
+        EACH(i)
+            ((double *)to)[i] = opjit_load_double(from, i * stride, from_dtype);
     else if (opjit_is_floating(to_dtype))
-        EACH(i) opjit_store_float(to, i, to_dtype, opjit_load_float(from, i * stride, from_dtype));
+        EACH(i)
+            opjit_store_float(to, i, to_dtype, opjit_load_float(from, i * stride, from_dtype));
     else if (opjit_is_integral(from_dtype))
-        EACH(i) opjit_store_int64(to, i, to_dtype, opjit_load_int64(from, i * stride, from_dtype));
+        EACH(i)
+            opjit_store_int64(to, i, to_dtype, opjit_load_int64(from, i * stride, from_dtype));
     else
-        EACH(i) opjit_store_int64(to, i, to_dtype, opjit_integer_of(opjit_load_double(from, i * stride, from_dtype), to_dtype));
+        EACH(i)
+            opjit_store_int64(to, i, to_dtype,
+                              opjit_integer_of(opjit_load_double(from, i * stride, from_dtype), to_dtype));
 }
 
 void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype)

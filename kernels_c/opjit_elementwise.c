@@ -21,10 +21,11 @@ opjit_status opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a, con
     OPJIT_CHECK(dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
     for (int64_t d = 0; d < dim; d++) {
         int64_t of_a = size_among(a, dim, d), of_b = size_among(b, dim, d);
-        OPJIT_CHECK(of_a == of_b || of_a == 1 || of_b == 1,
-                    "expected sizes that broadcast: equal or 1 in each dimension, counted from the last; dimension %lld "
-                    "has %lld in one tensor and %lld in the other",
-                    (long long)(d - dim), (long long)of_a, (long long)of_b);
+        OPJIT_CHECK(
+            of_a == of_b || of_a == 1 || of_b == 1,
+            "expected sizes that broadcast: equal or 1 in each dimension, counted from the last; dimension %lld "
+            "has %lld in one tensor and %lld in the other",
+            (long long)(d - dim), (long long)of_a, (long long)of_b);
         sizes[d] = of_a == 1 ? of_b : of_a;
         like_a = like_a && of_a == sizes[d];
         like_b = like_b && of_b == sizes[d];
@@ -60,8 +61,9 @@ opjit_status opjit_result_dtype(const opjit_tensor *a, const opjit_tensor *b, op
     *to = strong;
     if (strong == weak)
         return OPJIT_OK;
-    if ((a->dim > 0) == (b->dim > 0) || strong == OPJIT_BOOL || (opjit_is_integral(strong) && !opjit_is_integral(weak)) ||
-        weak == OPJIT_OTHER_DTYPE || strong == OPJIT_OTHER_DTYPE)
+    if ((a->dim > 0) == (b->dim > 0) || strong == OPJIT_BOOL ||
+        (opjit_is_integral(strong) && !opjit_is_integral(weak)) || weak == OPJIT_OTHER_DTYPE ||
+        strong == OPJIT_OTHER_DTYPE)
         return opjit_promote(a->dtype, b->dtype, to);
     if (opjit_is_floating(strong) && weak >= OPJIT_COMPLEX64) /* complex, of the strong dtype's precision */
         *to = strong == OPJIT_FLOAT64   ? OPJIT_COMPLEX128

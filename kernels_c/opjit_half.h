@@ -106,7 +106,8 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     else if (rest >= 0x38800000u)
         rest = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13; /* normal */
     else
-        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) - 0x3f000000u; /* subnormal: adding 0.5 rounds the last bits */
+        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) -
+               0x3f000000u; /* subnormal: adding 0.5 rounds the last bits */
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
 #endif
     return result;

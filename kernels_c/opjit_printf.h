@@ -35,7 +35,8 @@ __attribute__((weak)) extern int PyGILState_Ensure(void);
 __attribute__((weak)) extern void PyGILState_Release(int state);
 __attribute__((weak)) extern opjit_python *PySys_GetObject(const char *name); /* borrowed */
 __attribute__((weak)) extern opjit_python *PyUnicode_DecodeUTF8(const char *text, long bytes, const char *errors);
-__attribute__((weak)) extern opjit_python *PyObject_CallMethod(opjit_python *object, const char *name, const char *format, ...);
+__attribute__((weak)) extern opjit_python *PyObject_CallMethod(opjit_python *object, const char *name,
+                                                               const char *format, ...);
 __attribute__((weak)) extern void Py_DecRef(opjit_python *object);
 __attribute__((weak)) extern void PyErr_Clear(void);
 

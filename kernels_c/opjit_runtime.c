@@ -30,9 +30,9 @@ opjit_dtype opjit_dtype_of(torch_ivalue value)
 
 const char *opjit_dtype_name(opjit_dtype dtype)
 {
-    static const char *const names[] = {"bool",   "uint8",  "int8",    "int16",    "int32",   "int64",
-                                        "uint16", "uint32", "uint64",  "float16",  "bfloat16", "float32",
-                                        "float64", "complex64", "complex128"};
+    static const char *const names[] = {"bool",     "uint8",   "int8",    "int16",     "int32",
+                                        "int64",    "uint16",  "uint32",  "uint64",    "float16",
+                                        "bfloat16", "float32", "float64", "complex64", "complex128"};
     return (unsigned)dtype < OPJIT_DTYPE_COUNT ? names[dtype] : "an unsupported dtype";
 }
 
@@ -45,9 +45,9 @@ size_t opjit_dtype_size(opjit_dtype dtype)
 static void read_codes(void)
 {
     int32_t (*const getters[OPJIT_DTYPE_COUNT])(void) = {
-        aoti_torch_dtype_bool,    aoti_torch_dtype_uint8,     aoti_torch_dtype_int8,    aoti_torch_dtype_int16,
-        aoti_torch_dtype_int32,   aoti_torch_dtype_int64,     aoti_torch_dtype_uint16,  aoti_torch_dtype_uint32,
-        aoti_torch_dtype_uint64,  aoti_torch_dtype_float16,   aoti_torch_dtype_bfloat16, aoti_torch_dtype_float32,
+        aoti_torch_dtype_bool,    aoti_torch_dtype_uint8,     aoti_torch_dtype_int8,       aoti_torch_dtype_int16,
+        aoti_torch_dtype_int32,   aoti_torch_dtype_int64,     aoti_torch_dtype_uint16,     aoti_torch_dtype_uint32,
+        aoti_torch_dtype_uint64,  aoti_torch_dtype_float16,   aoti_torch_dtype_bfloat16,   aoti_torch_dtype_float32,
         aoti_torch_dtype_float64, aoti_torch_dtype_complex64, aoti_torch_dtype_complex128,
     };
     torch_cpu = aoti_torch_device_type_cpu();
@@ -207,10 +207,11 @@ static opjit_status same_device(opjit_call *call, const opjit_tensor *view, cons
         call->device_type = view->device_type;
         call->device_index = view->device_index;
     }
-    OPJIT_CHECK(view->device_type == call->device_type && view->device_index == call->device_index,
-                "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
-                ".to()",
-                name);
+    OPJIT_CHECK(
+        view->device_type == call->device_type && view->device_index == call->device_index,
+        "expected all tensors on one device, but `%s` is on another one than the tensors before it; move it with "
+        ".to()",
+        name);
     return OPJIT_OK;
 }
 
@@ -234,8 +235,7 @@ opjit_status opjit_read_string(torch_ivalue value, const char **text)
 }
 
 /* Copy a list's boxed items into memory of the call. */
-static opjit_status read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items,
-                                                  int64_t *len)
+static opjit_status read_items(opjit_call *call, torch_ivalue value, torch_ivalue **items, int64_t *len)
 {
     torch_list list = (torch_list)(uintptr_t)value;
     size_t size;
@@ -275,7 +275,7 @@ OPJIT_READ_NUMBERS(opjit_read_floats, opjit_floats, double, opjit_double)
 OPJIT_READ_NUMBERS(opjit_read_bools, opjit_bools, bool, opjit_bool)
 
 opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
-                                                    opjit_tensors *list)
+                                opjit_tensors *list)
 {
     torch_ivalue *items;
     void *memory;
@@ -402,8 +402,7 @@ opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_te
                name);
 }
 
-opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out,
-                                                        const char *name)
+opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out, const char *name)
 {
     torch_list list = (torch_list)(uintptr_t)others;
     size_t size = 0;

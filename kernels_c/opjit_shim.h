@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-typedef int32_t torch_error; /* 0 is success */
+typedef int32_t torch_error;   /* 0 is success */
 typedef uint64_t torch_ivalue; /* one boxed argument or result: a number, or a handle that owns */
 typedef struct torch_tensor_opaque *torch_tensor;
 typedef struct torch_list_opaque *torch_list;
@@ -114,9 +114,11 @@ torch_error aoti_torch_cuda_caching_allocator_raw_delete(void *memory);
 
 /* Matrix products without the dispatcher: out = a b, and out = beta added + alpha a b. */
 torch_error aoti_torch_cpu_mm_out(torch_tensor out, torch_tensor a, torch_tensor b);
-torch_error aoti_torch_cpu_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta, double alpha);
+torch_error aoti_torch_cpu_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta,
+                                     double alpha);
 torch_error aoti_torch_cuda_mm_out(torch_tensor out, torch_tensor a, torch_tensor b);
-torch_error aoti_torch_cuda_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta, double alpha);
+torch_error aoti_torch_cuda_addmm_out(torch_tensor out, torch_tensor added, torch_tensor a, torch_tensor b, double beta,
+                                      double alpha);
 
 /* Errors. aoti_torch_check throws a C++ exception when `condition` is false. */
 void aoti_torch_check(bool condition, const char *function, const char *file, uint32_t line, const char *message);

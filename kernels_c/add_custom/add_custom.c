@@ -47,10 +47,18 @@ static void add_complex128(int64_t n, const void *a, const void *b, void *to)
 }
 
 static addition *const additions[] = {
-    [OPJIT_BOOL] = add_bool,           [OPJIT_UINT8] = add_8,        [OPJIT_INT8] = add_8,
-    [OPJIT_INT16] = add_16,            [OPJIT_INT32] = add_32,       [OPJIT_INT64] = add_64,
-    [OPJIT_UINT16] = add_16,           [OPJIT_UINT32] = add_32,      [OPJIT_UINT64] = add_64,
-    [OPJIT_FLOAT32] = add_float32,     [OPJIT_FLOAT64] = add_float64, [OPJIT_COMPLEX64] = add_complex64,
+    [OPJIT_BOOL] = add_bool,
+    [OPJIT_UINT8] = add_8,
+    [OPJIT_INT8] = add_8,
+    [OPJIT_INT16] = add_16,
+    [OPJIT_INT32] = add_32,
+    [OPJIT_INT64] = add_64,
+    [OPJIT_UINT16] = add_16,
+    [OPJIT_UINT32] = add_32,
+    [OPJIT_UINT64] = add_64,
+    [OPJIT_FLOAT32] = add_float32,
+    [OPJIT_FLOAT64] = add_float64,
+    [OPJIT_COMPLEX64] = add_complex64,
     [OPJIT_COMPLEX128] = add_complex128,
 };
 
@@ -71,7 +79,8 @@ typedef struct element {
  * n elements in the dtype to add in, side by side: where they lie, or in the buffer. There, an element that is broadcast to the
  * row stays from the first piece on.
  */
-static const void *load(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype, element *buffer)
+static const void *load(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype,
+                        element *buffer)
 {
     uint16_t halves[PIECE];
     const int64_t read = stride == 0 ? 1 : n;
@@ -100,8 +109,10 @@ static void add_row(int64_t n, void *const *data, const int64_t *strides, const 
     float sums[PIECE];
     for (int64_t i = 0; i < n; i += piece) {
         const int64_t part = n - i < piece ? n - i : piece;
-        const void *a = load(s, i == 0, part, (const char *)data[1] + i * strides[1] * s->bytes[1], strides[1], s->self, self);
-        const void *b = load(s, i == 0, part, (const char *)data[2] + i * strides[2] * s->bytes[2], strides[2], s->other, other);
+        const void *a =
+            load(s, i == 0, part, (const char *)data[1] + i * strides[1] * s->bytes[1], strides[1], s->self, self);
+        const void *b =
+            load(s, i == 0, part, (const char *)data[2] + i * strides[2] * s->bytes[2], strides[2], s->other, other);
         void *to = (char *)data[0] + i * s->bytes[0];
         additions[s->as](part, a, b, s->as == s->result ? to : sums);
         if (s->as != s->result)
@@ -117,8 +128,9 @@ opjit_status add_custom_cpu(const opjit_tensor *self, const opjit_tensor *other,
     OPJIT_CHECK(s.result < OPJIT_COMPLEX64 || s.self == s.other,
                 "add_custom takes two complex tensors of one dtype, not %s and %s; convert one of them with .to()",
                 opjit_dtype_name(s.self), opjit_dtype_name(s.other));
-    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE, "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
-                opjit_dtype_name(s.self), opjit_dtype_name(s.other));
+    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE,
+                "add_custom takes bool, integers, floating and complex dtypes, not %s and %s", opjit_dtype_name(s.self),
+                opjit_dtype_name(s.other));
     s.as = s.result == OPJIT_FLOAT16 || s.result == OPJIT_BFLOAT16 ? OPJIT_FLOAT32 : s.result;
     OPJIT_TRY(opjit_empty_broadcast(out, self, other, s.result));
     OPJIT_TRY(opjit_elements_of(&elements, 3, (const opjit_tensor *[]){out, self, other}));

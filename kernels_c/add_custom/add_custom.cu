@@ -13,8 +13,14 @@
 
 /* Integers wrap around, signed ones as the unsigned of their size. */
 template <typename element>
-static __device__ element sum_of(element a, element b) { return (element)(a + b); }
-static __device__ bool sum_of(bool a, bool b) { return a || b; }
+static __device__ element sum_of(element a, element b)
+{
+    return (element)(a + b);
+}
+static __device__ bool sum_of(bool a, bool b)
+{
+    return a || b;
+}
 static __device__ opjit_half sum_of(opjit_half a, opjit_half b)
 {
     return opjit_float_to_half(opjit_half_to_float(a) + opjit_half_to_float(b));
@@ -76,8 +82,14 @@ static __device__ void load(uint64_t *value, const void *data, int64_t i, opjit_
     *value = (uint64_t)opjit_load_int64(data, i, dtype);
 }
 
-static __device__ void store(void *data, int64_t i, opjit_dtype, double sum) { ((double *)data)[i] = sum; }
-static __device__ void store(void *data, int64_t i, opjit_dtype dtype, float sum) { opjit_store_float(data, i, dtype, sum); }
+static __device__ void store(void *data, int64_t i, opjit_dtype, double sum)
+{
+    ((double *)data)[i] = sum;
+}
+static __device__ void store(void *data, int64_t i, opjit_dtype dtype, float sum)
+{
+    opjit_store_float(data, i, dtype, sum);
+}
 static __device__ void store(void *data, int64_t i, opjit_dtype dtype, uint64_t sum)
 {
     opjit_store_int64(data, i, dtype, (int64_t)sum);
@@ -116,7 +128,8 @@ static opjit_status add_two(const opjit_elements *e, opjit_dtype self, opjit_dty
 /* ---------------------------------------------------------------------------------------------- */
 /* Entry                                                                                          */
 
-opjit_status add_custom_cuda(const opjit_tensor *self, const opjit_tensor *other, opjit_tensor *out, cudaStream_t stream)
+opjit_status add_custom_cuda(const opjit_tensor *self, const opjit_tensor *other, opjit_tensor *out,
+                             cudaStream_t stream)
 {
     const opjit_tensor *tensors[] = {out, self, other};
     opjit_elements elements;
@@ -125,7 +138,8 @@ opjit_status add_custom_cuda(const opjit_tensor *self, const opjit_tensor *other
     OPJIT_CHECK(result < OPJIT_COMPLEX64 || self->dtype == other->dtype,
                 "add_custom takes two complex tensors of one dtype, not %s and %s; convert one of them with .to()",
                 opjit_dtype_name(self->dtype), opjit_dtype_name(other->dtype));
-    OPJIT_CHECK(result != OPJIT_OTHER_DTYPE, "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
+    OPJIT_CHECK(result != OPJIT_OTHER_DTYPE,
+                "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
                 opjit_dtype_name(self->dtype), opjit_dtype_name(other->dtype));
     OPJIT_TRY(opjit_empty_broadcast(out, self, other, result));
     OPJIT_TRY(opjit_elements_of(&elements, 3, tensors));

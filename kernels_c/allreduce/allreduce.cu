@@ -35,23 +35,61 @@
 
 typedef unsigned long long word64;
 
-template <typename element> struct sums;
-template <> struct sums<double> { typedef double few, many; };
-template <> struct sums<float> { typedef float few; typedef double many; };
-template <> struct sums<opjit_half> : sums<float> {};
-template <> struct sums<opjit_bfloat16> : sums<float> {};
-template <> struct sums<uint8_t> { typedef unsigned few; typedef word64 many; };
-template <> struct sums<uint16_t> : sums<uint8_t> {};
-template <> struct sums<uint32_t> { typedef word64 few, many; };
-template <> struct sums<word64> : sums<uint32_t> {};
+template <typename element>
+struct sums;
+template <>
+struct sums<double> {
+    typedef double few, many;
+};
+template <>
+struct sums<float> {
+    typedef float few;
+    typedef double many;
+};
+template <>
+struct sums<opjit_half> : sums<float> {
+};
+template <>
+struct sums<opjit_bfloat16> : sums<float> {
+};
+template <>
+struct sums<uint8_t> {
+    typedef unsigned few;
+    typedef word64 many;
+};
+template <>
+struct sums<uint16_t> : sums<uint8_t> {
+};
+template <>
+struct sums<uint32_t> {
+    typedef word64 few, many;
+};
+template <>
+struct sums<word64> : sums<uint32_t> {
+};
 
 /* An element as a number. `flip` turns the sign bits of signed integers, which makes them unsigned; job.bias corrects it. */
 template <typename integer>
-static __device__ integer number(integer x, unsigned flip) { return (integer)(x ^ flip); }
-static __device__ float number(float x, unsigned) { return x; }
-static __device__ double number(double x, unsigned) { return x; }
-static __device__ float number(opjit_half x, unsigned) { return opjit_half_to_float(x); }
-static __device__ float number(opjit_bfloat16 x, unsigned) { return opjit_bfloat16_to_float(x); }
+static __device__ integer number(integer x, unsigned flip)
+{
+    return (integer)(x ^ flip);
+}
+static __device__ float number(float x, unsigned)
+{
+    return x;
+}
+static __device__ double number(double x, unsigned)
+{
+    return x;
+}
+static __device__ float number(opjit_half x, unsigned)
+{
+    return opjit_half_to_float(x);
+}
+static __device__ float number(opjit_bfloat16 x, unsigned)
+{
+    return opjit_bfloat16_to_float(x);
+}
 
 /* 16 bytes, which are read only once. */
 template <typename element>
@@ -90,9 +128,9 @@ static __device__ unsigned sum_of(const opjit_pack<uint8_t> &x, unsigned flip)
 /* One call's work. */
 struct job {
     const void *data;
-    opjit_layout layout;   /* of the elements, each once */
-    int64_t n, repeats;    /* elements, and how often each counts */
-    int64_t size;          /* bytes of an element */
+    opjit_layout layout; /* of the elements, each once */
+    int64_t n, repeats;  /* elements, and how often each counts */
+    int64_t size;        /* bytes of an element */
     opjit_dtype from, to;
     unsigned flip;         /* in sum_packed, the sign bits of signed integers */
     word64 bias;           /* what flipping those adds to the sum */
@@ -174,7 +212,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) sum_packed(cons
     typedef opjit_pack<element> pack;
     const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     const element *data = (const element *)j.data;
-    const int64_t unaligned = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data, head = unaligned < j.n ? unaligned : j.n;
+    const int64_t unaligned = (int64_t)(-(uintptr_t)data & 15) / (int64_t)sizeof *data,
+                  head = unaligned < j.n ? unaligned : j.n;
     const int64_t count = (j.n - head) / pack::width, tail = head + count * pack::width;
     const pack *packs = (const pack *)(data + head);
     many sum = 0;
@@ -210,7 +249,10 @@ static __device__ void gather(word64 *bits, const void *data, const int64_t *at)
 }
 
 /* Add an element; an integer sum takes it as the result's dtype holds it. */
-static __device__ void add(double *sum, word64 bits, const job &j) { *sum += opjit_load_double(&bits, 0, j.from); }
+static __device__ void add(double *sum, word64 bits, const job &j)
+{
+    *sum += opjit_load_double(&bits, 0, j.from);
+}
 static __device__ void add(word64 *sum, word64 bits, const job &j)
 {
     if (opjit_is_floating(j.from))
@@ -322,5 +364,6 @@ opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opj
         flip_signs(&j);
         return launch(packed_kernel(j.from), &j, true, x, stream);
     }
-    return launch(opjit_is_integral(converts ? j.to : j.from) ? sum_any<word64> : sum_any<double>, &j, false, x, stream);
+    return launch(opjit_is_integral(converts ? j.to : j.from) ? sum_any<word64> : sum_any<double>, &j, false, x,
+                  stream);
 }

@@ -172,7 +172,8 @@ static void add_elements(const void *from, opjit_dtype dtype, bool as_double, in
     kernel *add = kernel_of(dtype, as_double);
     const int size = (int)opjit_dtype_size(dtype), bits = 8 * size;
     const bool flips = dtype == OPJIT_INT8 || dtype == OPJIT_INT16 || dtype == OPJIT_INT32;
-    const uint64_t flip = flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) << (bits - 1) : 0; /* 0x8080808080808080 for 8 */
+    const uint64_t flip =
+        flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) << (bits - 1) : 0; /* 0x8080808080808080 for 8 */
     const char *at = (const char *)from;
     uint64_t last[STEP / 8];
     lanes l = {{0}, {0}, {0}};

@@ -71,7 +71,8 @@ static inline double exp_parts_f64(double x, double *scale)
     } \
     static inline real sigmoid_##suffix(real x) \
     { \
-        real scale, below = -fabs(x), p = exp_parts_##suffix(below, &scale), e = below < lowest ? 0 : scale * p + scale; \
+        real scale, below = -fabs(x), p = exp_parts_##suffix(below, &scale), \
+                    e = below < lowest ? 0 : scale * p + scale; \
         return (x < 0 ? e : 1) / (1 + e); \
     } \
     static inline real tanh_##suffix(real x) \
@@ -96,7 +97,8 @@ static opjit_status activate_rows(int64_t begin, int64_t end, void *context)
         const scalar_t *bias = c->bias->data;
         for (int64_t b = begin; b < end; b++) {
             const scalar_t *old_cell = (const scalar_t *)c->old_cell->data + b * c->old_cell->strides[0];
-            scalar_t *new_cell = (scalar_t *)c->new_cell->data + b * state, *new_h = (scalar_t *)c->new_h->data + b * state;
+            scalar_t *new_cell = (scalar_t *)c->new_cell->data + b * state,
+                     *new_h = (scalar_t *)c->new_h->data + b * state;
             scalar_t *i = (scalar_t *)c->gates->data + b * 4 * state, *o = i + state, *g = o + state, *t = g + state;
             for (int64_t s = 0; s < 3 * state; s++) /* i, o and g */
                 i[s] += bias[s * bias_step];
@@ -195,10 +197,16 @@ static opjit_status run_backward(const lltm_backward_call *c, opjit_tensor *dz)
 {
     double zero = 0;
     const int64_t strides[2] = {0, 0}, columns = 3 * c->n.state, parts = (columns + COLUMNS - 1) / COLUMNS;
-    const int64_t rows = columns > 0 ? c->n.batch : 0; /* no pointer arithmetic on an empty tensor, whose data may be NULL */
+    const int64_t rows =
+        columns > 0 ? c->n.batch : 0; /* no pointer arithmetic on an empty tensor, whose data may be NULL */
     const opjit_tensor zeros = {.data = &zero, .strides = strides};
-    backward_loops loops = {c->gates, c->grad_h ? c->grad_h : &zeros, c->grad_cell ? c->grad_cell : &zeros, dz, c->grad_bias,
-                            c->grad_old_cell, c->n};
+    backward_loops loops = {c->gates,
+                            c->grad_h ? c->grad_h : &zeros,
+                            c->grad_cell ? c->grad_cell : &zeros,
+                            dz,
+                            c->grad_bias,
+                            c->grad_old_cell,
+                            c->n};
     OPJIT_TRY(lltm_output(dz, c->n.batch, columns, c->gates));
     OPJIT_TRY(opjit_parallel_for(0, rows, rows_a_thread(columns), differentiate_rows, &loops));
     if (c->parameters)
@@ -207,12 +215,12 @@ static opjit_status run_backward(const lltm_backward_call *c, opjit_tensor *dz)
 }
 
 opjit_status lltm_backward_cpu(const opjit_tensor *grad_h, const opjit_tensor *grad_cell, const opjit_tensor *gates,
-                               const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *old_h, bool inputs,
-                               bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights, opjit_tensor *grad_bias,
-                               opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell)
+                               const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *old_h,
+                               bool inputs, bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights,
+                               opjit_tensor *grad_bias, opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell)
 {
-    lltm_backward_call call = {grad_h,     grad_cell,    gates,     input,      weights,       old_h, inputs, parameters,
-                               grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {0}};
+    lltm_backward_call call = {grad_h,     grad_cell,  gates,        input,     weights,    old_h,         inputs,
+                               parameters, grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {0}};
     opjit_tensor dz = {0};
     OPJIT_TRY(lltm_start_backward(&call));
     opjit_status status = run_backward(&call, &dz);

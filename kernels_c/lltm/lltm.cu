@@ -19,8 +19,8 @@
 #include "opjit_cuda.h"
 
 #define FUSED_WORK ((int64_t)1 << 26) /* multiplications; where both ways took the same time on an H200 */
-#define FEW_ROWS 2                    /* of the batch for each warp of a forward, in batches of up to SMALL_BATCH rows */
-#define MANY_ROWS 8                   /* in larger ones */
+#define FEW_ROWS 2  /* of the batch for each warp of a forward, in batches of up to SMALL_BATCH rows */
+#define MANY_ROWS 8 /* in larger ones */
 #define SMALL_BATCH 32
 #define WARPS 8 /* in a block */
 #define THREADS (32 * WARPS)
@@ -67,10 +67,16 @@ static bool is_fused(const lltm_sizes *n)
 /* Forward                                                                                        */
 
 template <typename real>
-static __device__ real sigmoid(real x) { return 1 / (1 + exp(-x)); }
+static __device__ real sigmoid(real x)
+{
+    return 1 / (1 + exp(-x));
+}
 
 template <typename real>
-static __device__ real elu(real x) { return x > 0 ? x : expm1(x); }
+static __device__ real elu(real x)
+{
+    return x > 0 ? x : expm1(x);
+}
 
 template <typename real>
 struct forward_call {
@@ -95,12 +101,13 @@ struct forward_call {
 
 /* Add the products of a part of the depth to the sums. Rows of x beyond the `last` one are read there, and discarded later. */
 template <typename real, int rows>
-static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const matrix<real> &weights, int64_t state, int64_t s,
-                              int64_t first, int64_t begin, int64_t depth, int64_t last)
+static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const matrix<real> &weights, int64_t state,
+                              int64_t s, int64_t first, int64_t begin, int64_t depth, int64_t last)
 {
 #pragma unroll 4
     for (int64_t k = threadIdx.x; k < depth; k += 32) {
-        real w0 = weights.at(s, begin + k), w1 = weights.at(state + s, begin + k), w2 = weights.at(2 * state + s, begin + k);
+        real w0 = weights.at(s, begin + k), w1 = weights.at(state + s, begin + k),
+             w2 = weights.at(2 * state + s, begin + k);
 #pragma unroll
         for (int r = 0; r < rows; r++) {
             real value = x.at(first + r < last ? first + r : last, k);
@@ -145,8 +152,7 @@ static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_con
 template <typename real>
 static __global__ void __launch_bounds__(THREADS) forward_gates(const __grid_constant__ forward_call<real> call)
 {
-    OPJIT_KERNEL_LOOP(i, call.batch * call.state)
-    {
+    OPJIT_KERNEL_LOOP(i, call.batch * call.state) {
         int64_t b = i / call.state, s = i - b * call.state;
         const real *z = call.gates + b * 4 * call.state + s;
         call.finish(b, s, z[0], z[call.state], z[2 * call.state]);
@@ -166,9 +172,17 @@ static opjit_status launch_fused(const forward_call<real> &call, cudaStream_t st
 template <typename real>
 static opjit_status run_forward(const lltm_forward_call *c, cudaStream_t stream)
 {
-    const forward_call<real> call = {view<real>(c->input), view<real>(c->weights), view<real>(c->bias), view<real>(c->old_h),
-                                     view<real>(c->old_cell), elements<real>(c->new_h), elements<real>(c->new_cell),
-                                     elements<real>(c->gates), c->n.batch, c->n.features, c->n.state};
+    const forward_call<real> call = {view<real>(c->input),
+                                     view<real>(c->weights),
+                                     view<real>(c->bias),
+                                     view<real>(c->old_h),
+                                     view<real>(c->old_cell),
+                                     elements<real>(c->new_h),
+                                     elements<real>(c->new_cell),
+                                     elements<real>(c->gates),
+                                     c->n.batch,
+                                     c->n.features,
+                                     c->n.state};
     if (is_fused(&c->n))
         return call.batch <= SMALL_BATCH ? launch_fused<real, FEW_ROWS>(call, stream)
                                          : launch_fused<real, MANY_ROWS>(call, stream);
@@ -208,7 +222,8 @@ struct backward_call {
 
     __device__ gradient<real> differentiate(int64_t b, int64_t s) const
     {
-        real i = gates.at(b, s), o = gates.at(b, state + s), g = gates.at(b, 2 * state + s), t = gates.at(b, 3 * state + s);
+        real i = gates.at(b, s), o = gates.at(b, state + s), g = gates.at(b, 2 * state + s),
+             t = gates.at(b, 3 * state + s);
         real h = grad_h.or_zero(b, s), cell = h * o * (1 - t * t) + grad_cell.or_zero(b, s);
         return {cell * g * i * (1 - i), h * t * o * (1 - o), cell * i * (g > 0 ? (real)1 : g + 1), cell};
     }
@@ -218,10 +233,10 @@ struct backward_call {
 };
 
 /* Sums have two levels, of SHORT_SUM rows or INPUT_STATES states and of those sums, so that rounding errors grow slowly. */
-#define STATES 2                            /* for which one block makes gradients of the weights */
-#define BATCH 32                            /* rows of dz that such a block holds at once */
-#define SHORT_SUM 16                        /* rows that are added up before they are added to the total */
-#define INPUT_ROWS 4                        /* of the batch, in a block for 32 columns of the gradients of input or old_h */
+#define STATES 2     /* for which one block makes gradients of the weights */
+#define BATCH 32     /* rows of dz that such a block holds at once */
+#define SHORT_SUM 16 /* rows that are added up before they are added to the total */
+#define INPUT_ROWS 4 /* of the batch, in a block for 32 columns of the gradients of input or old_h */
 #define INPUT_STATES (THREADS / INPUT_ROWS) /* for which such a block holds dz at once */
 
 static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one column of dz, a lane for each row");
@@ -296,7 +311,8 @@ static __device__ void backward_inputs(const backward_call<real> &call, int bloc
     __shared__ __align__(16) real dz[3][INPUT_STATES][INPUT_ROWS];
     __shared__ real part[WARPS][INPUT_ROWS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, depth = (int)(call.state + call.features);
-    const int64_t b0 = (int64_t)(block / call.input_chunks) * INPUT_ROWS, k = (int64_t)(block % call.input_chunks) * 32 + lane;
+    const int64_t b0 = (int64_t)(block / call.input_chunks) * INPUT_ROWS,
+                  k = (int64_t)(block % call.input_chunks) * 32 + lane;
     const int64_t b = b0 + threadIdx.x % INPUT_ROWS;
     const int each = INPUT_STATES / WARPS; /* states of a warp at once */
     real sum[INPUT_ROWS] = {};
@@ -357,7 +373,8 @@ static __global__ void __launch_bounds__(THREADS) backward_fused(const __grid_co
 
 /* dz and the gradients of old_cell and bias alone, for 32 states; the warps share the batch. */
 template <typename real>
-static __global__ void __launch_bounds__(1024) backward_gates(const __grid_constant__ backward_call<real> call, real *dz)
+static __global__ void __launch_bounds__(1024)
+    backward_gates(const __grid_constant__ backward_call<real> call, real *dz)
 {
     __shared__ real part[3][32][33];
     const int64_t s = (int64_t)blockIdx.x * 32 + threadIdx.x, state = call.state;
@@ -398,10 +415,23 @@ static opjit_status run_large_backward(const lltm_backward_call *c, const backwa
 template <typename real>
 static opjit_status run_backward(const lltm_backward_call *c, cudaStream_t stream)
 {
-    backward_call<real> call = {view<real>(c->grad_h), view<real>(c->grad_cell), view<real>(c->gates), view<real>(c->input),
-                                view<real>(c->weights), view<real>(c->old_h), elements<real>(c->grad_input),
-                                elements<real>(c->grad_weights), elements<real>(c->grad_bias), elements<real>(c->grad_old_h),
-                                elements<real>(c->grad_old_cell), c->n.batch, c->n.features, c->n.state, 0, 1, 0};
+    backward_call<real> call = {view<real>(c->grad_h),
+                                view<real>(c->grad_cell),
+                                view<real>(c->gates),
+                                view<real>(c->input),
+                                view<real>(c->weights),
+                                view<real>(c->old_h),
+                                elements<real>(c->grad_input),
+                                elements<real>(c->grad_weights),
+                                elements<real>(c->grad_bias),
+                                elements<real>(c->grad_old_h),
+                                elements<real>(c->grad_old_cell),
+                                c->n.batch,
+                                c->n.features,
+                                c->n.state,
+                                0,
+                                1,
+                                0};
     if (!is_fused(&c->n)) {
         opjit_tensor dz = {};
         opjit_status status = run_large_backward(c, call, &dz, stream);
@@ -422,12 +452,13 @@ static opjit_status run_backward(const lltm_backward_call *c, cudaStream_t strea
 }
 
 opjit_status lltm_backward_cuda(const opjit_tensor *grad_h, const opjit_tensor *grad_cell, const opjit_tensor *gates,
-                                const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *old_h, bool inputs,
-                                bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights, opjit_tensor *grad_bias,
-                                opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell, cudaStream_t stream)
+                                const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *old_h,
+                                bool inputs, bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights,
+                                opjit_tensor *grad_bias, opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell,
+                                cudaStream_t stream)
 {
-    lltm_backward_call call = {grad_h,     grad_cell,    gates,     input,      weights,       old_h, inputs, parameters,
-                               grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {}};
+    lltm_backward_call call = {grad_h,     grad_cell,  gates,        input,     weights,    old_h,         inputs,
+                               parameters, grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {}};
     OPJIT_TRY(lltm_start_backward(&call));
     return input->dtype == OPJIT_FLOAT32 ? run_backward<float>(&call, stream) : run_backward<double>(&call, stream);
 }

@@ -94,8 +94,11 @@ typedef struct lltm_forward_call {
 OPJIT_UNUSED static opjit_status lltm_start_forward(lltm_forward_call *c)
 {
     const char *op = "lltm_forward";
-    const lltm_argument arguments[] = {{c->input, "x", 2}, {c->weights, "weights", 2}, {c->bias, "bias", 1},
-                                       {c->old_h, "old_h", 2}, {c->old_cell, "old_cell", 2}};
+    const lltm_argument arguments[] = {{c->input, "x", 2},
+                                       {c->weights, "weights", 2},
+                                       {c->bias, "bias", 1},
+                                       {c->old_h, "old_h", 2},
+                                       {c->old_cell, "old_cell", 2}};
     OPJIT_TRY(lltm_check_tensors(op, arguments, 5, c->input->dtype));
     OPJIT_TRY(lltm_check_sizes(op, c->input, c->weights, c->old_h, &c->n));
     OPJIT_TRY(lltm_check_size(op, c->bias, "bias", 0, 3 * c->n.state, "three times the state size of `old_h` is"));
@@ -118,8 +121,9 @@ typedef struct lltm_backward_call {
 OPJIT_UNUSED static opjit_status lltm_start_backward(lltm_backward_call *c)
 {
     const char *op = "lltm_backward";
-    const lltm_argument arguments[] = {{c->input, "x", 2}, {c->weights, "weights", 2}, {c->old_h, "old_h", 2},
-                                       {c->gates, "gates", 2}, {c->grad_h, "grad_h", 2}, {c->grad_cell, "grad_cell", 2}};
+    const lltm_argument arguments[] = {{c->input, "x", 2},       {c->weights, "weights", 2},
+                                       {c->old_h, "old_h", 2},   {c->gates, "gates", 2},
+                                       {c->grad_h, "grad_h", 2}, {c->grad_cell, "grad_cell", 2}};
     OPJIT_TRY(lltm_check_tensors(op, arguments, 6, c->input->dtype));
     OPJIT_TRY(lltm_check_sizes(op, c->input, c->weights, c->old_h, &c->n));
     for (int i = 3; i < 6; i++)
@@ -128,7 +132,8 @@ OPJIT_UNUSED static opjit_status lltm_start_backward(lltm_backward_call *c)
     OPJIT_TRY(lltm_check_size(op, c->grad_h, "grad_h", 1, c->n.state, "the state size of `old_h` is"));
     OPJIT_TRY(lltm_check_size(op, c->grad_cell, "grad_cell", 1, c->n.state, "the state size of `old_h` is"));
 
-    const int64_t batch = c->n.batch, features = c->n.features, state = c->n.state, bias = c->parameters ? 3 * state : 0;
+    const int64_t batch = c->n.batch, features = c->n.features, state = c->n.state,
+                  bias = c->parameters ? 3 * state : 0;
     OPJIT_TRY(lltm_output(c->grad_input, c->inputs ? batch : 0, c->inputs ? features : 0, c->input));
     OPJIT_TRY(lltm_output(c->grad_weights, bias, c->parameters ? state + features : 0, c->input));
     OPJIT_TRY(opjit_empty(c->grad_bias, 1, &bias, c->input->dtype, c->input));
@@ -198,7 +203,8 @@ OPJIT_UNUSED static opjit_status lltm_forward_products(const lltm_forward_call *
 {
     const lltm_matrix z = lltm_columns(c->gates, 0, 3 * c->n.state);
     OPJIT_TRY(lltm_multiply(z, lltm_whole(c->old_h), lltm_transposed(lltm_columns(c->weights, 0, c->n.state)), false));
-    return lltm_multiply(z, lltm_whole(c->input), lltm_transposed(lltm_columns(c->weights, c->n.state, c->n.features)), true);
+    return lltm_multiply(z, lltm_whole(c->input), lltm_transposed(lltm_columns(c->weights, c->n.state, c->n.features)),
+                         true);
 }
 
 /* All gradients that are products of dz, which is (B, 3S). */
@@ -207,7 +213,8 @@ OPJIT_UNUSED static opjit_status lltm_backward_products(const lltm_backward_call
     const int64_t state = c->n.state, features = c->n.features;
     if (c->inputs) {
         OPJIT_TRY(lltm_multiply(lltm_whole(c->grad_old_h), lltm_whole(dz), lltm_columns(c->weights, 0, state), false));
-        OPJIT_TRY(lltm_multiply(lltm_whole(c->grad_input), lltm_whole(dz), lltm_columns(c->weights, state, features), false));
+        OPJIT_TRY(lltm_multiply(lltm_whole(c->grad_input), lltm_whole(dz), lltm_columns(c->weights, state, features),
+                                false));
     }
     if (c->parameters) {
         const lltm_matrix turned = lltm_transposed(lltm_whole(dz));

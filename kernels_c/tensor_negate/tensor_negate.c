@@ -34,8 +34,8 @@ NEGATE(uint64_t)
 opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
     OPJIT_CHECK(x->dtype != OPJIT_BOOL && x->dtype != OPJIT_OTHER_DTYPE,
-                "tensor_negate takes integers, floating and complex dtypes, not %s%s",
-                opjit_dtype_name(x->dtype), x->dtype == OPJIT_BOOL ? "; ~x inverts a bool tensor" : "");
+                "tensor_negate takes integers, floating and complex dtypes, not %s%s", opjit_dtype_name(x->dtype),
+                x->dtype == OPJIT_BOOL ? "; ~x inverts a bool tensor" : "");
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
     opjit_elements elements;
     OPJIT_TRY(opjit_elements_of(&elements, 2, (const opjit_tensor *[]){out, x}));

@@ -87,7 +87,7 @@ static void put_string(text *t, const char *name, const char *s)
     do { \
         put(&t, "\"%s\":", name_); \
         if ((const void *)(pointer_) != NULL) \
-            put(&t, format_ ",", (type_)*(pointer_)); \
+            put(&t, format_ ",", (type_) * (pointer_)); \
         else \
             put(&t, "null,"); \
     } while (0)
@@ -108,11 +108,11 @@ static void put_string(text *t, const char *name, const char *s)
 opjit_status everything_cpu(const opjit_tensor *x, const opjit_tensor *maybe, const opjit_tensors *xs, int64_t n,
                             int64_t sym, double f, bool b, const char *s, opjit_dtype d, const int64_t *on,
                             const int64_t *osym, const double *of, const bool *ob, const char *os,
-                            const opjit_dtype *od, const opjit_ints *ns, const opjit_ints *syms,
-                            const opjit_floats *fs, const opjit_bools *bs, const opjit_ints *pair,
-                            const opjit_tensors *twins, const opjit_tensors *oxs, const opjit_ints *ons,
-                            const opjit_floats *ofs, const opjit_bools *obs, const opjit_ints *opair, int64_t last,
-                            opjit_tensor *report, int64_t *n2, double *f2, bool *nb, opjit_tensor *copy)
+                            const opjit_dtype *od, const opjit_ints *ns, const opjit_ints *syms, const opjit_floats *fs,
+                            const opjit_bools *bs, const opjit_ints *pair, const opjit_tensors *twins,
+                            const opjit_tensors *oxs, const opjit_ints *ons, const opjit_floats *ofs,
+                            const opjit_bools *obs, const opjit_ints *opair, int64_t last, opjit_tensor *report,
+                            int64_t *n2, double *f2, bool *nb, opjit_tensor *copy)
 {
     text t = {NULL, 65536, 0};
     void *memory;

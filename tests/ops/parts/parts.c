@@ -24,8 +24,8 @@ opjit_status joined_cpu(const opjit_tensor *whole, const opjit_tensor *fraction,
     OPJIT_TRY(opjit_empty(out, fraction->dim, fraction->sizes, fraction->dtype, fraction));
     OPJIT_DISPATCH_FLOATING(fraction->dtype, "joined", {
         for (int64_t i = 0; i < out->numel; i++)
-            ((scalar_t *)out->data)[i] = ((const scalar_t *)whole->data)[opjit_offset(whole, i)]
-                                         + ((const scalar_t *)fraction->data)[opjit_offset(fraction, i)];
+            ((scalar_t *)out->data)[i] = ((const scalar_t *)whole->data)[opjit_offset(whole, i)] +
+                                         ((const scalar_t *)fraction->data)[opjit_offset(fraction, i)];
     })
     return OPJIT_OK;
 }

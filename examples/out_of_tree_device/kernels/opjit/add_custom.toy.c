@@ -23,8 +23,8 @@ opjit_status add_custom_toy(const opjit_tensor *self, const opjit_tensor *other,
     OPJIT_CHECK(longer->dim <= OPJIT_MAX_DIM, "a tensor has at most %d dimensions", OPJIT_MAX_DIM);
     for (int64_t d = longer->dim - 1, own = shorter->dim - 1; d >= 0; d--, own--) {
         int64_t a = longer->sizes[d], b = own >= 0 ? shorter->sizes[own] : 1;
-        OPJIT_CHECK(a == b || a == 1 || b == 1, "add_custom cannot broadcast sizes %lld and %lld of dimension %lld", (long long)a,
-                    (long long)b, (long long)d);
+        OPJIT_CHECK(a == b || a == 1 || b == 1, "add_custom cannot broadcast sizes %lld and %lld of dimension %lld",
+                    (long long)a, (long long)b, (long long)d);
         sizes[d] = a == 1 ? b : a;
     }
     OPJIT_TRY(opjit_empty(out, longer->dim, sizes, self->dtype, self));

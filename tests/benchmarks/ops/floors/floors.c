@@ -60,7 +60,8 @@ static lanes multiply(int64_t count, lanes x)
 /* `count` float32 multiplications and as many additions; x has 16 elements or more, and so have the results. */
 opjit_status multiply_add_cpu(const opjit_tensor *x, int64_t count, opjit_tensor *one, opjit_tensor *other)
 {
-    OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32 && x->numel >= 16, "multiply_add takes 16 float32 elements or more");
+    OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32 && x->numel >= 16,
+                "multiply_add takes 16 float32 elements or more");
     OPJIT_TRY(opjit_empty_like(one, x, x->dtype));
     OPJIT_TRY(opjit_empty_like(other, x, x->dtype));
     lanes v;

@@ -10,8 +10,7 @@ static __global__ void __launch_bounds__(512) read_kernel(const uint4 *from, int
 {
     unsigned fold = 0;
 #pragma unroll 4
-    OPJIT_KERNEL_LOOP(i, n)
-    {
+    OPJIT_KERNEL_LOOP(i, n) {
         uint4 v = from[i];
         fold |= v.x & v.y & v.z & v.w;
     }
