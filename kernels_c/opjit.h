@@ -49,8 +49,8 @@
  * More:     opjit_elementwise.h (broadcasting, dtype promotion, any strides)  opjit_convert.h (from dtype to dtype)
  *           opjit_half.h (float16, bfloat16)  opjit_cuda.h (.cu files)
  *
- * Valid as C11 and as C++17. The functions declared here are in opjit_runtime.c, which is compiled into every op's
- * library; its first screen lists the state it keeps.
+ * Valid as C11 and as C++17. Every op's library is linked with the functions declared here, of opjit_runtime.c; its first
+ * screen lists the state it keeps.
  */
 #ifndef OPJIT_H
 #define OPJIT_H

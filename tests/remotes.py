@@ -109,7 +109,7 @@ def publish(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Pu
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """The URL of a socket that drops whoever wants to connect: its queue is full, and nobody takes from it."""
+    """The URL of a socket that drops connections: its queue is full, and no process accepts from it."""
     with ExitStack() as stack:
         silent = stack.enter_context(socket.socket())
         silent.bind(("127.0.0.1", 0))

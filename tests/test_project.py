@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from opjit import project
 from opjit.author.new import new_project
 from opjit.backends.cpu import Cpu
 from opjit.cli import main
@@ -23,6 +22,7 @@ from tests import helpers
 from tests.helpers import environment, fresh, no_compiler
 
 build = pytest.importorskip("hatchling.build")
+project = pytest.importorskip("opjit.project")  # it imports hatchling
 HOOK = "[tool.hatch.build.targets.wheel.hooks.opjit]"
 ORDINARY = f"""
 [build-system]

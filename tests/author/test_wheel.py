@@ -133,7 +133,7 @@ def test_an_installed_wheel_serves_without_a_compiler(installed: Path, tmp_path:
     assert not cache.exists()
 
 
-def test_a_wheel_s_binary_is_used_whoever_is_the_compiler_here(installed: Path, tmp_path: Path) -> None:
+def test_a_wheel_s_binary_is_used_with_any_compiler(installed: Path, tmp_path: Path) -> None:
     helpers.fake_compiler(tmp_path / "bin" / "gcc", before='case " $* " in *" -v "*) echo "gcc version 99" >&2;; esac')
     _, *libraries = called(installed, tmp_path / "cache", {"CC": str(tmp_path / "bin" / "gcc")})
     assert all(path.startswith(str(installed)) for path in libraries)

@@ -83,7 +83,7 @@ def measure_cpu(rounds: int) -> list[Row]:
 
     x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
     duels: list[tuple[str, torch.Tensor, Mode, float | None]] = [
-        ("inference mode", x, torch.inference_mode, 1.0), ("no_grad", x, torch.no_grad, None),
+        ("inference mode", x, torch.inference_mode, 1.1), ("no_grad", x, torch.no_grad, None),
         ("grad mode", x, nullcontext, None), ("grad mode, input requires grad", leaf, nullcontext, None)]
     rows = [ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
             for name, tensor, mode, bar in duels]
@@ -101,7 +101,7 @@ def measure_cuda(rounds: int) -> list[Row]:
         x = torch.ones(8, device="cuda", dtype=dtype)
         torch.testing.assert_close(allreduce(x), torch.sum(x))
         for name, mode in (("inference mode", torch.inference_mode), ("no_grad", torch.no_grad)):
-            bar = 1.0 if mode is torch.inference_mode else None
+            bar = 1.1 if mode is torch.inference_mode else None
             what = f"allreduce, {str(dtype).removeprefix('torch.')}, {name}"
             rows.append(ratio(what, *duel(allreduce, torch.sum, (x,), rounds, mode), bar))
     return rows

@@ -73,10 +73,10 @@ def measure_cpu(rounds: int, slow_rounds: int) -> list[Row]:
             cold("cpp", "cpu", None, times)
     rows = []
     if slow_rounds:
-        rows.append(ratio("C op, against C++ and torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 150))
+        rows.append(ratio("C op, against C++ and torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 50))
     if has_tvm:
-        rows.append(ratio("C op, against tvm-ffi", times["opjit.first"], times["tvm.first"], 1 / 6))
-    rows.append(ratio("the next C op, against bare gcc", times["opjit.next"], times["gcc"], 3))
+        rows.append(ratio("C op, against tvm-ffi", times["opjit.first"], times["tvm.first"], 1 / 3))
+    rows.append(ratio("the next C op, against bare gcc", times["opjit.next"], times["gcc"], 1.5))
     return rows
 
 
@@ -88,7 +88,7 @@ def measure_cuda(rounds: int, slow_rounds: int) -> list[Row]:
         if turn < slow_rounds:
             cold("cpp", "cuda", arch, times)
     what = f"CUDA op{f' (built for {arch}, not run)' if arch else ''}, against C++/CUDA with torch/extension.h"
-    return [ratio(what, times["opjit.first"], times["cpp.first"], 1 / 30)]
+    return [ratio(what, times["opjit.first"], times["cpp.first"], 1 / 20)]
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ ROUND_SECONDS = 0.02
 IN_GRAPH = 50
 Call = Callable[[], Any]
 # (what, peer) -> the most that opjit may take of the peer's time, at the first size and at the second
-CPU_BARS = {("forward, no_grad", "py"): (0.35, 1.0), ("forward", "py"): (0.5, 1.0), ("forward and backward", "py"): (0.5, 1.0)}
+CPU_BARS = {("forward, no_grad", "py"): (0.8, 1.0), ("forward", "py"): (0.8, 1.0), ("forward and backward", "py"): (0.8, 1.0)}
 CUDA_BARS = {("forward, no_grad", "py"): (0.4, 1.0), ("forward", "py"): (0.4, 1.0), ("forward, no_grad", "compile"): (0.5, 1.0),
              ("forward", "compile"): (0.5, 1.0), ("backward", "py"): (0.6, 1.0)}
 

@@ -1,4 +1,4 @@
-"""Push, pull, pack, unpack: what arrives is what was sent, by whom it was signed, and nothing else arrives."""
+"""Push, pull, pack, unpack: exactly the sent entries arrive, with their signatures."""
 
 from __future__ import annotations
 

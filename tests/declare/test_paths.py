@@ -326,7 +326,7 @@ def test_of_a_folder_that_the_user_names_no_op_is_run_that_somebody_else_may_hav
     assert names(arguments.ops(str(ops))) == [f"pathtest::{name}"]
 
 
-def test_an_op_s_own_folder_that_the_user_names_is_run_whoever_can_write_it(tmp_path: Path) -> None:
+def test_a_folder_that_the_user_names_is_run_even_if_others_can_write_it(tmp_path: Path) -> None:
     op = write(tmp_path / "shared", "pathtest::shared")
     op.chmod(0o777)
     assert names(arguments.ops(str(op))) == ["pathtest::shared"]

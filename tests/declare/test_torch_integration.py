@@ -320,7 +320,7 @@ def test_vmap_gives_each_slices_result(allreduce: Op, capfd: pytest.CaptureFixtu
 
 
 def test_functional_gradients_work_or_say_why_not(double: Op) -> None:
-    """torch.library.register_autograd makes no Function that functorch takes; torch says so in a sentence of its own."""
+    """torch.library.register_autograd makes no Function that functorch takes; torch says so in its own words."""
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         torch.func.grad(lambda x: double.overload(x).sum())(torch.arange(3.0))
 

@@ -1,4 +1,4 @@
-"""Ranks of a job: what is missing is built once in the whole job, whoever dies, comes late, or has no compiler.
+"""Ranks of a job: each missing op is built once in the whole job, also if a rank dies, comes late or has no compiler.
 
 A job is one process that imports torch once and forks its ranks; a «node» is a cache and a place for locks of its own.
 """

@@ -111,7 +111,7 @@ def slope(op: Any) -> float:
 # --- get(reload=True) ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_source_is_called_by_whoever_holds_the_op(folder: Folder) -> None:
+def test_every_holder_of_an_op_calls_its_changed_source(folder: Folder) -> None:
     op = opjit.get(folder.name, "cpu")
     compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")
     assert (value(op), value(compiled)) == (2.0, 3.0)

@@ -423,7 +423,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 # --- what takes long -----------------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_builds_or_waits_for_long_is_told_once_of_what_though_no_log_was_asked_for(
+def test_a_long_build_or_wait_is_reported_once_even_without_a_log(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go = tmp_path / "reached", tmp_path / "go"

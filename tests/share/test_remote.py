@@ -748,7 +748,7 @@ def test_a_pointer_that_names_no_key_is_refused(published: Published, held: Path
 def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     published: Published, other: Published, held: Path, tmp_path: Path
 ) -> None:
-    """Nobody signs pointers: whoever can write there can name any entry that the trusted key ever signed."""
+    """Pointers are unsigned: a writer can name any entry that the trusted key ever signed."""
     unknown = published.recipe(tmp_path)._replace(toolchain=None)
     old = trust.Signer(published.private).sign(other.bundle)
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())

@@ -1,4 +1,4 @@
-"""The lock: who waits knows for whom, and nobody waits without end, whatever becomes of the holder or of flock itself."""
+"""The lock: a waiting process names the holder, and never waits without end, also if the holder dies or flock fails."""
 
 from __future__ import annotations
 

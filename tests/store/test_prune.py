@@ -280,7 +280,7 @@ def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.M
         assert "OPJIT_CACHE_SIZE: expected a size" in cache_command("prune").output
 
 
-# --- pruning by itself -----------------------------------------------------------------------------------------------------------
+# --- automatic pruning -----------------------------------------------------------------------------------------------------------------
 
 
 def grown(op: Path, number: int) -> Path:
