@@ -79,13 +79,13 @@ class Survey:
         self._store = store
         self._layers = layers
         self._scan = Scan()
-        self._compilers: dict[str, dict[str, str] | None] = {}
+        self._compilers: dict[str, list[dict[str, str]]] = {}
 
     def recipe(self, pair: Pair) -> Recipe:
         """Return a pair's recipe. Raises NoKernel if the kernel was removed, OSError if a file cannot be read."""
         backend = pair.target.backend
         if backend.name not in self._compilers:
-            self._compilers[backend.name] = toolchain.identity_of(backend, self._store.notes)
+            self._compilers[backend.name] = toolchain.identities_of(backend, pair.target.runtime, self._store.notes)
         return pair.op.recipe(pair.target, self._compilers[backend.name], self._scan)
 
     def find(self, pair: Pair) -> Entry | None:

@@ -93,7 +93,7 @@ class OpBinary(NamedTuple):
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """Return an op's recipe for a target, from its sources and the compilers as they are now."""
-    return op.recipe(target, toolchain.identity_of(target.backend, store.notes))
+    return op.recipe(target, toolchain.identities_of(target.backend, target.runtime, store.notes))
 
 
 def target_of(device: object, arch: str | None) -> Target:

@@ -29,8 +29,9 @@ _MOST_CANDIDATES = 200  # entries to compare with, the newest of an op and targe
 _MOST_SHOWN = 12  # differences in a text
 _FLAGS = {"c": "flag", "cuda": "nvcc flag", "link": "linker flag", "stubs": "library of torch's"}
 # Names of other parts of a document; the rest go by their names in the document.
-_NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc", "arch": "arch",
-          "runtime": "runtime", "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format"}
+_NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc",
+          "nvrtc.version": "NVRTC", "arch": "arch", "runtime": "runtime",
+          "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format"}
 # The kinds of differences, the most frequent first; all others come last.
 _LIKELY = ("backend", "arch", "runtime", "source", "header", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc", "opjit",
            "format")  # the first three occur only if the user names an entry to compare with
@@ -62,6 +63,7 @@ class Explanation:
         unusable: unusable entries of this op and target, and the reasons.
         elsewhere: the number of entries of the op for each other target.
         outcome: what a request would do.
+        compiler: of the entry's CUDA code: NVRTC, or nvcc and the reason; an empty text for others.
     """
 
     op: str
@@ -74,6 +76,7 @@ class Explanation:
     unusable: tuple[tuple[Path, str], ...]
     elsewhere: Mapping[str, int]
     outcome: str
+    compiler: str = ""
 
     @property
     def reason(self) -> str:
@@ -103,6 +106,7 @@ class Explanation:
         lines = [f"{self.op} for {self.target}: {'a hit' if self.found else 'a miss'}; {self.outcome}"]
         if self.found is not None:
             lines.append(f"  in {self.place}: {self.found}")
+            lines += [f"  CUDA code by {self.compiler}"] if self.compiler else []
         lines += [f"  not used: {folder}: {why}" for folder, why in self.unusable[:3]]
         if self.unusable[3:]:
             lines.append(f"  not used: {len(self.unusable) - 3} more")
@@ -170,7 +174,14 @@ def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None
     place = next((location.name for location in locations if found and location.store.base in found.parents), "")
     return Explanation(qualified, str(recipe.target), recipe.key, found, place, nearest.folder if nearest else None,
                        nearest.differences if nearest else (), tuple(unusable), dict(sorted(elsewhere.items())),
-                       _outcome(recipe, found, ask))
+                       _outcome(recipe, found, ask), _compiler(found))
+
+
+def _compiler(found: Path | None) -> str:
+    """Return the compiler of an entry's CUDA code, as its manifest names it."""
+    with suppress(EntryError, OSError):
+        return read(found)[0].built_with.get("cuda", "") if found is not None else ""
+    return ""
 
 
 def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
@@ -251,7 +262,7 @@ def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> t
     found += [Difference(_NAMES.get(name, name), _changed_value(before.get(name), now.get(name)))
               for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if shipped:
-        own = {"opjit", *(_NAMES[name] for name in ("cc.version", "cc.machine", "nvcc.build"))}
+        own = {"opjit", *(_NAMES[name] for name in ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version"))}
         found = [difference for difference in found if difference.what not in own]
     order = {what: place for place, what in enumerate(_LIKELY)}
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))

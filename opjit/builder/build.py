@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,14 +22,14 @@ from typing import NamedTuple
 
 import torch
 
-from opjit import files, progress, resources
+from opjit import files, processes, progress, resources
 from opjit.builder import glue, parts, torch_builder
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
-from opjit.errors import EntryError, ToolMissing
+from opjit.errors import CompileError, EntryError, ToolMissing
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import NAME, Manifest
@@ -39,10 +40,11 @@ _UNWRITABLE = re.compile(r"[$:|\"`\\]")
 
 
 class Tools(NamedTuple):
-    """The programs of a build. `ninja` is the folder of its executable."""
+    """The tools of a build. `ninja` is the folder of its executable."""
 
     compiler: Compiler
     nvcc: Nvcc | None
+    nvrtc: Nvrtc | None
     ninja: str
 
 
@@ -58,7 +60,6 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
         BuildError: the tools left no valid binary, or `must_store` is set and the store failed.
     """
     tools = _tools(recipe, store)
-    recipe = recipe._replace(toolchain=toolchain.identity(tools.compiler, tools.nvcc))
     subject = Subject(recipe.schema.qualified, str(recipe.target), recipe.target, store.folder(recipe.schema.qualified, recipe.target),
                       headers.unreadable(recipe.inputs), must_store)
     for attempt in attempts(subject, store):
@@ -75,11 +76,17 @@ def _tools(recipe: Recipe, store: Store) -> Tools:
     if compiler.machine.partition("-")[0] not in elf.MACHINES:
         raise ToolMissing("cc", f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
                                 "set CC to another")
-    nvcc = toolchain.require_nvcc(store.notes) if recipe.target.backend.uses_nvcc else None
-    if nvcc is not None and recipe.target.backend.runtime(nvcc.version) != recipe.target.runtime:
-        raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
-                                  f"CUDA {nvcc.version}; set CUDA_HOME to another")
-    return Tools(compiler, nvcc, toolchain.require_ninja())
+    ninja, target = toolchain.require_ninja(), recipe.target
+    if not target.backend.uses_nvcc:
+        return Tools(compiler, None, None, ninja)
+    nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
+    nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
+        if nvrtc is None:
+            raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
+                                      f"CUDA {nvcc.version}; set CUDA_HOME to another")
+        nvcc = None
+    return Tools(compiler, nvcc, nvrtc, ninja)
 
 
 @contextmanager
@@ -104,7 +111,8 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: Tools, work: Path, entr
     started = time.perf_counter()
     progress.step("compiling")
     name = f"opjit_{files.unique()}"
-    _compile(recipe, name, [work / source for source in sources], work, tools, base)
+    made_by, remark = _compile(recipe, name, [work / source for source in sources], work, tools, base)
+    recipe = recipe._replace(toolchain=made_by)
     seconds = time.perf_counter() - started
     progress.step("checking")
     content = _checked(recipe, subject, work, name, tools)
@@ -114,33 +122,71 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: Tools, work: Path, entr
     files.write_synced(entry / "build.ninja", (work / "build.ninja").read_bytes())
     files.write_synced(entry / library, content)
     key = recipe.key
-    assert key is not None  # build() has set the toolchain
+    assert key is not None  # the toolchain is known now
     described = Manifest(key, recipe.document(), library, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines())})
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines()), **remark})
     files.write_synced(entry / NAME, described.dump())
     return described
 
 
-def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: Tools, base: Path) -> None:
-    flags, backend = recipe.flags, recipe.target.backend
+def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: Tools,
+             base: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Compile and link, CUDA code with NVRTC or else nvcc. Returns the compilers' identity, and a remark on them for the manifest."""
+    flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
+    why = ""
+    if tools.nvrtc is not None:
+        with processes.importing:
+            from opjit.builder import cuda
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                making = pool.submit(parts.folder, base, tools.compiler, flags)
+                made = cuda.compile_kernel(recipe, work / "opjit_kernel.cu", work, tools.compiler, tools.nvrtc)
+                linked = making.result()
+        except cuda.Unsupported as refusal:
+            why = str(refusal)
+            if tools.nvcc is None:
+                raise ToolMissing("nvcc", f"{recipe} needs nvcc, as {why}; install the CUDA Toolkit") from None
+        except cuda.Failed as failed:
+            why = f"NVRTC or the C++ compiler refused it: {next((line for line in str(failed).splitlines() if ': error' in line), '')}"
+            if tools.nvcc is None:
+                raise _diagnosed(recipe, str(failed), base) from None
+        else:
+            _link(recipe, name, [sources[0], made.source], [*made.objects, *(linked / part for part in parts.OBJECTS)], made.link, linked,
+                  work, tools._replace(nvcc=None), base)
+            return toolchain.identity(tools.compiler, tools.nvrtc), {"cuda": f"NVRTC {tools.nvrtc.version}"}
+        progress.log(f"{recipe} is compiled by nvcc, as {why}")
+    linked = parts.folder(base, tools.compiler, flags)
+    _link(recipe, name, sources, [linked / part for part in parts.OBJECTS], (), linked, work, tools, base)
+    remark = {"cuda": f"nvcc {tools.nvcc.build}{f', as {why}' if why else ''}"} if tools.nvcc else {}
+    return toolchain.identity(tools.compiler, tools.nvcc), remark
+
+
+def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], link: Iterable[str], linked: Path, work: Path, tools: Tools,
+          base: Path) -> None:
+    """Compile sources with torch's builder, and link them."""
+    flags = recipe.flags
     include = [str(recipe.folder), str(resources.folder("kernels_c")), *flags.include]
-    linked = parts.folder(base, tools.compiler, backend.flags(recipe.target.arch, recipe.target.runtime))
     places = {"folder": include[0], "include": include[1], "staging": str(work), "unique": torch_builder.UNIQUE,
               **{f"added{index}": path for index, path in enumerate(flags.include)}}
     libraries = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
     try:
-        torch_builder.build_op(name, sources, [linked / part for part in parts.OBJECTS], {
+        torch_builder.build_op(name, sources, objects, {
             "include": include,
             "c": [flag.format(**places) for flag in flags.c],
             "cuda": [flag.format(**places) for flag in flags.cuda],
-            "link": [f"-L{linked}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *flags.link],
+            "link": [f"-L{linked}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *link, *flags.link],
         }, work, tools.compiler, tools.nvcc, tools.ninja)
     except torch_builder.Failed as failed:
-        expected = str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream)
-        error = diagnose(str(failed), recipe.schema.qualified, str(recipe.target), base / "logs", expected)
-        if recipe.label is not None:  # an inline source: the user does not know its path
-            error.args = (str(error).replace(str(recipe.source), recipe.label),)
-        raise error from None
+        raise _diagnosed(recipe, str(failed), base) from None
+
+
+def _diagnosed(recipe: Recipe, output: str, base: Path) -> CompileError:
+    backend = recipe.target.backend
+    expected = str(recipe.source), glue.prototype(recipe.schema, backend.name, backend.stream)
+    error = diagnose(output, recipe.schema.qualified, str(recipe.target), base / "logs", expected)
+    if recipe.label is not None:  # an inline source: the user does not know its path
+        error.args = (str(error).replace(str(recipe.source), recipe.label),)
+    return error
 
 
 def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Tools) -> bytes:
@@ -159,7 +205,8 @@ def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Too
 def _check_dependencies(recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: Tools) -> None:
     """Compare the files that the compilers read with those that the key covers: it must cover all that decide the binary."""
     include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
-    trusted = files.inside([str(work), *tools.compiler.includes.split(":"), *([tools.nvcc.root] if tools.nvcc else [])])
+    trusted = files.inside([str(work), *tools.compiler.includes.split(":"), *([tools.nvcc.root] if tools.nvcc else []),
+                            *(tools.nvrtc.headers.split(":") if tools.nvrtc else [])])
     forbidden = files.inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
     place = cache(os.path.realpath)  # it asks the kernel about each part of a path, and many files lie in few folders
     for path in read:

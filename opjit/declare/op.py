@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,11 +211,11 @@ class Op:
         raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
                        f"{' or '.join(map(str, folders))}")
 
-    def recipe(self, target: Target, compilers: Mapping[str, str] | None, scan: Scan | None = None) -> Recipe:
+    def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
         """What the op is built from for a target, now.
 
         Args:
-            compilers: their identity; None where one is missing.
+            compilers: their identities, the preferred first; see `toolchain.identities_of`.
             scan: shares header scans between ops.
 
         Raises:
@@ -225,7 +225,9 @@ class Op:
         self.write_code()
         source, flags = self.source(target.backend), self.flags(target)
         shown = None if self.code is None else self.code.shown or source.name
-        return Recipe(self.schema, target, source, read_inputs(source, target, flags.include, scan), flags, compilers, shown)
+        preferred = compilers[0] if compilers else None
+        return Recipe(self.schema, target, source, read_inputs(source, target, flags.include, scan), flags, preferred, shown,
+                      tuple(compilers[1:]))
 
     def flags(self, target: Target) -> Flags:
         """The backend's flags with the op's own."""

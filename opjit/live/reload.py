@@ -114,7 +114,7 @@ def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
             if newer.code is not None:  # else the kernel may come from a library, without a source
                 dropped.append(backend.name)
             continue
-        if known is None or backend.name not in known.loaded or recipe.key != known.loaded[backend.name].key:
+        if known is None or backend.name not in known.loaded or known.loaded[backend.name].key not in recipe.keys:
             entries[backend.name] = _open(newer, target)
             oplist.note(newer, target)
     return _Change(known, newer, entries, dropped)

@@ -15,7 +15,8 @@ from opjit.recipe import headers
 from opjit.recipe.schema import Schema
 
 FORMAT = 1  # increase it when the meaning of a document, or of an entry's files, changes
-GLUE_GENERATOR = 1  # increase it when glue.py generates other code from the same template
+GLUE_GENERATOR = 1  # increase it when glue.py or split.py generates other code from the same text
+_OF_CUDA = ("opjit_cuda.h", "nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
 RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
 
 
@@ -27,6 +28,7 @@ class Recipe(NamedTuple):
         inputs: SHA-256 of every file to compile, by its portable name.
         toolchain: versions of the compilers; None without a compiler, and then `key` is None, too.
         label: name of an inline source in messages; None means its path.
+        others: versions of other compilers here that may have made the binary: nvcc, where NVRTC is preferred.
     """
 
     schema: Schema
@@ -36,6 +38,7 @@ class Recipe(NamedTuple):
     flags: Flags
     toolchain: Mapping[str, str] | None
     label: str | None = None
+    others: tuple[Mapping[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.schema.qualified} for {self.target}"
@@ -64,6 +67,20 @@ class Recipe(NamedTuple):
     @property
     def key(self) -> str | None:
         return None if self.toolchain is None else document_key(self.document())
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all binaries that match: of the preferred compilers, then of the others."""
+        ways = [self.toolchain, *self.others] if self.toolchain is not None else []
+        return [document_key(self._replace(toolchain=way).document()) for way in ways]
+
+    def takes(self, made_by: Any) -> bool:
+        """Whether a binary with another key matches, by the versions of the compilers that made it: those that are here did not."""
+        if self.toolchain is None:
+            return True
+        own = {name: value for name, value in self.toolchain.items() if name.startswith("cc.")}
+        here = [way.keys() for way in (self.toolchain, *self.others)]
+        return isinstance(made_by, dict) and made_by.keys() not in here and {**made_by, **own} == made_by
 
     @property
     def base(self) -> str:
@@ -98,7 +115,7 @@ def base_key(document: Mapping[str, Any]) -> str:
 def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan: headers.Scan | None = None) -> dict[str, str]:
     """Scan and hash the kernel, the runtime, and all headers that they include. For `scan`, see `headers.closure`."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
-    shared = RUNTIME if target.backend.stream is None else (*RUNTIME, "opjit_cuda.h")
+    shared = RUNTIME if target.backend.stream is None else (*RUNTIME, *_OF_CUDA)
     found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added), scan)
     return {headers.portable_name(path, folder, include, added): digest for path, digest in found.items()}
 
@@ -106,5 +123,5 @@ def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan:
 @cache
 def _glue_digest() -> str:
     """Identify the generated glue without rendering it."""
-    text = "\0".join([str(GLUE_GENERATOR), resources.template("glue.c.in"), resources.template("glue.cu.in")])
+    text = "\0".join([str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "glue.cu.in", "fatbin.c.in"))])
     return hashlib.sha256(text.encode()).hexdigest()

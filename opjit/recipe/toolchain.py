@@ -5,6 +5,7 @@ Asking a compiler costs a process, so the cache keeps its answer under the execu
 
 import errno
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -51,6 +53,22 @@ class Nvcc(NamedTuple):
     build: str
 
 
+class Nvrtc(NamedTuple):
+    """NVIDIA's compiler as a library, from pip or from the CUDA Toolkit.
+
+    Attributes:
+        library: path of libnvrtc.so.
+        headers: folders of CUDA's headers, joined by ``:``.
+        runtime: folder of libcudart.so.
+        version: such as ``"13.2 0d1c…"``: NVRTC reports no build number, so this has a digest of its files' names and sizes.
+    """
+
+    library: str
+    headers: str
+    runtime: str
+    version: str
+
+
 _Tool = TypeVar("_Tool", Compiler, Nvcc)
 # Variables that would change a compiler's output without changing the key.
 NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
@@ -73,6 +91,41 @@ def find_nvcc(notes: Path | None) -> Nvcc | None:
     """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return _find(notes, "nvcc", ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, _probe_nvcc)
+
+
+@cache
+def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
+    """Find NVRTC, as pip installs it with torch, or in the CUDA Toolkit; None if there is none.
+
+    Args:
+        runtime: such as ``"cuda13"``; an empty text takes any.
+    """
+    major = runtime.removeprefix("cuda") or "[0-9]*"
+    spec, nvcc = importlib.util.find_spec("nvidia"), find_nvcc(notes)
+    wheels = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
+    roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
+    roots += [Path(nvcc.root) / place for place in ("", *targets_of)] if nvcc else []
+    libraries = [folder for root in roots for folder in (root / "lib", root / "lib64") if folder.is_dir()]
+    library = next((path for folder in libraries for path in sorted(folder.glob(f"libnvrtc.so.{major}"))), None)
+    if library is None:
+        return None
+    cudart = next((folder for folder in libraries if (folder / f"libcudart.so{library.suffix}").exists()), None)
+    headers = [str(folder) for root in roots for folder in (root / "include", root / "include/cccl")
+               if (folder / "cuda_runtime_api.h").is_file() or (folder / "nv/target").is_file()]
+    if cudart is None or not headers:
+        return None
+    return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers))
+
+
+def _nvrtc_version(library: Path, headers: Sequence[str]) -> str:
+    """Return the version that the name of a library's other file holds, and a digest of the sizes of all files that it reads."""
+    builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
+    sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
+    for folder in headers:
+        sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(folder) if entry.is_file())
+    release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
+    return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
 
 
 def find_ninja() -> str | None:
@@ -186,21 +239,27 @@ def _probe_nvcc(path: str) -> Nvcc:
     return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2])
 
 
-def identity(compiler: Compiler, nvcc: Nvcc | None) -> dict[str, str]:
-    """Return the versions of the compilers, for an op's key."""
-    who = {"cc.version": compiler.version, "cc.machine": compiler.machine}
-    if nvcc is not None:
-        who["nvcc.build"] = nvcc.build
-    return who
+def identity(compiler: Compiler, cuda: Nvcc | Nvrtc | None) -> dict[str, str]:
+    """Return the versions of the compilers that made a binary, for its key."""
+    versions = {"cc.version": compiler.version, "cc.machine": compiler.machine}
+    if isinstance(cuda, Nvrtc):
+        versions["nvrtc.version"] = cuda.version
+    elif cuda is not None:
+        versions["nvcc.build"] = cuda.build
+    return versions
 
 
-def identity_of(backend: Backend, notes: Path | None) -> dict[str, str] | None:
-    """Return the versions of a backend's compilers. None if one is missing or does not work: then any compiler's binary matches."""
+def identities_of(backend: Backend, runtime: str, notes: Path | None) -> list[dict[str, str]]:
+    """Return the versions of a backend's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here. Empty if one is missing
+    or does not work: then any compiler's binary matches."""
     try:
-        compiler, nvcc = find_compiler(notes), find_nvcc(notes) if backend.uses_nvcc else None
+        compiler = find_compiler(notes)
+        if compiler is None:
+            return []
+        tools = [find_nvrtc(runtime, notes), find_nvcc(notes)] if backend.uses_nvcc else [None]
     except ToolMissing:
-        return None
-    return None if compiler is None or (backend.uses_nvcc and nvcc is None) else identity(compiler, nvcc)
+        return []
+    return [identity(compiler, tool) for tool in tools if tool is not None or not backend.uses_nvcc]
 
 
 def target_of(arch: str, notes: Path | None, backend: Backend | None = None) -> Target:
@@ -210,4 +269,5 @@ def target_of(arch: str, notes: Path | None, backend: Backend | None = None) -> 
     if not target.backend.uses_nvcc:
         return target
     nvcc = find_nvcc(notes)
-    return targets.named(arch, target.backend, nvcc.version if nvcc else None)
+    nvrtc = find_nvrtc("", notes) if nvcc is None and not target.runtime else None
+    return targets.named(arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None)

@@ -14,7 +14,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -125,17 +125,29 @@ def look_up(recipe: Recipe, read: _Read, trusted: Trust) -> tuple[str, Bundle] |
         read: returns the bytes of an object, given its name and maximum size.
     """
     folder = folder_name(recipe.schema.qualified, recipe.target)
-    try:
-        key = recipe.key or _pointed(read(f"{folder}/{recipe.base}.key", _POINTER_BYTES))
-        found = bundle.parse(read(f"{folder}/{key}.opjit", MAX_BYTES))
-    except FileNotFoundError:
+    for key in _keys(recipe, read, folder):
+        try:
+            found = bundle.parse(read(f"{folder}/{key}.opjit", MAX_BYTES))
+            break
+        except FileNotFoundError:
+            pass
+    else:
         return None
     trusted.check(found)
     described = manifest.parse(found.manifest)
     examine(described, found.library, key, recipe.target)
-    if described.document != {**recipe.document(), "toolchain": described.document.get("toolchain")}:
+    made_by = described.document.get("toolchain")
+    if described.document != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
         raise EntryError("the entry was built from other sources, flags or targets than the requested one")
     return key, found
+
+
+def _keys(recipe: Recipe, read: _Read, folder: str) -> Iterator[str]:
+    """Yield the keys of the entries that match a recipe: those of the compilers here, then the one that the pointer names."""
+    yield from recipe.keys
+    if recipe.toolchain is None or recipe.target.backend.uses_nvcc:
+        with suppress(FileNotFoundError):
+            yield _pointed(read(f"{folder}/{recipe.base}.key", _POINTER_BYTES))
 
 
 def _pointed(content: bytes) -> str:

@@ -80,7 +80,8 @@ class Store(NamedTuple):
     def find(self, recipe: Recipe, warn: bool = True, advice: str = _ADVICE) -> Entry | None:
         """Return the verified entry of a recipe, or None.
 
-        Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches.
+        Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
+        does a CUDA entry that nvcc made, where there is only NVRTC, or the other way round.
 
         Args:
             warn: about an entry that fails verification.
@@ -89,11 +90,15 @@ class Store(NamedTuple):
         folder = self.folder(recipe.schema.qualified, recipe.target)
         if not self.trusted(folder.parent, folder, advice=advice):
             return None
-        key = recipe.key
-        if key is not None:
-            return _read(folder / key, recipe.target, warn)
+        for key in recipe.keys:
+            found = _read(folder / key, recipe.target, warn)
+            if found is not None:
+                return found
+        if recipe.toolchain is not None and not recipe.target.backend.uses_nvcc:
+            return None
         wanted = recipe.document()
-        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}, warn)
+        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}
+                     and recipe.takes(known["toolchain"]), warn)
 
     def problem(self, *folders: Path) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot.

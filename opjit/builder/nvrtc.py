@@ -1,0 +1,199 @@
+"""NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process, in 0.05 s.
+
+The interface: https://docs.nvidia.com/cuda/nvrtc. A fat binary holds the machine code for several archs, as NVIDIA's tool `fatbinary`
+writes it without compression.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+# C's headers, most of which NVRTC needs only by name: it knows their functions.
+_INTEGERS = "".join(f"typedef {c} int{bits}_t; typedef unsigned {c} uint{bits}_t;\n"
+                    for bits, c in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))).replace("typedef char", "typedef signed char")
+_LIMITS = """#pragma once
+#define CHAR_BIT 8
+#define SCHAR_MIN (-128)
+#define SCHAR_MAX 127
+#define UCHAR_MAX 255
+#define SHRT_MIN (-32768)
+#define SHRT_MAX 32767
+#define USHRT_MAX 65535
+#define INT_MIN (-2147483647 - 1)
+#define INT_MAX 2147483647
+#define UINT_MAX 4294967295U
+#define LONG_MIN (-9223372036854775807L - 1L)
+#define LONG_MAX 9223372036854775807L
+#define ULONG_MAX 18446744073709551615UL
+#define LLONG_MIN (-9223372036854775807LL - 1LL)
+#define LLONG_MAX 9223372036854775807LL
+#define ULLONG_MAX 18446744073709551615ULL
+"""
+_STDINT = f"""#pragma once
+{_INTEGERS}typedef long intptr_t; typedef unsigned long uintptr_t; typedef long intmax_t; typedef unsigned long uintmax_t;
+#define INT64_C(x) x##L
+#define UINT64_C(x) x##UL
+#define INT32_C(x) x
+#define UINT32_C(x) x##U
+#define INT8_MIN (-128)
+#define INT8_MAX 127
+#define UINT8_MAX 255
+#define INT16_MIN (-32768)
+#define INT16_MAX 32767
+#define UINT16_MAX 65535
+#define INT32_MIN (-2147483647 - 1)
+#define INT32_MAX 2147483647
+#define UINT32_MAX 4294967295U
+#define INT64_MIN (-9223372036854775807L - 1L)
+#define INT64_MAX 9223372036854775807L
+#define UINT64_MAX 18446744073709551615UL
+#define SIZE_MAX 18446744073709551615UL
+"""
+_MATH = """#pragma once
+#define M_PI 3.14159265358979323846
+#define M_PI_2 1.57079632679489661923
+#define M_SQRT2 1.41421356237309504880
+#define M_SQRT1_2 0.70710678118654752440
+#define M_2_SQRTPI 1.12837916709551257390
+#define M_E 2.7182818284590452354
+#define M_LN2 0.69314718055994530942
+#define M_LOG2E 1.4426950408889634074
+#ifndef INFINITY
+#define INFINITY __builtin_huge_valf()
+#endif
+#ifndef NAN
+#define NAN __builtin_nanf("")
+#endif
+#define HUGE_VAL __builtin_huge_val()
+#define HUGE_VALF __builtin_huge_valf()
+"""
+_FLOAT = """#pragma once
+#define FLT_MAX 3.40282346638528859811704183484516925e+38F
+#define FLT_MIN 1.17549435082228750796873653722224568e-38F
+#define FLT_EPSILON 1.19209289550781250000000000000000000e-7F
+#define DBL_MAX 1.79769313486231570814527423731704357e+308
+#define DBL_MIN 2.22507385850720138309023271733240406e-308
+#define DBL_EPSILON 2.22044604925031308084726333618164062e-16
+#define FLT_DIG 6
+#define DBL_DIG 15
+#define FLT_MANT_DIG 24
+#define DBL_MANT_DIG 53
+"""
+_ASSERT = """#undef assert
+#ifdef NDEBUG
+#define assert(x) ((void)0)
+#else
+extern "C" __device__ void __assertfail(const void *, const void *, unsigned, const void *, size_t);
+#define assert(x) ((x) ? (void)0 : __assertfail(#x, __FILE__, __LINE__, __func__, 1))
+#endif
+"""
+_RUNTIME = """#pragma once
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+"""
+HEADERS = {"stdint.h": _STDINT, "inttypes.h": _STDINT, "limits.h": _LIMITS, "math.h": _MATH, "float.h": _FLOAT, "assert.h": _ASSERT,
+           "stddef.h": "#pragma once\ntypedef long ptrdiff_t;\n#ifndef offsetof\n#define offsetof(t, m) __builtin_offsetof(t, m)\n#endif\n",
+           "stdbool.h": "", "string.h": "", "stdlib.h": "", "stdio.h": "", "time.h": "", "errno.h": "", "unistd.h": "",
+           "cuda_runtime.h": _RUNTIME, "cuda_runtime_api.h": _RUNTIME, "cuda.h": _RUNTIME, "device_launch_parameters.h": "",
+           "vector_types.h": "", "vector_functions.h": ""}
+HEADERS |= {f"c{name.removesuffix('.h')}": HEADERS[name] for name in ("stdint.h", "limits.h", "math.h", "float.h", "assert.h", "stddef.h",
+                                                                    "string.h", "stdlib.h", "stdio.h")}
+STUBS = "#pragma once\n"
+
+
+class Failed(Exception):
+    """NVRTC refused the code or an option; the message is its log."""
+
+
+class Compiled:
+    """Machine code for one arch, and the symbols of the expressions that were asked for."""
+
+    def __init__(self, cubin: bytes, symbols: Mapping[str, str]) -> None:
+        self.cubin, self.symbols = cubin, symbols
+
+
+@cache
+def _library(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+def version(path: str) -> tuple[int, int]:
+    """Return the CUDA version of a libnvrtc.so."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
+                expressions: Sequence[str]) -> Compiled:
+    """Compile device code for one arch.
+
+    Args:
+        path: of libnvrtc.so.
+        name: of the source in messages.
+        headers: by the names in #include lines.
+        options: NVRTC's; one is the arch.
+        expressions: template instances and variables to keep, such as ``"scale<float>"`` and ``"&table"``.
+
+    Raises:
+        Failed: with the compiler's messages.
+    """
+    library = _library(path)
+    with _program(library, source, name, {**HEADERS, **headers}) as program:
+        for expression in expressions:
+            _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), arguments):
+            raise Failed(_bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
+        symbols = {expression: _symbol(library, program, expression) for expression in expressions}
+        return Compiled(_bytes(library, program, "CUBIN"), symbols)
+
+
+@contextmanager
+def _program(library: ctypes.CDLL, source: str, name: str, headers: Mapping[str, str]) -> Iterator[ctypes.c_void_p]:
+    program, count = ctypes.c_void_p(), len(headers)
+    texts = (ctypes.c_char_p * count)(*(text.encode("utf-8", "surrogateescape") for text in headers.values()))
+    names = (ctypes.c_char_p * count)(*(each.encode("utf-8", "surrogateescape") for each in headers))
+    _checked(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode("utf-8", "surrogateescape"), name.encode(), count,
+                                                 texts, names))
+    try:
+        yield program
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _bytes(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _checked(library, getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    content = ctypes.create_string_buffer(size.value)
+    _checked(library, getattr(library, f"nvrtcGet{what}")(program, content))
+    return content.raw
+
+
+def _symbol(library: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> str:
+    symbol = ctypes.c_char_p()
+    _checked(library, library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
+    return (symbol.value or b"").decode()
+
+
+def _checked(library: ctypes.CDLL, code: int) -> None:
+    if code:
+        raise Failed(library.nvrtcGetErrorString(code).decode())
+
+
+def fatbin(cubins: Mapping[str, bytes]) -> bytes:
+    """Return a fat binary of machine code by arch, such as ``{"sm_80": ..., "sm_90": ...}``."""
+    parts = []
+    for arch, cubin in cubins.items():
+        padded = cubin + bytes(-len(cubin) % 8)
+        number = int("".join(filter(str.isdigit, arch)))
+        parts.append(struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64, len(padded), 0, 0, 8, 1, number, 0, 0, 0x11, 0, 0) + padded)
+    content = b"".join(parts)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
