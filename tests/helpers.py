@@ -121,16 +121,15 @@ def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, com
     """The recipe of the op in a folder, as api.describe makes it, but without declaring the op to torch."""
     target = target or targets.here(cpu())
     parsed = schema.parse(text)
-    if compiler is None:
-        nvcc = toolchain.find_nvcc(None) if target.backend.uses_nvcc else None
-        compiler = toolchain.identity(toolchain.require_compiler(None), nvcc)
+    compilers = [compiler] if compiler is not None else toolchain.identities_of(target.backend, target.runtime, None)
     source = folder / f"{parsed.name}{target.backend.suffix}"
-    return Recipe(parsed, target, source, read_inputs(source, target), target.backend.flags(target.arch, target.runtime), compiler)
+    return Recipe(parsed, target, source, read_inputs(source, target), target.backend.flags(target.arch, target.runtime),
+                  compilers[0], others=tuple(compilers[1:]))
 
 
-def built(folder: Path, cache: Path, target: Target | None = None) -> Entry:
+def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:
     """The entry of the op in a folder: found in the cache, or built into it."""
-    recipe, store = describe(folder, target), Store(cache)
+    recipe, store = describe(folder, target, text), Store(cache)
     return store.find(recipe) or build.build(recipe, store)
 
 

@@ -388,7 +388,7 @@ def test_the_command_s_json_says_what_the_text_says(declared: opjit.Op) -> None:
     arch = entry.folder.parent.name
     assert hit == {"op": declared.qualified, "target": f"cpu {arch}", "arch": arch, "key": entry.key, "state": "hit",
                    "found": str(entry.folder), "place": "the cache", "against": None, "differences": [], "unusable": [], "elsewhere": {},
-                   "outcome": "a request would use it", "reason": opjit.explain(declared, "cpu").reason}
+                   "outcome": "a request would use it", "compiler": "", "reason": opjit.explain(declared, "cpu").reason}
     (declared.folder / "amount.h").write_text("#define AMOUNT 13.0f\n\n")
     code, [miss] = run()
     assert (code, miss["state"], miss["found"], miss["against"]) == (0, "miss", None, str(entry.folder))
@@ -460,11 +460,12 @@ def test_a_cuda_op_s_nvcc_flags_and_version_are_named(op: Path, tmp_path: Path) 
     entry = built(op, tmp_path / "cuda-cache", target)
     wanted = describe(op, target)
     assert wanted.toolchain is not None
-    changed = wanted._replace(toolchain={**wanted.toolchain, "nvcc.build": "V99.0"}, flags=wanted.flags._replace(
+    name, version = list(wanted.toolchain.items())[-1]  # NVRTC where torch brings it, else nvcc
+    changed = wanted._replace(toolchain={**wanted.toolchain, name: "V99.0"}, others=(), flags=wanted.flags._replace(
         cuda=tuple(flag for flag in wanted.flags.cuda if flag != "-O1")))
     found = why.miss(changed, Store(tmp_path / "cuda-cache"))
     assert found.against == entry.folder
-    assert found.differences == (("nvcc flag", "-O1 was removed"), ("nvcc", f"V99.0, {wanted.toolchain['nvcc.build']} before"))
+    assert found.differences == (("nvcc flag", "-O1 was removed"), (why._NAMES[name], f"V99.0, {version} before"))
 
 
 def test_line_counts_are_of_the_op_s_own_files_in_every_place_they_can_lie(tmp_path: Path) -> None:

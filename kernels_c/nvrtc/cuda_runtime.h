@@ -30,7 +30,6 @@
 #undef __block_size__
 #undef __maxnreg__
 #undef __grid_constant__
-#undef __noinline__
 #define __host__
 #define __device__
 #define __global__
@@ -41,7 +40,6 @@
 #define __block_size__(...)
 #define __maxnreg__(...)
 #define __grid_constant__
-#define __noinline__ __attribute__((noinline))
 
 /* The runtime's entry points for code that nvcc generates; clang's CUDA support calls them, too. */
 extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0);

@@ -147,7 +147,8 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
             if tools.nvcc is None:
                 raise ToolMissing("nvcc", f"{recipe} needs nvcc, as {why}; install the CUDA Toolkit") from None
         except cuda.Failed as failed:
-            why = f"NVRTC or the C++ compiler refused it: {next((line for line in str(failed).splitlines() if ': error' in line), '')}"
+            first = next((line for line in str(failed).splitlines() if "error" in line), "no message")
+            why = f"NVRTC or the C++ compiler refused it: {first}"
             if tools.nvcc is None:
                 raise _diagnosed(recipe, str(failed), base) from None
         else:

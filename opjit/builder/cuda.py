@@ -88,6 +88,9 @@ def compile_kernel(recipe: Recipe, glue: Path, work: Path, compiler: Compiler, f
             named = {}
         symbols = device.compile([*dict.fromkeys((*named.values(), *addresses.values()))])
         kernels = {symbol: symbols[name] if "<" in name else symbol for symbol, name in instances.result().items()}
+    unknown = [name for symbol, name in instances.result().items() if kernels[symbol].encode() + b"\0" not in device.code]
+    if unknown:
+        raise Unsupported(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
     registered = _registration(kernels, host.variables(variables), {symbol: symbols[address] for symbol, address in addresses.items()})
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
     major = recipe.target.runtime.removeprefix("cuda")
@@ -151,7 +154,7 @@ def _joined(path: str) -> list[str]:
 
 def _cuda_headers(texts: Iterable[str]) -> list[str]:
     """Return the CUDA headers that files include. The host reads them first, before it pretends to be nvcc."""
-    include = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda|cooperative_groups|mma|vector_|cub/|thrust/)[\w/.]*)[>\"]", re.M)
+    include = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_|cuComplex|vector_)\w+\.h)[>\"]", re.M)
     found = include.findall("\n".join(texts))
     return list(dict.fromkeys(["cuda_runtime.h", *found]))
 
@@ -166,7 +169,7 @@ class _Host:
                  **{f"added{index}": path for index, path in enumerate(recipe.flags.include)}}
         folders = [f"-I{work}/host/{place}" for place in files.include] + [f"-I{include}/nvrtc"]
         folders += [part for folder in found.headers.split(":") for part in ("-isystem", folder)]
-        self.command = [compiler.path, "-x", "c++", *(flag.format(**paths) for flag in flags), "-fPIC", "-w", *folders,
+        self.command = [compiler.path, "-x", "c++", *(flag.format(**paths) for flag in flags), "-fPIC", *folders,
                         "-idirafter", f"{include}/nvrtc/absent", "-Wp,-MD,opjit_host.deps", "-c", "opjit_host.cpp", "-o", "opjit_host.o"]
         self.symbols: dict[str, int] = {}
 
@@ -211,7 +214,10 @@ class _Device:
     """The device's part."""
 
     def __init__(self, recipe: Recipe, work: Path, found: Nvrtc, flags: Sequence[str], files: _Files) -> None:
-        self.work, self.library, self.archs = work, found.library, recipe.target.arch.split("+")
+        self.work, self.library, self.archs, self.code = work, found.library, recipe.target.arch.split("+"), b""
+        # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
+        self.headers = {name: re.sub(r"long long(?=;)", "long", place.read_text("utf-8")) for name in ("cuda/std/cstdint",)
+                        for place in [Path(folder, name) for folder in found.headers.split(":")][::-1] if place.is_file()}
         self.options = ["-default-device", "-w", *flags, *(f"--include-path={work}/device/{place}" for place in files.include),
                         *(f"--include-path={folder}" for folder in found.headers.split(":"))]
 
@@ -222,13 +228,14 @@ class _Device:
         def compile_for(arch: str) -> nvrtc.Compiled:
             options = [f"--gpu-architecture={arch}", *self.options]
             try:
-                return nvrtc.compile_for(self.library, source, "opjit_kernel.cu", {}, options, expressions)
+                return nvrtc.compile_for(self.library, source, "opjit_kernel.cu", self.headers, options, expressions)
             except nvrtc.Failed as failed:
                 raise Failed(str(failed)) from None
 
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
             made = dict(zip(self.archs, pool.map(compile_for, self.archs), strict=True))
-        (self.work / "opjit_kernel.fatbin").write_bytes(nvrtc.fatbin({arch: each.cubin for arch, each in made.items()}))
+        self.code = nvrtc.fatbin({arch: each.cubin for arch, each in made.items()})
+        (self.work / "opjit_kernel.fatbin").write_bytes(self.code)
         return made[self.archs[0]].symbols
 
 

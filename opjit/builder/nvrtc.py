@@ -87,7 +87,6 @@ _ASSERT = """#undef assert
 #ifdef NDEBUG
 #define assert(x) ((void)0)
 #else
-extern "C" __device__ void __assertfail(const void *, const void *, unsigned, const void *, size_t);
 #define assert(x) ((x) ? (void)0 : __assertfail(#x, __FILE__, __LINE__, __func__, 1))
 #endif
 """
@@ -103,7 +102,14 @@ HEADERS = {"stdint.h": _STDINT, "inttypes.h": _STDINT, "limits.h": _LIMITS, "mat
            "vector_types.h": "", "vector_functions.h": ""}
 HEADERS |= {f"c{name.removesuffix('.h')}": HEADERS[name] for name in ("stdint.h", "limits.h", "math.h", "float.h", "assert.h", "stddef.h",
                                                                     "string.h", "stdlib.h", "stdio.h")}
-STUBS = "#pragma once\n"
+_FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
+
+
+# C++'s headers: those for the host alone are empty, the others are libcu++'s.
+HEADERS |= dict.fromkeys(("vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream",
+                          "iomanip", "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h"), "")
+HEADERS |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
+            for name in ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")}
 
 
 class Failed(Exception):
@@ -193,7 +199,21 @@ def fatbin(cubins: Mapping[str, bytes]) -> bytes:
     parts = []
     for arch, cubin in cubins.items():
         padded = cubin + bytes(-len(cubin) % 8)
-        number = int("".join(filter(str.isdigit, arch)))
-        parts.append(struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64, len(padded), 0, 0, 8, 1, number, 0, 0, 0x11, 0, 0) + padded)
+        number, feature = int("".join(filter(str.isdigit, arch))), _FEATURES.get(arch[-1], 0)
+        compatible = _section(cubin, b".nv.compat")  # from sm_100 on
+        more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
+        more += bytes(-len(more) % 8)
+        flags = 0x11 | feature | (0x1000000 if more else 0)
+        header = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, 8, 1, number, 0, 0, flags, 0, 0)
+        parts += [header, more, padded]
     content = b"".join(parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
+
+
+def _section(cubin: bytes, name: bytes) -> bytes:
+    """Return the content of a section of an ELF file; empty if there is none."""
+    start, = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + index * size) for index in range(count)]
+    strings = cubin[sections[names][4]:]
+    return next((cubin[section[4]:section[4] + section[5]] for section in sections if strings.startswith(name + b"\0", section[0])), b"")

@@ -22,6 +22,7 @@ _TOKEN = re.compile(r"""
   | (?P<number>\.?\d(?:[eEpP][+-]|'[0-9a-fA-F]|[\w.])*)
   | (?P<mark_>\#\#|\#|<<<|::|->|&&|\|\||[^\w\s])
 """, re.VERBOSE | re.DOTALL)
+_DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)")
 _DIRECTIVE = re.compile(r"#(?:\\\n|/\*.*?\*/|[^\n])*", re.DOTALL)
 _MATCHING = {"(": ")", "[": "]", "{": "}"}
 # Names whose parentheses do not hold parameters.
@@ -141,10 +142,18 @@ class _Splitter:
             raise Unsupported(f"it uses {min(refused)}")
         self.closing = _matched(self.tokens)
         self._launches(self.tokens, self.closing)
+        self._leave_out(every)
         for directive in (token for token in every if token.kind == "directive" and "<<<" in token.text):
             at = directive.start + directive.text.index("#") + 1
             inner = [token._replace(start=token.start + at, end=token.end + at) for token in tokens_of(self.text[at:directive.end])]
             self._launches(inner, _matched(inner))
+
+    def _leave_out(self, every: list[Token]) -> None:
+        """Take from the host's part headers for the device alone, and ``__noinline__``, which g++ knows only as an attribute's name."""
+        for before, token in zip([None, *every], every, strict=False):
+            if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
+                    token.text == "__noinline__" and before is not None and before.text != "("):
+                self.host.append(_Edit(token.start, token.end, self._lines(token.start, token.end)))
 
     # --- launches ---
 

@@ -160,8 +160,9 @@ def _missing(tool: str, variable: str, language: str, looked: str, names: tuple[
 def require_nvcc(notes: Path | None) -> Nvcc:
     nvcc = find_nvcc(notes)
     if nvcc is None:
-        raise ToolMissing("nvcc", "no nvcc: opjit looked in $CUDA_HOME, on PATH and in /usr/local/cuda; install the CUDA Toolkit, "
-                                  "which compiles CUDA ops even without a GPU")
+        raise ToolMissing("nvcc", "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch and with "
+                                  "pip install 'opjit[cuda]', and for nvcc in $CUDA_HOME, on PATH and in /usr/local/cuda; install one of "
+                                  "them, which compile CUDA ops even without a GPU")
     return nvcc
 
 

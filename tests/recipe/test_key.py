@@ -67,10 +67,10 @@ def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatc
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["glue.c.in", "glue.cu.in"])
+@pytest.mark.parametrize("name", ["glue.c.in", "glue.cu.in", "fatbin.c.in"])
 def test_each_glue_template_flips_the_key(op: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = key(op)
-    texts = {template: resources.template(template) for template in ("glue.c.in", "glue.cu.in")}
+    texts = {template: resources.template(template) for template in ("glue.c.in", "glue.cu.in", "fatbin.c.in")}
     texts[name] += "\n"
     monkeypatch.setattr(resources, "template", texts.__getitem__)
     recipe._glue_digest.cache_clear()
@@ -538,6 +538,6 @@ def test_each_field_of_a_recipe_flips_the_key(op: Path, tmp_path: Path) -> None:
         "flags": [recipe._replace(flags=more) for more in flags.values()],
         "toolchain": [recipe._replace(toolchain={**(recipe.toolchain or {}), name: "?"}) for name in [*(recipe.toolchain or {}), "ld"]],
     }
-    assert changed.keys() == set(Recipe._fields) - {"label"}  # only messages show it
+    assert changed.keys() == set(Recipe._fields) - {"label", "others"}  # for messages, and for other keys
     every = [recipe, *(one for several in changed.values() for one in several)]
     assert len({one.key for one in every}) == len(every)

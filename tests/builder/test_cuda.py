@@ -1,0 +1,461 @@
+"""CUDA without nvcc: files in many styles compile by NVRTC and the C++ compiler, and compute the same as torch does."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import opjit
+from opjit import backends, request, why
+from opjit.backends.targets import Target
+from opjit.builder import build, cuda, glue, nvrtc, split
+from opjit.errors import CompileError, ToolMissing
+from opjit.recipe import toolchain
+from opjit.store import elf
+from opjit.store.entry import Entry, read
+from opjit.store.store import Store
+from tests.helpers import built, describe, write_op
+
+NVRTC = toolchain.find_nvrtc("", None)
+needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it")
+SCHEMA = "keytest::plus(Tensor x) -> Tensor"
+LAUNCH = "kernel<<<opjit_blocks(n, 256), 256, 0, stream>>>(from, to, n);"
+Reference = Callable[[torch.Tensor], torch.Tensor]
+
+
+def op_of(device: str, launch: str = LAUNCH, includes: str = "") -> str:
+    """A .cu file: device code, and a host function that launches it on `from`, `to` and `n`."""
+    return f"""{includes}
+#include "opjit_cuda.h"
+
+{device}
+
+opjit_status plus_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+{{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "plus takes contiguous float32");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    const int n = (int)x->numel;
+    {launch}
+    return OPJIT_LAUNCHED();
+}}
+"""
+
+
+def each(expression: str, before: str = "", qualifiers: str = "static") -> str:
+    """A kernel that computes an expression of v, an element."""
+    return f"""{before}
+{qualifiers} __global__ void kernel(const float *from, float *to, int n)
+{{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) {{
+        float v = from[i];
+        to[i] = {expression};
+    }}
+}}"""
+
+
+# The styles of the CUDA samples, llm.c, language models' kernels and tutorials. Each has a file and its reference.
+STYLES: dict[str, tuple[str, Reference]] = {
+    "plain": (op_of(each("2 * v")), lambda x: 2 * x),
+    "without static": (op_of(each("v + 1", qualifiers="")), lambda x: x + 1),
+    "extern C": (op_of(each("v + 1", qualifiers='extern "C"')), lambda x: x + 1),
+    "extern C block": (op_of('extern "C" {' + each("v + 1", qualifiers="") + "}"), lambda x: x + 1),
+    "unnamed namespace": (op_of("namespace {" + each("v + 1", qualifiers="") + "}"), lambda x: x + 1),
+    "namespace": (op_of("namespace a { namespace b {" + each("v + 1", qualifiers="") + "} }", "a::b::" + LAUNCH), lambda x: x + 1),
+    "nested namespace": (op_of("namespace a::b {" + each("v + 1", qualifiers="") + "}", "a::b::" + LAUNCH), lambda x: x + 1),
+    "launch bounds": (op_of(each("v + 1", qualifiers="__launch_bounds__(256, 2)")), lambda x: x + 1),
+    "restrict": (op_of(each("v + 1").replace("const float *from", "const float *__restrict__ from")), lambda x: x + 1),
+    "device function": (op_of(each("twice(v)", "__device__ __forceinline__ float twice(float v) { return 2 * v; }")), lambda x: 2 * x),
+    "host and device function": (op_of(each("twice(v)", "__host__ __device__ inline float twice(float v) { return 2 * v; }"),
+                                       "OPJIT_CHECK(twice(2) == 4, \"no\");\n    " + LAUNCH), lambda x: 2 * x),
+    "macro of spaces": (op_of("#define HD __host__ __device__\n" + each("twice(v)", "HD inline float twice(float v) { return 2 * v; }")),
+                        lambda x: 2 * x),
+    "template": (op_of("template <typename T>\n" + each("v + T(1)"), LAUNCH.replace("kernel", "kernel<float>")), lambda x: x + 1),
+    "template with a value": (op_of("template <typename T, int add = 3>\n" + each("v + T(add)"), LAUNCH.replace("kernel", "kernel<float>")),
+                              lambda x: x + 3),
+    "template of a bool": (op_of("template <bool twice>\n" + each("twice ? 2 * v : v"),
+                                 f"if (n > 3) {LAUNCH.replace('kernel', 'kernel<true>')} else {LAUNCH.replace('kernel', 'kernel<false>')}"),
+                           lambda x: 2 * x if x.numel() > 3 else x),
+    "template of a functor": (op_of("struct twice { __device__ float operator()(float v) const { return __fmul_rn(2, v); } };\n"
+                                    "template <class F>\n" + each("F()(v)"), LAUNCH.replace("kernel", "kernel<twice>")), lambda x: 2 * x),
+    "deduced template": (op_of("template <typename T>\n" + each("v + 1").replace("const float *from, float *to", "const T *from, T *to")),
+                         lambda x: x + 1),
+    "template of a host function": (op_of("template <typename T>\n" + each("v + T(1)") + """
+template <typename T> static void run(const T *from, T *to, int n, cudaStream_t stream) { kernel<T><<<(n + 127) / 128 + 1, 128, 0, stream>>>(from, to, n); }
+""", "run<float>(from, to, n, stream);"), lambda x: x + 1),
+    "parameter pack": (op_of("""template <typename... T> __global__ void kernel(const float *from, float *to, int n, T... more)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) to[i] = (from[i] + ... + more); }""",
+                             LAUNCH.replace("n);", "n, 1.0f, 2);")), lambda x: x + 3),
+    "enumeration": (op_of("enum class kind { add, twice };\ntemplate <kind k>\n" + each("k == kind::twice ? 2 * v : v + 1"),
+                          LAUNCH.replace("kernel", "kernel<kind::twice>")), lambda x: 2 * x),
+    "struct argument": (op_of("""struct job { const float *from; float *to; int n; float add; };
+__global__ void kernel(const __grid_constant__ job j)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < j.n) j.to[i] = j.from[i] + j.add; }""",
+                              "kernel<<<n / 256 + 1, 256, 0, stream>>>({from, to, n, 1.0f});"), lambda x: x + 1),
+    "shared memory": (op_of("""__global__ void kernel(const float *from, float *to, int n)
+{
+    __shared__ float tile[256];
+    int i = blockIdx.x * 256 + threadIdx.x;
+    tile[threadIdx.x] = i < n ? from[i] : 0;
+    __syncthreads();
+    if (i < n) to[i] = 2 * tile[threadIdx.x];
+}"""), lambda x: 2 * x),
+    "dynamic shared memory": (op_of("""__global__ void kernel(const float *from, float *to, int n)
+{
+    extern __shared__ float tile[];
+    int i = blockIdx.x * 256 + threadIdx.x;
+    tile[threadIdx.x] = i < n ? from[i] : 0;
+    __syncthreads();
+    if (i < n) to[i] = 2 * tile[threadIdx.x];
+}""", """OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536));
+    kernel<<<dim3(n / 256 + 1), dim3(256), 65536, stream>>>(from, to, n);"""), lambda x: 2 * x),
+    "constant memory": (op_of("__constant__ float factor[2] = {5.0f, 2.0f};\n" + each("factor[1] * v")), lambda x: 2 * x),
+    "constant memory that is set": (op_of("static __constant__ float factor;\n" + each("factor * v"), """float two = 2;
+    OPJIT_CUDA_CHECK(cudaMemcpyToSymbolAsync(factor, &two, sizeof two, 0, cudaMemcpyHostToDevice, stream));
+    OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
+    """ + LAUNCH), lambda x: 2 * x),
+    "device variable in a namespace": (op_of("namespace { __device__ int count; }\n" + each("v + 1").replace("if (i < n) {", "if (i < n) { atomicAdd(&count, 1);"),
+                                             f"""void *address;
+    OPJIT_CUDA_CHECK(cudaGetSymbolAddress(&address, count));
+    OPJIT_CUDA_CHECK(cudaMemsetAsync(address, 0, sizeof(int), stream));
+    {LAUNCH}
+    int found = 0;
+    OPJIT_CUDA_CHECK(cudaMemcpyAsync(&found, address, sizeof found, cudaMemcpyDeviceToHost, stream));
+    OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
+    OPJIT_CHECK(found == n, "counted %d", found);"""), lambda x: x + 1),
+    "warp shuffle": (op_of("""__inline__ __device__ float warp_sum(float v)
+{ for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset); return v; }
+__global__ void kernel(const float *from, float *to, int n)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x; float v = warp_sum(1.0f); if (i < n) to[i] = from[i] + v; }"""), lambda x: x + 32),
+    "cooperative groups": (op_of("""namespace cg = cooperative_groups;
+__global__ void kernel(const float *from, float *to, int n)
+{
+    cg::thread_block block = cg::this_thread_block();
+    cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float v = cg::reduce(warp, 1.0f, cg::plus<float>{});
+    if (i < n) to[i] = from[i] + v;
+}""", includes="#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>"), lambda x: x + 32),
+    "half": (op_of(each("__half2float(__float2half(v))"), includes="#include <cuda_fp16.h>"), lambda x: x.half().float()),
+    "bfloat16": (op_of("typedef __nv_bfloat16 floatX;\n" + each("(float)((floatX)v)"), includes="#include <cuda_bf16.h>"),
+                 lambda x: x.bfloat16().float()),
+    "math": (op_of(each("tanhf(0.5f * v) + expf(-fabsf(v)) + rsqrtf(1 + v * v)"), includes="#include <math.h>"),
+             lambda x: torch.tanh(0.5 * x) + torch.exp(-x.abs()) + torch.rsqrt(1 + x * x)),
+    "vectors": (op_of("""__global__ void kernel(const float4 *from, float4 *to, int n)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) { float4 v = __ldg(from + i); to[i] = make_float4(v.x + 1, v.y + 1, v.z + 1, v.w + 1); } }""",
+                      "kernel<<<n / 1024 + 1, 256, 0, stream>>>((const float4 *)from, (float4 *)to, n / 4);"), lambda x: x + 1),
+    "standard headers": (op_of(each("v + 1"), includes="#include <assert.h>\n#include <float.h>\n#include <stdint.h>\n#include <stdio.h>\n"
+                               "#include <stdlib.h>\n#include <cmath>\n#include <cstdint>"), lambda x: x + 1),
+    "C++ on the host": (op_of(each("v + 1"), "std::vector<int> sizes{256};\n    kernel<<<n / 256 + 1, sizes[0], 0, stream>>>(from, to, n);",
+                              "#include <vector>\n#include <algorithm>\n#include <string>"), lambda x: x + 1),
+    "assert and printf": (op_of(each("v + 1").replace("float v", "assert(n > 0); if (n < 0) printf(\"%d\\n\", i); float v"),
+                                includes="#include <assert.h>\n#include <stdio.h>"), lambda x: x + 1),
+    "inline assembly": (op_of(each("add(v)", """__device__ float add(float v) { asm("add.f32 %0, %0, 0f3F800000;" : "+f"(v)); return v; }""")),
+                        lambda x: x + 1),
+    "macro that launches": (op_of("#define RUN(k, ...) k<<<n / 256 + 1, 256, 0, stream>>>(__VA_ARGS__)\n" + each("v + 1"), "RUN(kernel, from, to, n);"),
+                            lambda x: x + 1),
+    "macro of a statement": (op_of(each("v + 1"), "OPJIT_DISPATCH_FLOATING(x->dtype, \"plus\", { (void)sizeof(scalar_t); " + LAUNCH + " })"), lambda x: x + 1),
+    "cudaLaunchKernel": (op_of(each("v + 1"), """void *arguments[] = {(void *)&from, (void *)&to, (void *)&n};
+    OPJIT_CUDA_CHECK(cudaLaunchKernel((const void *)kernel, dim3(n / 256 + 1), dim3(256), arguments, 0, stream));"""), lambda x: x + 1),
+    "cudaLaunchKernelExC": (op_of(each("v + 1"), """cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(n / 256 + 1), config.blockDim = dim3(256), config.stream = stream;
+    void *arguments[] = {(void *)&from, (void *)&to, (void *)&n};
+    OPJIT_CUDA_CHECK(cudaLaunchKernelExC(&config, (const void *)kernel, arguments));"""), lambda x: x + 1),
+    "cudaLaunchKernelEx": (op_of(each("v + 1"), """cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(n / 256 + 1), config.blockDim = dim3(256), config.stream = stream;
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, from, to, n));"""), lambda x: x + 1),
+    "occupancy": (op_of(each("v + 1"), """int blocks = 0;
+    OPJIT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 0));
+    OPJIT_CHECK(blocks > 0, "no block fits");
+    """ + LAUNCH), lambda x: x + 1),
+    "two kernels": (op_of(each("v + 1") + each("2 * v").replace("kernel", "second"), LAUNCH + "\n    " + LAUNCH.replace("kernel", "second").replace("(from", "(to")),
+                    lambda x: 2 * (x + 1)),
+    "overloaded kernels": (op_of(each("v + 1", qualifiers="") + each("v + 2", qualifiers="").replace("int n", "long n")), lambda x: x + 1),
+    "specialised kernel": (op_of("template <int k>\n" + each("v + k", qualifiers="") + "template <>\n" + each("v + 10", qualifiers="").replace("kernel(", "kernel<2>("),
+                                 LAUNCH.replace("kernel", "kernel<2>")), lambda x: x + 10),
+    "declared before": (op_of("__global__ void kernel(const float *from, float *to, int n);\n" + each("v + 1", qualifiers="")), lambda x: x + 1),
+    "class with methods": (op_of("""template <typename T> class row {
+public:
+    __host__ __device__ explicit row(T *at) : at_(at) {}
+    __device__ T get(int i) const { return __ldg(at_ + i); }
+private:
+    T *at_;
+};
+""" + each("row<const float>(from).get(i) + 1")), lambda x: x + 1),
+    "cub": (op_of("""__global__ void kernel(const float *from, float *to, int n)
+{
+    typedef cub::BlockReduce<float, 256> reduce;
+    __shared__ typename reduce::TempStorage storage;
+    __shared__ float sum;
+    int i = blockIdx.x * 256 + threadIdx.x;
+    float v = reduce(storage).Sum(1.0f);
+    if (threadIdx.x == 0) sum = v;
+    __syncthreads();
+    if (i < n) to[i] = from[i] + sum;
+}""", includes="#include <cub/block/block_reduce.cuh>"), lambda x: x + 256),
+}
+
+
+def entry_of(tmp_path: Path, source: str, arch: str = "sm_90") -> Entry:
+    target = Target(backends.for_device("cuda"), arch, "cuda13")
+    return built(write_op(tmp_path / "op", plus_cu=source), tmp_path / "cache", target, SCHEMA)
+
+
+def compiler_of(entry: Entry) -> str:
+    return read(entry.folder)[0].built_with["cuda"]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("style", STYLES)
+def test_a_file_in_this_style_needs_no_nvcc(tmp_path: Path, style: str) -> None:
+    assert compiler_of(entry_of(tmp_path, STYLES[style][0])).startswith("NVRTC ")
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("style", STYLES)
+def test_a_file_in_this_style_computes_as_its_reference(style: str) -> None:
+    name = "".join(filter(str.isalnum, style))
+    op = opjit.inline(f"{name}(Tensor x) -> Tensor", cuda=STYLES[style][0].replace("plus_cuda", f"{name}_cuda"), like="x")
+    for size in (4, 1024, 100_000):
+        x = torch.randn(size, device="cuda")
+        torch.testing.assert_close(op(x), STYLES[style][1](x), rtol=1e-5, atol=1e-5)
+
+
+def no_nvcc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(toolchain, "find_nvcc", lambda notes: None)
+
+
+def no_nvrtc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+
+
+# --- machine code -------------------------------------------------------------------------------------------------------------------------
+
+def code_of(cubin: bytes) -> dict[str, tuple[int, bytes]]:
+    """The registers and the instructions of each kernel in a cubin, an ELF file."""
+    at, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<3H", cubin, 58))
+    sections = [struct.unpack_from("<IIQQQQII", cubin, at + index * size) for index in range(count)]
+    strings = cubin[sections[names][4]:]
+    named = {strings[section[0]:strings.index(b"\0", section[0])].decode(): section for section in sections}
+    return {name: (section[7] >> 24, cubin[section[4]:section[4] + section[5]]) for name, section in named.items() if name.startswith(".text.")}
+
+
+def fat_of(content: bytes) -> dict[str, bytes]:
+    found, at = {}, 16
+    while at < len(content):
+        _, _, header, size, _, _, _, _, arch, _, _, flags = struct.unpack_from("<HHIQIIHHIIIQ", content, at)
+        found[f"sm_{arch}{'a' if flags & 0x100000 else 'f' if flags & 0x200000 else ''}"] = content[at + header:at + header + size]
+        at += header + size
+    return found
+
+
+@pytest.mark.nvcc
+@needs_nvrtc
+@pytest.mark.parametrize("op", opjit.declare.catalog.all_ops(), ids=lambda op: op.schema.name)
+def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.Op) -> None:
+    target = Target(backends.for_device("cuda"), "sm_90", "cuda13")
+    recipe = op.recipe(target, toolchain.identities_of(target.backend, target.runtime, None))
+    nvcc, compiler = toolchain.require_nvcc(None), toolchain.require_compiler(None)
+    assert NVRTC is not None
+    source = tmp_path / "opjit_kernel.cu"
+    source.write_text(glue.render(recipe.schema, "cuda", "CUDA", recipe.source.name, "cudaStream_t")["opjit_kernel.cu"])
+    cuda.compile_kernel(recipe, source, tmp_path, compiler, NVRTC)
+    fast = code_of(fat_of((tmp_path / "opjit_kernel.fatbin").read_bytes())["sm_90"])
+    subprocess.run([f"{nvcc.root}/bin/nvcc", "-cubin", "-arch=sm_90", "-std=c++17", f"-I{recipe.folder}", f"-I{recipe.folder.parent}",
+                    "-o", "slow.cubin", source], cwd=tmp_path, check=True)
+    slow = code_of((tmp_path / "slow.cubin").read_bytes())
+    assert fast.keys() == slow.keys()
+    if NVRTC.version.partition(" ")[0] == nvcc.version:
+        assert fast == slow
+    else:  # other compilers: the registers are near each other
+        for name, (registers, _) in fast.items():
+            assert registers <= 1.25 * slow[name][0] + 8, name
+
+
+@pytest.mark.nvcc
+def test_a_fat_binary_is_as_nvidia_s_tool_writes_it(tmp_path: Path) -> None:
+    archs = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120f"]
+    (tmp_path / "k.cu").write_text("__global__ void kernel(float *x) { x[threadIdx.x] *= 2; }")
+    numbers = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
+    subprocess.run([f"{toolchain.require_nvcc(None).root}/bin/nvcc", "-fatbin", *numbers, "--compress-mode=none", "-o", "k.fatbin", "k.cu"],
+                   cwd=tmp_path, check=True)
+    content = (tmp_path / "k.fatbin").read_bytes()
+    cubins = fat_of(content)
+    assert sorted(cubins) == sorted(archs)
+    assert nvrtc.fatbin(cubins) == content
+
+
+@needs_nvrtc
+def test_one_binary_has_code_for_several_archs(tmp_path: Path) -> None:
+    entry = entry_of(tmp_path, STYLES["plain"][0], "sm_80+sm_90+sm_100")
+    assert compiler_of(entry).startswith("NVRTC ")
+    assert elf.inspect(entry.library.read_bytes()).cuda_archs == {"sm_80", "sm_90", "sm_100"}
+
+
+@needs_nvrtc
+def test_a_second_build_in_another_folder_has_the_same_bytes(tmp_path: Path) -> None:
+    one, other = (entry_of(tmp_path / name, STYLES["template"][0]) for name in ("one", "other"))
+    assert one.library.read_bytes() == other.library.read_bytes()
+    assert one.key == other.key
+
+
+# --- which compiler -----------------------------------------------------------------------------------------------------------------------
+
+@needs_nvrtc
+@pytest.mark.parametrize("op", opjit.declare.catalog.all_ops(), ids=lambda op: op.schema.name)
+def test_every_bundled_op_builds_without_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: opjit.Op) -> None:
+    no_nvcc(monkeypatch)
+    target = Target(backends.for_device("cuda"), "sm_80+sm_90+sm_100", "cuda13")
+    entry = request.entry(op, target, Store(tmp_path))
+    assert compiler_of(entry).startswith("NVRTC ")
+
+
+REFUSED = {
+    "managed memory": "__managed__ int count;\n" + each("v + 1"),
+    "a macro that defines a kernel": "#define KERNEL(name) __global__ void name(const float *from, float *to, int n) { to[threadIdx.x] = 1; }\n"
+                                     "KERNEL(kernel)",
+}
+
+
+@pytest.mark.nvcc
+@needs_nvrtc
+@pytest.mark.parametrize("code", ["managed memory", "a macro that defines a kernel"])
+def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, code: str) -> None:
+    entry = entry_of(tmp_path, op_of(REFUSED[code]))
+    assert compiler_of(entry).startswith("nvcc V")
+    recipe = describe(tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
+    assert Store(tmp_path / "cache").find(recipe) is not None, "the next request finds it"
+    shown = str(why.compare(recipe, Store(tmp_path / "cache"), entry.folder, None))
+    assert f"CUDA code by {compiler_of(entry)}" in shown
+    assert ", as " in shown
+
+
+@needs_nvrtc
+def test_what_only_nvcc_takes_is_an_error_without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_nvcc(monkeypatch)
+    with pytest.raises(ToolMissing, match="needs nvcc, as it uses __managed__; install the CUDA Toolkit"):
+        entry_of(tmp_path, op_of(REFUSED["managed memory"]))
+
+
+def test_without_nvcc_and_nvrtc_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = describe(write_op(tmp_path / "op", plus_cu=STYLES["plain"][0]), Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA,
+                      compiler={})
+    no_nvcc(monkeypatch)
+    no_nvrtc(monkeypatch)
+    with pytest.raises(ToolMissing, match=r"pip install 'opjit\[cuda\]'"):
+        build.build(recipe, Store(tmp_path / "cache"))
+
+
+@pytest.mark.nvcc
+@needs_nvrtc
+@pytest.mark.parametrize(("first", "then"), [(no_nvcc, no_nvrtc), (no_nvrtc, no_nvcc)])
+def test_a_cache_filled_with_one_compiler_serves_a_machine_with_the_other(
+        tmp_path: Path, first: Callable[[pytest.MonkeyPatch], None], then: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        first(patch)
+        made = entry_of(tmp_path, STYLES["plain"][0])
+    with pytest.MonkeyPatch.context() as patch:
+        then(patch)
+        assert entry_of(tmp_path, STYLES["plain"][0]).folder == made.folder
+    assert entry_of(tmp_path, STYLES["plain"][0]).folder == made.folder, "and one that has both"
+
+
+@needs_nvrtc
+def test_another_version_of_a_compiler_that_is_here_is_a_miss(tmp_path: Path) -> None:
+    made = entry_of(tmp_path, STYLES["plain"][0])
+    recipe = describe(tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
+    assert recipe.toolchain is not None
+    store = Store(tmp_path / "cache")
+    found = store.find(recipe)
+    assert found is not None
+    assert found.folder == made.folder
+    assert store.find(recipe._replace(toolchain={**recipe.toolchain, "nvrtc.version": "99.0"}, others=())) is None
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------------------------------
+
+# A file, the text of the line that is wrong, and a word of the message.
+MISTAKES = {
+    "in device code": (op_of(each("v + wrong")), "v + wrong", "wrong"),
+    "in host code": (op_of(each("v + 1"), "int m = wrong;\n    " + LAUNCH), "int m = wrong", "wrong"),
+    "of a brace": (op_of(each("v + 1") + "}"), "}}", ""),
+    "of a header": (op_of(each("v + 1"), includes="#include \"missing.h\""), "missing.h", "missing.h"),
+    "of an argument": (op_of(each("v + 1"), LAUNCH.replace("to, n", "to, \"n\"")), '"n"', "int"),
+    "of a launch": (op_of(each("v + 1"), "kernel<<<>>>(from, to, n);"), "<<<>>>", ""),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("with_nvcc", [pytest.param(True, marks=pytest.mark.nvcc), False])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, with_nvcc: bool) -> None:
+    if not with_nvcc:
+        no_nvcc(monkeypatch)
+    source, wrong, text = MISTAKES[mistake]
+    line = next(number for number, each_line in enumerate(source.splitlines(), 1) if wrong in each_line)
+    with pytest.raises((CompileError, ToolMissing)) as caught:
+        entry_of(tmp_path, source)
+    shown = str(caught.value)
+    assert text in shown
+    if isinstance(caught.value, CompileError):
+        assert f"plus.cu:{line}:" in shown or f"plus.cu({line}): " in shown, shown
+    assert not list((tmp_path / "cache" / "v1").glob("keytest.plus/*/*")), "nothing half-built"
+
+
+@needs_nvrtc
+def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_nvcc(monkeypatch)
+    with pytest.raises(CompileError, match="gpu-architecture"):
+        entry_of(tmp_path, STYLES["plain"][0], "sm_10")
+
+
+@needs_nvrtc
+def test_an_instance_that_is_never_launched_costs_nothing(tmp_path: Path) -> None:
+    unused = op_of("template <typename T>\n" + each("v + T(1)") + "static void *never() { return (void *)&kernel<double>; }",
+                   LAUNCH.replace("kernel", "kernel<float>"))
+    entry = entry_of(tmp_path, unused)
+    assert compiler_of(entry).startswith("NVRTC ")
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+def test_more_shared_memory_than_there_is_is_an_error_of_the_call() -> None:
+    op = opjit.inline("toomuch(Tensor x) -> Tensor", cuda=op_of(each("v + 1"), LAUNCH.replace("256, 0", "256, 1 << 20")).replace("plus_", "toomuch_"),
+                      like="x")
+    with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
+        op(torch.ones(3, device="cuda"))
+
+
+# --- the split ----------------------------------------------------------------------------------------------------------------------------
+
+def test_both_parts_keep_every_line_at_its_number() -> None:
+    source = STYLES["class with methods"][0] + STYLES["shared memory"][0]
+    parts = split.split(source, split.macros_of([source]))
+    assert parts.host.count("\n") == parts.device.count("\n") == source.count("\n")
+
+
+@pytest.mark.parametrize("text", ["{", "f(]", "a <<< b;", "k<<<1, 2>>>;"])
+def test_a_file_that_is_not_understood_is_left_to_nvcc(text: str) -> None:
+    with pytest.raises(split.Unsupported):
+        split.split(text, {})
+
+
+@given(st.lists(st.sampled_from(["{", "}", "(", ")", "<", ">", "<<<", ">>>", ";", "::", "kernel", "__global__", "__device__", "void", "template",
+                                 "typename", "T", ",", "=", "namespace", "struct", "#define x \\\n y\n", "/*", "*/", "//", "\n", '"', "'",
+                                 "int", "extern", "1"]), max_size=40))
+def test_any_text_is_split_or_refused(words: list[str]) -> None:
+    text = " ".join(words)
+    with contextlib.suppress(split.Unsupported):
+        parts = split.split(text, {})
+        assert parts.host.count("\n") == parts.device.count("\n") == text.count("\n")
