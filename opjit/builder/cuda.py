@@ -28,9 +28,9 @@ from opjit.recipe.toolchain import Compiler, Nvrtc
 __all__ = ["Failed", "Unsupported", "compile_kernel"]
 _DEPTH = 4  # folders above an op's own that its headers may lie in: "../common.h"
 _DEVICE = re.compile(r"-[DU].*|-std=.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
-                     r"--?extra-device-vectorization|--?diag-(suppress|warn|error)=[\d,]+")
+                     r"--?extra-device-vectorization|--split-compile=\d+|--?diag-(suppress|warn|error)=[\d,]+")
 _HOST = re.compile(r"-[DU].*|-std=.*|-O\d")
-_NEITHER = re.compile(r"-gencode=.*|--split-compile=.*|--frandom-seed=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|"
+_NEITHER = re.compile(r"-gencode=.*|--frandom-seed=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|"
                       r"--?(expt-)?relaxed-constexpr")
 
 
@@ -215,11 +215,14 @@ class _Device:
 
     def __init__(self, recipe: Recipe, work: Path, found: Nvrtc, flags: Sequence[str], files: _Files) -> None:
         self.work, self.library, self.archs, self.code = work, found.library, recipe.target.arch.split("+"), b""
+        folders = [Path(folder) for folder in found.headers.split(":")]
+        self.headers = {} if any((folder / "nv/target").is_file() for folder in folders) else {"nv/target": nvrtc.NV_TARGET}
         # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
-        self.headers = {name: re.sub(r"long long(?=;)", "long", place.read_text("utf-8")) for name in ("cuda/std/cstdint",)
-                        for place in [Path(folder, name) for folder in found.headers.split(":")][::-1] if place.is_file()}
+        integers = next((folder / "cuda/std/cstdint" for folder in folders if (folder / "cuda/std/cstdint").is_file()), None)
+        if integers is not None:
+            self.headers["cuda/std/cstdint"] = re.sub(r"long long(?=;)", "long", integers.read_text("utf-8"))
         self.options = ["-default-device", "-w", *flags, *(f"--include-path={work}/device/{place}" for place in files.include),
-                        *(f"--include-path={folder}" for folder in found.headers.split(":"))]
+                        *(f"--include-path={folder}" for folder in folders)]
 
     def compile(self, expressions: Sequence[str]) -> Mapping[str, str]:
         """Compile it for each arch into opjit_kernel.fatbin. Returns the symbols of expressions: kernels' instances and variables."""

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 # C's headers, most of which NVRTC needs only by name: it knows their functions.
 _INTEGERS = "".join(f"typedef {c} int{bits}_t; typedef unsigned {c} uint{bits}_t;\n"
@@ -106,10 +107,32 @@ _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 
 
 # C++'s headers: those for the host alone are empty, the others are libcu++'s.
-HEADERS |= dict.fromkeys(("vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream",
-                          "iomanip", "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h"), "")
+_OF_HOST = ("vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream", "iomanip",
+            "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h")
+HEADERS |= dict.fromkeys(_OF_HOST, "")
 HEADERS |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
             for name in ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")}
+
+
+# <nv/target> of CCCL, which cooperative groups include, where CCCL is not installed: what a file is compiled for.
+NV_TARGET = """#pragma once
+#if __CUDA_ARCH__ >= 700
+#define NV_PROVIDES_SM_70 1
+#else
+#define NV_PROVIDES_SM_70 0
+#endif
+#if __CUDA_ARCH__ >= 800
+#define NV_PROVIDES_SM_80 1
+#else
+#define NV_PROVIDES_SM_80 0
+#endif
+#define OPJIT_BARE(...) __VA_ARGS__
+#define OPJIT_IF_1(yes, no) OPJIT_BARE yes
+#define OPJIT_IF_0(yes, no) OPJIT_BARE no
+#define OPJIT_IF(condition, yes, no) OPJIT_IF_##condition(yes, no)
+#define NV_IF_ELSE_TARGET(condition, yes, no) OPJIT_IF(condition, yes, no)
+#define NV_IF_TARGET(condition, yes) OPJIT_IF(condition, yes, ())
+"""
 
 
 class Failed(Exception):
@@ -125,16 +148,11 @@ class Compiled:
 
 @cache
 def _library(path: str) -> ctypes.CDLL:
+    for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(builtins))  # NVRTC opens it by its name, which finds a loaded one
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
-
-
-def version(path: str) -> tuple[int, int]:
-    """Return the CUDA version of a libnvrtc.so."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _library(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return major.value, minor.value
 
 
 def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
@@ -200,11 +218,11 @@ def fatbin(cubins: Mapping[str, bytes]) -> bytes:
     for arch, cubin in cubins.items():
         padded = cubin + bytes(-len(cubin) % 8)
         number, feature = int("".join(filter(str.isdigit, arch))), _FEATURES.get(arch[-1], 0)
-        compatible = _section(cubin, b".nv.compat")  # from sm_100 on
+        compatible = _section(cubin, b".nv.compat") if number >= 100 else b""
         more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
         more += bytes(-len(more) % 8)
         flags = 0x11 | feature | (0x1000000 if more else 0)
-        header = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, 8, 1, number, 0, 0, flags, 0, 0)
+        header = struct.pack("<HHIQIIHHIIIQ16x", 2, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, 8, 1, number, 0, 0, flags)
         parts += [header, more, padded]
     content = b"".join(parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content

@@ -6,9 +6,10 @@
 Every round starts one process for each side, with an empty cache. Its clock starts after `import torch` (on a GPU after
 the CUDA context was made) and stops when the op can be called; then the sums are checked against torch.sum. The sides:
 
-    opjit     opjit.get("allreduce")
+    opjit     opjit.get("allreduce"); with --cuda also opjit.inline of an op with one kernel, to its result, and once more, edited
     C++       torch.utils.cpp_extension.load of the same op in the tutorial's form: torch/extension.h and -O3
     tvm-ffi   tvm_ffi.cpp.load_inline of the same function, without strides and dtype= (pip install apache-tvm-ffi)
+    nvcc      a bare nvcc -shared of one kernel and its launch
     gcc       a bare gcc -O3 -shared -fPIC of the op's C file, against the next cold get in a process that did one
 
 The C++ side takes half a minute and more a time, so it has fewer rounds.
@@ -21,12 +22,26 @@ import importlib.util
 import os
 import subprocess
 import tempfile
+from pathlib import Path
 from time import perf_counter
 
 import torch
 from common import HERE, Row, child, ratio, show
 
 Times = dict[str, list[float]]
+ONE = """
+static __global__ void scale_kernel(const float *from, float *to, float a, long n)
+{
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
+        to[i] = a * from[i];
+}
+
+extern "C" int scale(const float *from, float *to, float a, long n, cudaStream_t stream)
+{
+    scale_kernel<<<(int)((n + 255) / 256), 256, 0, stream>>>(from, to, a, n);
+    return cudaGetLastError();
+}
+"""
 
 
 def cold(side: str, device: str, arch: str | None, times: Times) -> None:
@@ -61,6 +76,19 @@ def bare_gcc() -> float:
         return perf_counter() - start
 
 
+def bare_nvcc(arch: str | None) -> float:
+    """Seconds of nvcc for a file with one kernel and its launch."""
+    from opjit.recipe import toolchain
+
+    major, minor = torch.cuda.get_device_capability() if arch is None else (9, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "one.cu").write_text(ONE)
+        command = [f"{toolchain.require_nvcc(None).root}/bin/nvcc", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC", "one.cu"]
+        start = perf_counter()
+        subprocess.run(command, cwd=folder, check=True)
+        return perf_counter() - start
+
+
 def measure_cpu(rounds: int, slow_rounds: int) -> list[Row]:
     times: Times = {}
     has_tvm = importlib.util.find_spec("tvm_ffi") is not None
@@ -84,11 +112,17 @@ def measure_cuda(rounds: int, slow_rounds: int) -> list[Row]:
     times: Times = {}
     arch = None if torch.cuda.is_available() else "sm_90"
     for turn in range(rounds):
+        cold("one", "cuda", arch, times)
         cold("opjit", "cuda", arch, times)
+        times.setdefault("nvcc", []).append(bare_nvcc(arch))
         if turn < slow_rounds:
             cold("cpp", "cuda", arch, times)
-    what = f"CUDA op{f' (built for {arch}, not run)' if arch else ''}, against C++/CUDA with torch/extension.h"
-    return [ratio(what, times["opjit.first"], times["cpp.first"], 1 / 20)]
+    built = f" (built for {arch}, not run)" if arch else ""
+    rows = [ratio(f"one CUDA kernel{built}, against bare nvcc", times["one.first"], times["nvcc"], 1),
+            ratio("the same kernel, edited, against bare nvcc", times["one.next"], times["nvcc"], 1 / 3)]
+    if slow_rounds:
+        rows.append(ratio(f"allreduce{built}, against C++/CUDA with torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 30))
+    return rows
 
 
 def main() -> None:

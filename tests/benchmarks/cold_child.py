@@ -68,6 +68,40 @@ def tvm_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]:
     return {"first": perf_counter() - start}, [op]
 
 
+ONE = """
+static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
+{
+    OPJIT_KERNEL_LOOP(i, n)
+        to[i] = a * from[i];
+}
+
+opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, (float)a, x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+
+
+def one_side(arch: str | None) -> dict[str, float]:
+    """An op of one CUDA kernel, cold, then edited: to its result on a GPU, to its entry without one."""
+    from opjit import request
+
+    times, x = {}, torch.ones(1000, device="cpu" if arch else "cuda")
+    for name, code in (("first", ONE), ("next", ONE.replace("a * from", "a + from"))):
+        start = perf_counter()
+        import opjit
+
+        scale = opjit.inline("opjit_bench::scale(Tensor x, float a) -> Tensor", cuda=code, like="x")
+        if arch:
+            request.entry(scale, target_of(None, arch))
+        else:
+            assert scale(x, 3.0)[0].item() == (3.0 if name == "first" else 4.0)
+        times[name] = perf_counter() - start
+    return times
+
+
 def build_only(arch: str) -> dict[str, float]:
     """opjit's side on a machine without a GPU: as `opjit get allreduce --arch` does."""
     start = perf_counter()
@@ -89,7 +123,7 @@ def check(op: Sum, device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("side", choices=("opjit", "cpp", "tvm"))
+    parser.add_argument("side", choices=("opjit", "one", "cpp", "tvm"))
     parser.add_argument("device", choices=("cpu", "cuda"))
     parser.add_argument("scratch", type=Path, help="an empty folder")
     parser.add_argument("--arch", help="build for this arch and run nothing, where there is no GPU")
@@ -99,6 +133,9 @@ def main() -> None:
         return
     if options.device == "cuda" and not options.arch:
         torch.zeros(1, device="cuda")
+    if options.side == "one":
+        print(json.dumps(one_side(options.arch)))
+        return
     side = {"opjit": opjit_side, "cpp": cpp_side, "tvm": tvm_side}[options.side]
     times, ops = side(options.scratch, options.device)
     for op in ops:
