@@ -38,7 +38,7 @@ def test_a_readme_snippet_is_the_file_that_runs(readme: str, path: str, name: st
 
 
 def test_the_readme_has_snippets_and_both_commands() -> None:
-    assert len(SNIPPET.findall(README)) == 6
+    assert len(SNIPPET.findall(README)) == 7
     for command in ("demo", "test"):
         assert len(re.findall(rf"<!-- command: {command} -->\n```sh\n[^\n]+\n```", README)) == 1
 

@@ -82,8 +82,8 @@ static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blo
 }
 
 template <typename kernel>
-static inline cudaError_t cudaLaunchKernel(kernel *function, dim3 grid, dim3 block, void **arguments,
-                                           size_t shared = 0, cudaStream_t stream = 0)
+static inline cudaError_t cudaLaunchKernel(kernel *function, dim3 grid, dim3 block, void **arguments, size_t shared = 0,
+                                           cudaStream_t stream = 0)
 {
     return cudaLaunchKernel((const void *)function, grid, block, arguments, shared, stream);
 }

@@ -80,7 +80,7 @@ def _tools(recipe: Recipe, store: Store) -> Tools:
     if not target.backend.uses_nvcc:
         return Tools(compiler, None, None, ninja)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
-    nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    nvcc = toolchain.working_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
     if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
         if nvrtc is None:
             raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "

@@ -29,6 +29,7 @@ _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
 _OF_OPS = [(re.compile(r"undefined reference to |Unresolved extern function "),
             "; an op is compiled from one source: define it there, #include the file that does, or name its library in extra_ldflags")]
 _OF_ALL = [
+    (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
     (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
     (re.compile(r"not supported on \.target 'sm_\d+'"), "; features of one arch alone need a target that ends in a, such as sm_90a"),
 ]

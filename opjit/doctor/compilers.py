@@ -116,19 +116,28 @@ def _has_tools() -> bool:
 
 
 def _check_cuda() -> Iterator[Observation]:
-    here = backends.for_device("cuda").available() is None
+    backend = backends.for_device("cuda")
+    here, nvrtc = backend.available() is None, toolchain.find_nvrtc(backend.runtime(None), None)
+    if nvrtc is None:
+        yield Observation("NVRTC", NOTE, "there is none, so nvcc compiles CUDA ops, in three times the time", "pip install 'opjit[cuda]'")
+    else:
+        yield Observation("NVRTC", OK, f"CUDA {nvrtc.version.partition(' ')[0]}: {nvrtc.library}")
     try:
         nvcc = toolchain.find_nvcc(None)
     except (ToolMissing, OSError) as error:
         yield from_error("nvcc", PROBLEM, error, "put another nvcc on PATH, or set CUDA_HOME")
         return
-    if nvcc is None:
+    if nvcc is None and nvrtc is None:
         yield Observation("nvcc", WARNING if here else NOTE,
                           "there is none, so CUDA ops cannot be built here; those in a cache or a wheel still work",
-                          "install the CUDA Toolkit of torch's CUDA version, or point CUDA_HOME at it" if here else "")
+                          "pip install 'opjit[cuda]', or install the CUDA Toolkit of torch's CUDA version" if here else "")
         return
-    yield Observation("nvcc", OK, f"CUDA {nvcc.version} ({nvcc.build}) in {nvcc.root}")
-    mismatch = version_mismatch(nvcc, here)
+    mismatch = None
+    if nvcc is None:
+        yield Observation("nvcc", NOTE, "there is none, so the few CUDA files that NVRTC does not take cannot be built")
+    else:
+        yield Observation("nvcc", OK, f"CUDA {nvcc.version} ({nvcc.build}) in {nvcc.root}")
+        mismatch = version_mismatch(nvcc, here and nvrtc is None)
     if mismatch is not None:
         yield mismatch
     if not _has_tools():

@@ -93,6 +93,14 @@ def find_nvcc(notes: Path | None) -> Nvcc | None:
     return _find(notes, "nvcc", ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, _probe_nvcc)
 
 
+def working_nvcc(notes: Path | None) -> Nvcc | None:
+    """Find nvcc; None if there is none, or if it does not work."""
+    try:
+        return find_nvcc(notes)
+    except ToolMissing:
+        return None
+
+
 @cache
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     """Find NVRTC, as pip installs it with torch, or in the CUDA Toolkit; None if there is none.
@@ -101,7 +109,7 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
         runtime: such as ``"cuda13"``; an empty text takes any.
     """
     major = runtime.removeprefix("cuda") or "[0-9]*"
-    spec, nvcc = importlib.util.find_spec("nvidia"), find_nvcc(notes)
+    spec, nvcc = importlib.util.find_spec("nvidia"), working_nvcc(notes)
     wheels = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
     targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
     roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
@@ -115,15 +123,17 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
                if (folder / "cuda_runtime_api.h").is_file() or (folder / "nv/target").is_file()]
     if cudart is None or not headers:
         return None
-    return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers))
+    return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers[0]))
 
 
-def _nvrtc_version(library: Path, headers: Sequence[str]) -> str:
-    """Return the version that the name of a library's other file holds, and a digest of the sizes of all files that it reads."""
+def _nvrtc_version(library: Path, headers: str) -> str:
+    """Return the version that the name of a library's other file holds, and a digest of the sizes of its files and CUDA's headers.
+
+    It is the same with and without the CUDA Toolkit, whose headers come last.
+    """
     builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
     sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
-    for folder in headers:
-        sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(folder) if entry.is_file())
+    sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file())
     release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
     return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
 
@@ -257,7 +267,7 @@ def identities_of(backend: Backend, runtime: str, notes: Path | None) -> list[di
         compiler = find_compiler(notes)
         if compiler is None:
             return []
-        tools = [find_nvrtc(runtime, notes), find_nvcc(notes)] if backend.uses_nvcc else [None]
+        tools = [find_nvrtc(runtime, notes), working_nvcc(notes)] if backend.uses_nvcc else [None]
     except ToolMissing:
         return []
     return [identity(compiler, tool) for tool in tools if tool is not None or not backend.uses_nvcc]

@@ -27,7 +27,7 @@ from opjit.doctor import compilers, folders, machine
 from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.errors import CacheWarning
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Nvcc
+from opjit.recipe.toolchain import Nvcc, Nvrtc
 from opjit.share import remote, trust
 from opjit.store import lock
 from tests import helpers, remotes
@@ -269,8 +269,18 @@ def test_a_cuda_op_is_really_built_and_its_binary_looked_into() -> None:
 @pytest.mark.parametrize(("missing", "state"), [("no GPU", NOTE), (None, WARNING)])
 def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, missing: str | None, state: str) -> None:
     monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, memory: None)
     monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self: missing)
-    assert those(compilers._check_cuda(), state) == list(compilers._check_cuda())
+    assert [(found.about, found.state) for found in compilers._check_cuda()] == [("NVRTC", NOTE), ("nvcc", state)]
+
+
+def test_nvrtc_alone_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, memory: Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123"))
+    monkeypatch.setattr(compilers, "_has_tools", lambda: False)
+    found = list(compilers._check_cuda())
+    assert those(found, WARNING, PROBLEM) == []
+    assert found[0].seen == "CUDA 13.0: /lib/libnvrtc.so.13"
 
 
 FAKE_NVCC = """\
