@@ -124,7 +124,7 @@ def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, com
     compilers = [compiler] if compiler is not None else toolchain.identities_of(target.backend, target.runtime, None)
     source = folder / f"{parsed.name}{target.backend.suffix}"
     return Recipe(parsed, target, source, read_inputs(source, target), target.backend.flags(target.arch, target.runtime),
-                  compilers[0], others=tuple(compilers[1:]))
+                  compilers[0] if compilers else None, others=tuple(compilers[1:]))
 
 
 def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:

@@ -171,8 +171,8 @@ def require_nvcc(notes: Path | None) -> Nvcc:
     nvcc = find_nvcc(notes)
     if nvcc is None:
         raise ToolMissing("nvcc", "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch and with "
-                                  "pip install 'opjit[cuda]', and for nvcc in $CUDA_HOME, on PATH and in /usr/local/cuda; install one of "
-                                  "them, which compile CUDA ops even without a GPU")
+                                  "pip install 'opjit[cuda]', and for nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in "
+                                  "/usr/local/cuda; install one of them, which compile CUDA ops even without a GPU")
     return nvcc
 
 
