@@ -30,10 +30,7 @@ _DEPTH = 4  # folders above an op's own that its headers may lie in: "../common.
 _DEVICE = re.compile(r"-[DU].*|-std=.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
                      r"--?extra-device-vectorization|--split-compile=\d+|--?diag-(suppress|warn|error)=[\d,]+")
 _HOST = re.compile(r"-[DU].*|-std=.*|-O\d")
-_NEITHER = re.compile(r"-gencode=.*|--frandom-seed=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|"
-                      r"--?(expt-)?relaxed-constexpr")
-
-
+_NEITHER = re.compile(r"-gencode=.*|--frandom-seed=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
 # Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
 _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
                    r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
@@ -67,13 +64,7 @@ def compile_kernel(recipe: Recipe, glue: Path, work: Path, compiler: Compiler, f
     files = _Files(recipe, glue)
     macros = split.macros_of(files.texts.values())
     parts = {path: split.split(text, macros) for path, text in files.texts.items()}
-    for path, part in parts.items():
-        name = files.names[path]
-        for kind, text in (("host", part.host), ("device", part.device)):
-            place = work / kind / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(f'#line 1 "{path if kind == "host" else Path(name).name}"\n{text}', "utf-8", "surrogateescape")
-    host = _Host(recipe, work, compiler, found, host_flags, files)
+    _write(parts, files, work)
     first = _cuda_headers(files.texts.values())
     if any(_MATH.search(part.host) for part in parts.values()):
         first += ["cmath", "cstdlib"]
@@ -81,20 +72,30 @@ def compile_kernel(recipe: Recipe, glue: Path, work: Path, compiler: Compiler, f
     host, device = _Host(recipe, work, compiler, found, host_flags, files), _Device(recipe, work, found, device_flags, files)
     addresses = {_mangled(variable.name): f"&{variable.name}" for variable in variables}
     with ThreadPoolExecutor(1) as pool:
-        instances = pool.submit(host.compile, frozenset().union(*(part.kernels for part in parts.values())), first)
-        if any(part.templates for part in parts.values()):  # the host's part says which instances there are
-            named = {symbol: name for symbol, name in instances.result().items() if "<" in name}
-        else:
-            named = {}
-        symbols = device.compile([*dict.fromkeys((*named.values(), *addresses.values()))])
-        kernels = {symbol: symbols[name] if "<" in name else symbol for symbol, name in instances.result().items()}
-    unknown = [name for symbol, name in instances.result().items() if kernels[symbol].encode() + b"\0" not in device.code]
+        compiled = pool.submit(host.compile, frozenset().union(*(part.kernels for part in parts.values())), first)
+        templates = any(part.templates for part in parts.values())  # the host's part says which instances there are
+        named = [name for name in compiled.result().values() if "<" in name] if templates else []
+        symbols = device.compile([*dict.fromkeys((*named, *addresses.values()))])
+        instances = compiled.result()
+    kernels = {symbol: symbols[name] if "<" in name else symbol for symbol, name in instances.items()}
+    unknown = [name for symbol, name in instances.items() if kernels[symbol].encode() + b"\0" not in device.code]
     if unknown:
         raise Unsupported(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
     registered = _registration(kernels, host.variables(variables), {symbol: symbols[address] for symbol, address in addresses.items()})
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
     major = recipe.target.runtime.removeprefix("cuda")
     return Made(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"))
+
+
+def _write(parts: Mapping[str, split.Parts], files: _Files, work: Path) -> None:
+    """Write both parts of each file. Messages of the host's name the author's file, the device's only its name: it may be in the code."""
+    for path, part in parts.items():
+        name = files.names[path]
+        for kind, text, shown in (("host", part.host, path), ("device", part.device, Path(name).name)):
+            place = work / kind / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            escaped = shown.replace("\\", r"\\").replace('"', r"\"")
+            place.write_text(f'#line 1 "{escaped}"\n{text}', "utf-8", "surrogateescape")
 
 
 def translated(flags: Flags) -> tuple[list[str], list[str]]:
@@ -159,14 +160,18 @@ def _cuda_headers(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(["cuda_runtime.h", *found]))
 
 
+def _paths(recipe: Recipe, work: Path) -> dict[str, str]:
+    """Return the values of the placeholders in flags."""
+    return {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work),
+            **{f"added{index}": path for index, path in enumerate(recipe.flags.include)}}
+
+
 class _Host:
     """The host's part."""
 
     def __init__(self, recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc, flags: Sequence[str], files: _Files) -> None:
         self.work, self.compiler = work, compiler
-        include = str(resources.folder("kernels_c"))
-        paths = {"folder": str(recipe.folder), "include": include, "staging": str(work),
-                 **{f"added{index}": path for index, path in enumerate(recipe.flags.include)}}
+        include, paths = str(resources.folder("kernels_c")), _paths(recipe, work)
         folders = [f"-I{work}/host/{place}" for place in files.include] + [f"-I{include}/nvrtc"]
         folders += [part for folder in found.headers.split(":") for part in ("-isystem", folder)]
         self.command = [compiler.path, "-x", "c++", *(flag.format(**paths) for flag in flags), "-fPIC", *folders,
@@ -189,9 +194,12 @@ class _Host:
                 if _without_type(name).partition("<")[0] in kernels}
 
     def variables(self, wanted: Sequence[split.Variable]) -> dict[str, tuple[split.Variable, int]]:
-        """Return the symbols of variables that the host defines, each with its size in bytes."""
+        """Return the symbols of device variables in the host's part, each with its size in bytes."""
         found = {_mangled(variable.name): variable for variable in wanted}
-        return {symbol: (variable, self.symbols[symbol]) for symbol, variable in found.items() if symbol in self.symbols}
+        missing = [variable.name for symbol, variable in found.items() if symbol not in self.symbols]
+        if missing:
+            raise Unsupported(f"the C++ compiler does not define {missing[0]}, a variable in device memory")
+        return {symbol: (variable, self.symbols[symbol]) for symbol, variable in found.items()}
 
 
 def _without_type(name: str) -> str:
@@ -221,7 +229,8 @@ class _Device:
         integers = next((folder / "cuda/std/cstdint" for folder in folders if (folder / "cuda/std/cstdint").is_file()), None)
         if integers is not None:
             self.headers["cuda/std/cstdint"] = re.sub(r"long long(?=;)", "long", integers.read_text("utf-8"))
-        self.options = ["-default-device", "-w", *flags, *(f"--include-path={work}/device/{place}" for place in files.include),
+        given = [flag.format(**_paths(recipe, work)) for flag in flags]
+        self.options = ["-default-device", "-w", *given, *(f"--include-path={work}/device/{place}" for place in files.include),
                         *(f"--include-path={folder}" for folder in folders)]
 
     def compile(self, expressions: Sequence[str]) -> Mapping[str, str]:

@@ -18,7 +18,8 @@ from opjit import backends, request, why
 from opjit.backends.targets import Target
 from opjit.builder import build, cuda, glue, nvrtc, split
 from opjit.errors import CompileError, ToolMissing
-from opjit.recipe import toolchain
+from opjit.recipe import flags, toolchain
+from opjit.recipe.recipe import read_inputs
 from opjit.store import elf
 from opjit.store.entry import Entry, read
 from opjit.store.store import Store
@@ -394,6 +395,18 @@ def test_another_version_of_a_compiler_that_is_here_is_a_miss(tmp_path: Path) ->
     assert found is not None
     assert found.folder == made.folder
     assert store.find(recipe._replace(toolchain={**recipe.toolchain, "nvrtc.version": "99.0"}, others=())) is None
+
+
+@needs_nvrtc
+def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None:
+    source = op_of(each("ADD(v) + MORE"), 'OPJIT_CHECK(ADD(1) == 2, "no");' + LAUNCH, '#include "more.h"')
+    folder, more = write_op(tmp_path / 'a "quoted" \\ folder', plus_cu=source), tmp_path / "more"
+    more.mkdir()
+    (more / "more.h").write_text("#define MORE 3\n")
+    extra = flags.check("keytest::plus", folder, (), ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"], (), [more])
+    recipe = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
+    recipe = recipe._replace(flags=flags.join(recipe.flags, extra), inputs=read_inputs(recipe.source, recipe.target, extra.include))
+    assert compiler_of(build.build(recipe, Store(tmp_path / "cache"))).startswith("NVRTC ")
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------------------------
