@@ -403,7 +403,8 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
     folder, more = write_op(tmp_path / 'a "quoted" \\ folder', plus_cu=source), tmp_path / "more"
     more.mkdir()
     (more / "more.h").write_text("#define MORE 3\n")
-    extra = flags.check("keytest::plus", folder, (), ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"], (), [more])
+    given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]
+    extra = flags.check("keytest::plus", folder, (), given, (), [more])
     recipe = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
     recipe = recipe._replace(flags=flags.join(recipe.flags, extra), inputs=read_inputs(recipe.source, recipe.target, extra.include))
     assert compiler_of(build.build(recipe, Store(tmp_path / "cache"))).startswith("NVRTC ")
