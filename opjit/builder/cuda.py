@@ -20,7 +20,7 @@ from typing import NamedTuple
 from opjit import resources
 from opjit.backends import Flags
 from opjit.builder import nvrtc, split
-from opjit.builder.split import Unsupported
+from opjit.builder.tokens import Unsupported
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc

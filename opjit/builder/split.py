@@ -14,33 +14,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-_TOKEN = re.compile(r"""
-    (?P<space>(?:\s|\\\n|//(?:\\\n|[^\n])*|/\*.*?\*/)+)
-  | (?P<string>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
-  | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
-  | (?P<name>[A-Za-z_]\w*)
-  | (?P<number>\.?\d(?:[eEpP][+-]|'[0-9a-fA-F]|[\w.])*)
-  | (?P<mark_>\#\#|\#|<<<|::|->|&&|\|\||[^\w\s])
-""", re.VERBOSE | re.DOTALL)
+from opjit.builder.tokens import MATCHING, Token, Unsupported, angle_begin, angle_end, matched, tokens_of
+
 _DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)")
-_DIRECTIVE = re.compile(r"#(?:\\\n|/\*.*?\*/|[^\n])*", re.DOTALL)
-_MATCHING = {"(": ")", "[": "]", "{": "}"}
 # Names whose parentheses do not hold parameters.
 _ATTRIBUTES = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__cluster_dims__", "__maxnreg__", "__block_size__",
                "decltype", "noexcept", "__declspec", "asm", "__asm__", "requires", "explicit"}
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
-
-
-class Unsupported(Exception):
-    """Only nvcc compiles this file. The message says why."""
-
-
-class Token(NamedTuple):
-    kind: str
-    text: str
-    start: int
-    end: int
 
 
 class Variable(NamedTuple):
@@ -63,21 +44,6 @@ class Parts(NamedTuple):
     kernels: frozenset[str]
     templates: bool
     variables: tuple[Variable, ...]
-
-
-def tokens_of(text: str) -> list[Token]:
-    """Return the tokens of a C++ source without blanks and comments; a preprocessor directive is one token."""
-    found, at = [], 0
-    while at < len(text):
-        directive = text[at] == "#" and not text[text.rfind("\n", 0, at) + 1:at].strip()
-        match = (_DIRECTIVE if directive else _TOKEN).match(text, at)
-        if match is None:
-            raise Unsupported(f"a character at offset {at} starts no token")
-        kind = "directive" if directive else str(match.lastgroup).rstrip("_")
-        if kind != "space":
-            found.append(Token(kind, match[0], match.start(), match.end()))
-        at = match.end()
-    return found
 
 
 def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
@@ -140,13 +106,13 @@ class _Splitter:
         refused = _REFUSED & {token.text for token in self.tokens}
         if refused:
             raise Unsupported(f"it uses {min(refused)}")
-        self.closing = _matched(self.tokens)
+        self.closing = matched(self.tokens)
         self._launches(self.tokens, self.closing)
         self._leave_out(every)
         for directive in (token for token in every if token.kind == "directive" and "<<<" in token.text):
             at = directive.start + directive.text.index("#") + 1
             inner = [token._replace(start=token.start + at, end=token.end + at) for token in tokens_of(self.text[at:directive.end])]
-            self._launches(inner, _matched(inner))
+            self._launches(inner, matched(inner))
 
     def _leave_out(self, every: list[Token]) -> None:
         """Take from the host's part headers for the device alone, and ``__noinline__``, which g++ knows only as an attribute's name."""
@@ -184,7 +150,7 @@ class _Splitter:
             elif token.text == "{":
                 at, begin = self._block(begin, at, names, in_class)
                 continue
-            elif token.text in _MATCHING:
+            elif token.text in MATCHING:
                 at = self.closing[at]
             at += 1
 
@@ -230,7 +196,7 @@ class _Splitter:
         found = {}
         for index, token in enumerate(head[:-1]):
             if token.text == "template" and head[index + 1].text == "<":
-                found[index] = _angle_end(head, index + 1)
+                found[index] = angle_end(head, index + 1)
         return found
 
     def _outer(self, begin: int, end: int) -> Iterator[Token]:
@@ -285,7 +251,7 @@ class _Splitter:
                     part.append(_Edit(token.start, token.end, ""))
         at = parameters - 1
         if self.tokens[at].text == ">":  # an explicit specialisation
-            at = _angle_begin(self.tokens, at) - 1
+            at = angle_begin(self.tokens, at) - 1
         name = self.tokens[at].text
         arguments = "" if not declared or at != parameters - 1 else _template_arguments(self.tokens[begin:begin + declared])
         given = [_parameter(group) for group in self._groups(parameters)]
@@ -339,22 +305,6 @@ class _Splitter:
         self.variables.append(Variable("::".join((*names, words[end - 1])), "__constant__" in spaces))
 
 
-def _matched(tokens: list[Token]) -> dict[int, int]:
-    """Pair parentheses, brackets and braces: the index of each opening one and of its end."""
-    pairs: dict[int, int] = {}
-    opened: list[int] = []
-    for index, token in enumerate(tokens):
-        if token.kind == "mark" and token.text in _MATCHING:
-            opened.append(index)
-        elif token.kind == "mark" and token.text in _MATCHING.values():
-            if not opened or _MATCHING[tokens[opened[-1]].text] != token.text:
-                raise Unsupported("its braces do not match, perhaps in branches of #if")
-            pairs[opened.pop()] = index
-    if opened:
-        raise Unsupported("its braces do not match, perhaps in branches of #if")
-    return pairs
-
-
 def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
     """Return the index of the first of the three ``>`` that end a launch's configuration."""
     at = index + 1
@@ -378,7 +328,7 @@ def _callee(tokens: list[Token], index: int) -> int:
             at -= 1
     while True:
         if tokens[at].text == ">":
-            at = _angle_begin(tokens, at) - 1
+            at = angle_begin(tokens, at) - 1
         if tokens[at].kind != "name":
             raise Unsupported("it launches something else than a name")
         if tokens[at - 1].text == "##" and at >= 2:  # in a macro
@@ -390,33 +340,6 @@ def _callee(tokens: list[Token], index: int) -> int:
         if tokens[at - 1].text in ("template", "::"):
             at -= 1
         return at
-
-
-def _angle_begin(tokens: list[Token], at: int) -> int:
-    """Return the index of the ``<`` that the ``>`` at an index closes."""
-    depth = nested = 0
-    while at >= 0:
-        text = tokens[at].text
-        nested += (text in ")]}") - (text in "([{")
-        if not nested:
-            depth += (text == ">") - (text == "<")
-            if depth == 0:
-                return at
-        at -= 1
-    raise Unsupported("its angle brackets do not match")
-
-
-def _angle_end(tokens: list[Token], at: int) -> int:
-    """Return the index of the ``>`` that closes the ``<`` at an index."""
-    depth = nested = 0
-    for index in range(at, len(tokens)):
-        text = tokens[index].text
-        nested += (text in "([{") - (text in ")]}")
-        if not nested:
-            depth += (text == "<") - (text == ">")
-            if depth == 0:
-                return index
-    raise Unsupported("its angle brackets do not match")
 
 
 def _after_template(head: list[Token], angles: Mapping[int, int]) -> int:

@@ -17,6 +17,7 @@ import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
 from opjit.builder import build, cuda, glue, nvrtc, split
+from opjit.builder.tokens import Unsupported
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import flags, toolchain
 from opjit.recipe.recipe import read_inputs
@@ -474,7 +475,7 @@ def test_both_parts_keep_every_line_at_its_number() -> None:
 
 @pytest.mark.parametrize("text", ["{", "f(]", "a <<< b;", "k<<<1, 2>>>;"])
 def test_a_file_that_is_not_understood_is_left_to_nvcc(text: str) -> None:
-    with pytest.raises(split.Unsupported):
+    with pytest.raises(Unsupported):
         split.split(text, {})
 
 
@@ -485,6 +486,6 @@ WORDS = ["{", "}", "(", ")", "<", ">", "<<<", ">>>", ";", "::", "kernel", "__glo
 @given(st.lists(st.sampled_from(WORDS), max_size=40))
 def test_any_text_is_split_or_refused(words: list[str]) -> None:
     text = " ".join(words)
-    with contextlib.suppress(split.Unsupported):
+    with contextlib.suppress(Unsupported):
         parts = split.split(text, {})
         assert parts.host.count("\n") == parts.device.count("\n") == text.count("\n")
