@@ -28,9 +28,9 @@ from opjit.recipe.toolchain import Compiler, Nvrtc
 __all__ = ["Failed", "Unsupported", "compile_kernel"]
 _DEPTH = 4  # folders above an op's own that its headers may lie in: "../common.h"
 _DEVICE = re.compile(r"-[DU].*|-std=.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
-                     r"--?extra-device-vectorization|--split-compile=\d+|--?diag-(suppress|warn|error)=[\d,]+")
+                     r"--?extra-device-vectorization|--split-compile=\d+|--frandom-seed=\w+|--?diag-(suppress|warn|error)=[\d,]+")
 _HOST = re.compile(r"-[DU].*|-std=.*|-O\d")
-_NEITHER = re.compile(r"-gencode=.*|--frandom-seed=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
+_NEITHER = re.compile(r"-gencode=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
 # Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
 _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
                    r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"

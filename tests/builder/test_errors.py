@@ -336,6 +336,7 @@ def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_comp
 ) -> None:
     fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
     with pytest.raises(ToolMissing, match=r"sm_90\.cuda13 needs a CUDA Toolkit .*, but the nvcc in .*toolkit is that of CUDA 12\.9"):
         built(op, here, target)

@@ -315,6 +315,7 @@ def test_an_nvcc_of_another_major_than_torch_s_is_found(own_folders: Path, monke
     assert compilers.version_mismatch(nvcc, gpu) is None
 
 
+@pytest.mark.skipif(toolchain.find_nvrtc("", None) is not None, reason="NVRTC compiles the op, so nvcc is not asked")
 def test_a_host_compiler_that_nvcc_refuses_is_a_problem_that_names_cc(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", (torch.version.cuda or "13.0"))))
     found = only(compilers.cuda_op(), PROBLEM)

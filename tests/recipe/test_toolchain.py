@@ -104,6 +104,7 @@ def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkey
 
 def test_a_missing_nvcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: Path) -> None:
     monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     recipe = helpers.describe(op, targets.named("sm_90", cuda_version="13.0"), compiler={})
     with pytest.raises(ToolMissing, match="CUDA Toolkit") as caught:
         build.build(recipe, Store(tmp_path / "cache"))
