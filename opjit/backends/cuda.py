@@ -54,9 +54,9 @@ class Cuda:
         c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
         # torch disables CUDA's arithmetic of half and bfloat16 in favour of its own C++ types, which an op does not have.
         arithmetic = (f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS"))
-        # --split-compile: the binary depends on the number of threads, so the number is fixed. --frandom-seed: replaces a random seed in
-        # names that nvcc generates. -O1: for the host code, which only launches kernels; device code is always optimised.
-        cuda = ("-std=c++17", "-O1", "--split-compile=4", "--frandom-seed=opjit", *arithmetic,
+        # --frandom-seed: replaces a random seed in names that nvcc generates. -O1: for the host code, which only launches kernels; device
+        # code is always optimised. No --split-compile: the order of the kernels in the binary would differ between two builds.
+        cuda = ("-std=c++17", "-O1", "--frandom-seed=opjit", *arithmetic,
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
                 *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
