@@ -104,10 +104,11 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def run(command: Any, *, check: bool = False, **settings: Any) -> subprocess.CompletedProcess[Any]:
+def run(command: Any, *, check: bool = False, echo: int | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails.
 
     Args:
+        echo: a file descriptor that gets stdout, too, as it comes; stdout is a pipe then, and the only one.
         settings: of `subprocess.Popen`; stdin is no pipe.
 
     Raises:
@@ -117,7 +118,7 @@ def run(command: Any, *, check: bool = False, **settings: Any) -> subprocess.Com
         process = subprocess.Popen(command, **settings)
     with process:
         try:
-            output, errors = process.communicate()
+            output, errors = process.communicate() if echo is None else (_echoed(process, echo), None)
         except BaseException:
             process.terminate()
             try:
@@ -129,3 +130,15 @@ def run(command: Any, *, check: bool = False, **settings: Any) -> subprocess.Com
     if check:
         done.check_returncode()
     return done
+
+
+def _echoed(process: subprocess.Popen[bytes], to: int) -> bytes:
+    """Copy a command's stdout to a file descriptor, while it is open. Returns all of it."""
+    assert process.stdout is not None
+    output = b""
+    while part := os.read(process.stdout.fileno(), 1 << 16):
+        output += part
+        with suppress(OSError):
+            os.write(to, part)
+    process.wait()
+    return output

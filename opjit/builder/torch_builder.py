@@ -1,7 +1,8 @@
 """Everything that depends on the internals of torch's extension builder, torch.utils.cpp_extension, which change between versions.
 
-opjit calls its load and load_inline to write the build file, run ninja and report errors. They work in a folder of this build alone, load
-nothing, and use settings that no other thread sees.
+opjit calls its load and load_inline to write the build file, run ninja and report errors. Each build runs in a copy of torch's code, which
+works in a folder of this build alone, loads nothing, and has settings that no other thread sees. So builds run side by side, and a program
+may replace torch's functions, by opjit's for example.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
+
+import torch.utils
 
 from opjit import processes, progress
 from opjit.errors import OpjitError
@@ -32,16 +36,7 @@ from opjit.recipe.toolchain import Compiler, Nvcc
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-_lock = processes.Lock()  # held while a build has changed the module's variables
-_undo: list[Callable[[], None]] = []  # undoes the changes of the build in progress
-
-
-def _after_fork() -> None:
-    while _undo:
-        _undo.pop()()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = processes.Lock()  # held while torch's code runs as a module
 
 
 class Failed(Exception):
@@ -51,13 +46,34 @@ class Failed(Exception):
 # --- the module ---------------------------------------------------------------------------------------------------------------------------
 
 def module() -> Any:
-    """Save 0.03 to 0.15 s of a process's first build (tests/benchmarks/cold.py): return the module without importing setuptools.
+    """Return torch's code as a module of opjit's own, whatever a program has made of torch's module. Call its functions with `call`.
 
-    torch needs setuptools only for setup.py's build_ext. So unless the module is imported already, its code runs as a private module with
-    an empty setuptools.
+    torch needs setuptools only for setup.py's build_ext. So the code runs with an empty setuptools, which saves 0.03 to 0.15 s of a
+    process's first build (tests/benchmarks/cold.py).
     """
     with _lock:
-        return importlib.import_module(_NAME) if _NAME in sys.modules else _private()
+        return _own()
+
+
+def torchs() -> ModuleType:
+    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules."""
+    with _lock:
+        named = importlib.import_module(_NAME)
+        found = (named, getattr(torch.utils, "cpp_extension", None))
+        return next((each for each in found if isinstance(each, ModuleType) and each.__name__ == _NAME), None) or _complete()
+
+
+def original(function: str) -> Any:
+    """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
+    return _with_globals(getattr(module(), function), vars(torchs()))
+
+
+def settings() -> dict[str, Any]:
+    """Return the constants of torch's module, which a program may have changed; none if it has not imported the module."""
+    imported = sys.modules.get(_NAME)
+    if imported is None or imported.__name__ != _NAME:
+        return {}
+    return {name: value for name, value in list(vars(imported).items()) if name.isupper()}
 
 
 def import_quietly() -> None:
@@ -74,22 +90,38 @@ class _Empty(ModuleType):
 
 
 @cache
-def _private() -> Any:
+def _own() -> ModuleType:
     with _without_cuda():
-        spec = importlib.util.find_spec(_NAME)
-        assert spec is not None
-        assert spec.loader is not None  # the module is a file
-        made = importlib.util.module_from_spec(spec)
-        made.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
         try:
-            spec.loader.exec_module(made)
+            return _executed({**vars(builtins), "__import__": _import})
         except Exception:  # a version of torch that needs setuptools for more
-            return importlib.import_module(_NAME)
-        return made
+            return _complete()
+
+
+@cache
+def _complete() -> ModuleType:
+    with _without_cuda():
+        return _executed(vars(builtins))
+
+
+def _executed(names: dict[str, Any]) -> ModuleType:
+    spec = PathFinder.find_spec(_NAME, torch.utils.__path__)  # no other finder: `opjit run` has one that replaces load
+    assert spec is not None
+    assert spec.loader is not None  # the module is a file
+    made = importlib.util.module_from_spec(spec)
+    made.__dict__["__builtins__"] = names
+    spec.loader.exec_module(made)
+    return made
 
 
 def _import(name: str, *details: Any, **named: Any) -> ModuleType:
     return _Empty("setuptools") if name.partition(".")[0] == "setuptools" else builtins.__import__(name, *details, **named)
+
+
+def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 @contextmanager
@@ -158,59 +190,33 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         environment: changes that only torch and the compilers see; None removes a variable.
         variables: changes of torch's module during the call.
     """
-    builder, name, work = module(), str(arguments["name"]), Path(arguments["build_directory"])
+    work = Path(arguments["build_directory"])
     environment = {"PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
-    with _lock, _changed(builder, work, environment, variables):
-        numbered = builder.JIT_EXTENSION_VERSIONER.entries  # else torch names the second build of a name NAME_v1
-        before = numbered.pop(name, None)
-        try:
-            getattr(builder, function)(**arguments)
-        except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
-            if isinstance(error, OpjitError):
-                raise
-            raise Failed(_output_of(error, work)) from None
-        finally:
-            _log_commands(work, ninja)
-            numbered.pop(name, None)
-            if before is not None:
-                numbered[name] = before
-
-
-@contextmanager
-def _changed(builder: Any, work: Path, environment: Mapping[str, str | None], variables: Mapping[str, Any]) -> Iterator[None]:
-    """Change variables of torch's module for a build that holds `_lock`. If another thread forks, the child restores them.
-
-    torch flushes sys.stdout and sys.stderr; a text buffer replaces a missing or closed one.
-    """
-    own = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-    changes = {**variables, **_overrides(builder, work), **_modules(own)}
-    before = {name: getattr(builder, name) for name in changes}
-    closed = {name: getattr(sys, name) for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
-
-    def undo() -> None:
-        vars(builder).update(before)
-        vars(sys).update(closed)
-
-    _undo.append(undo)
     try:
-        vars(builder).update(changes)
-        vars(sys).update({name: io.StringIO() for name in closed})
-        yield
+        _names(environment, variables)[function](**arguments)
+    except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
+        if isinstance(error, OpjitError):
+            raise
+        raise Failed(_output_of(error, work)) from None
     finally:
-        _undo.remove(undo)
-        undo()
+        _log_commands(work, ninja)
 
 
-def _overrides(builder: Any, work: Path) -> dict[str, Any]:
-    """Return functions that spare this build's folder torch's lock (from 2.15; flock may block) and the loading of the binary."""
-    load, lock = builder._import_module_from_library, getattr(builder, "FileLock", None)
-    changes: dict[str, Any] = {
-        "_import_module_from_library": lambda name, path, *rest: None if path == str(work) else load(name, path, *rest),
+def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them."""
+    builder = vars(module())
+    names = dict(builder)
+    names |= {name: _with_globals(value, names) for name, value in builder.items()
+              if isinstance(value, FunctionType) and value.__globals__ is builder}
+    names |= {**variables, **_modules({name: value for name, value in {**os.environ, **environment}.items() if value is not None})}
+    names |= {
+        "JIT_EXTENSION_VERSIONER": type(builder["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
+        "FileLock": lambda *_: nullcontext(),  # torch's, from 2.15; flock may block, and the folder is this build's
+        "_import_module_from_library": lambda *_: None,
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
+        "remove_extension_h_precompiler_headers": lambda: None,  # they lie in torch's folder and are the user's
     }
-    if lock is not None:
-        changes["FileLock"] = lambda path: nullcontext() if os.path.dirname(path) == str(work) else lock(path)
-    return changes
+    return names
 
 
 def _log_commands(work: Path, ninja: str) -> None:
@@ -223,21 +229,25 @@ def _log_commands(work: Path, ninja: str) -> None:
 
 
 def _modules(environment: dict[str, str]) -> dict[str, SimpleNamespace]:
-    """Return the modules ``os`` and ``subprocess`` for torch's builder, with this build's environment, and with commands that end when the
-    build is interrupted.
+    """Return the modules ``os``, ``subprocess`` and ``sys`` for torch's builder, with this build's environment, with commands that end when
+    the build is interrupted, and with text buffers in place of a missing or closed stdout and stderr, which torch flushes.
 
     The process's environment is shared with other threads, and C code may crash if it changes. `subprocess.run` would kill ninja only:
     ninja's compilers, each in its own process group, would continue.
     """
 
     def run(command: Any, **settings: Any) -> subprocess.CompletedProcess[Any]:
+        if settings.get("stdout") == 1:  # verbose: torch prints the output and forgets it
+            settings |= {"stdout": subprocess.PIPE, "echo": 1}
         return processes.run(command, **{"env": environment, **settings})
 
     def check_output(command: Any, **settings: Any) -> Any:
         return run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
 
+    closed = {name: io.StringIO() for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
     return {"os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
-            "subprocess": SimpleNamespace(**{**vars(subprocess), "run": run, "check_output": check_output})}
+            "subprocess": SimpleNamespace(**{**vars(subprocess), "run": run, "check_output": check_output}),
+            "sys": SimpleNamespace(**{**vars(sys), **closed})}
 
 
 def _output_of(error: Exception, work: Path) -> str:

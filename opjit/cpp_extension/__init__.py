@@ -92,11 +92,9 @@ def __getattr__(name: str) -> Any:
     """The rest of torch's module: include_paths, CUDAExtension, BuildExtension, CUDA_HOME, …"""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_torch(), name)
+    from opjit.builder import torch_builder
 
-
-def _torch() -> Any:
-    return importlib.import_module("torch.utils.cpp_extension")
+    return getattr(torch_builder.torchs(), name)
 
 
 def _load(function: str, given: dict[str, Any]) -> Any:
@@ -105,7 +103,9 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     try:
         extension = describe(arguments, Store(default_root()).notes)
     except Unsupported:
-        return getattr(_torch(), function)(**arguments)
+        from opjit.builder import torch_builder
+
+        return torch_builder.original(function)(**arguments)
     directory = arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)

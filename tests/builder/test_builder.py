@@ -36,17 +36,13 @@ print(issubclass(BuildExtension, Command), isinstance(CppExtension("x", ["x.cpp"
     assert done.stdout == "3.0 True True\n"
 
 
-def test_a_builder_that_was_imported_is_the_one_that_builds() -> None:
+def test_a_program_may_replace_functions_of_torchs_module() -> None:
     done = fresh("""
 import opjit, torch
 from torch.utils import cpp_extension
-load = cpp_extension.load
-def seen(*args, **kwargs):
-    print("load", end=" ")
-    return load(*args, **kwargs)
-cpp_extension.load = seen
+cpp_extension.load = cpp_extension._jit_compile = None
 """ + GET)
-    assert done.stdout == "load 3.0 "
+    assert done.stdout == "3.0 "
 
 
 def test_the_environment_may_change_while_the_builder_is_imported() -> None:
@@ -54,11 +50,11 @@ def test_the_environment_may_change_while_the_builder_is_imported() -> None:
 import os, sys, opjit, torch
 class Clear:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch.utils.cpp_extension":
-            os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+        if name == "torch.utils.file_baton":  # the builder imports it
+            print(os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK"), end=" ")
 sys.meta_path.insert(0, Clear())
 """ + GET)
-    assert done.stdout == "3.0 "
+    assert done.stdout == "1 3.0 "
 
 
 def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
@@ -66,7 +62,7 @@ def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
 import sys, opjit, torch
 from opjit.builder import torch_builder
 del torch_builder._Empty.__getattr__
-""" + GET + "print(torch_builder.module() is sys.modules['torch.utils.cpp_extension'])")
+""" + GET + "print('setuptools' in sys.modules)")
     assert done.stdout == "3.0 True\n"
 
 

@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import subprocess
-import types
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch.utils import cpp_extension as torchs
 
 import opjit
-from opjit import cpp_extension, files
+from opjit import cpp_extension, files, processes
 from opjit.builder import torch_builder
 from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing, UnknownArch
 from opjit.store import manifest
@@ -104,8 +105,8 @@ def test_what_a_later_torch_takes_reaches_it(cache: Path, name: str, tmp_path: P
         assert arguments.pop("newest") is True
         original(**arguments)
 
-    original: Callable[..., None] = torchs.load_inline
-    monkeypatch.setattr(torchs, "load_inline", later)
+    original: Callable[..., None] = torch_builder.module().load_inline
+    monkeypatch.setattr(torch_builder, "_names", lambda *given: {"load_inline": later})
     text = 'extern "C" int value() { return 3; }'
     assert value(opjit.load_inline(name, text, is_python_module=False, no_implicit_headers=True, newest=True)) == 3
     monkeypatch.undo()
@@ -356,11 +357,12 @@ def test_an_exception_in_a_static_initialiser_is_an_error_and_not_the_end_of_the
 
 
 def test_what_only_torch_can_build_goes_to_torch(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(torchs, "load", lambda **arguments: calls.append(arguments))
-    opjit.load(name, [plain(tmp_path / "a")], with_sycl=True)
-    assert calls[0]["with_sycl"] is True
-    assert calls[0]["name"] == name
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torchs, "load", opjit.load)
+    monkeypatch.setattr(torchs, "_jit_compile", lambda *arguments, **more: calls.append(arguments))
+    path = plain(tmp_path / "a")
+    opjit.load(name, [path], with_sycl=True, build_directory=str(tmp_path))
+    assert calls == [(name, [path], None, None, None, None, None, str(tmp_path), False, None, True, True, False)]
 
 
 def test_the_rest_of_the_module_is_torchs() -> None:
@@ -370,13 +372,34 @@ def test_the_rest_of_the_module_is_torchs() -> None:
         cpp_extension.absent  # noqa: B018
 
 
-def test_torchs_own_loads_are_left_alone_while_opjit_builds(tmp_path: Path) -> None:
-    torchs_module = types.SimpleNamespace(_import_module_from_library=lambda *arguments: arguments, FileLock=lambda path: path)
-    changes = torch_builder._overrides(torchs_module, tmp_path)
-    assert changes["_import_module_from_library"]("a", str(tmp_path), True) is None
-    assert changes["_import_module_from_library"]("a", "/elsewhere", True) == ("a", "/elsewhere", True)
-    assert changes["FileLock"]("/elsewhere/lock") == "/elsewhere/lock"
-    assert changes["FileLock"](str(tmp_path / "lock")) != str(tmp_path / "lock")
+def test_torchs_module_and_the_process_are_left_alone_while_opjit_builds(cache: Path, name: str, tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, ...]] = []
+    run = processes.run
+
+    def running(command: Any, **settings: Any) -> Any:
+        seen.append((dict(vars(torchs)), dict(os.environ), sys.stdout, sys.stderr))
+        return run(command, **settings)
+
+    before = dict(vars(torchs)), dict(os.environ), sys.stdout, sys.stderr
+    monkeypatch.setattr(processes, "run", running)
+    opjit.load(name, plain(tmp_path / "a"), extra_cflags=["-DVALUE=4"], is_python_module=False)
+    assert seen
+    assert all(state == before for state in seen)
+
+
+def test_different_extensions_are_built_side_by_side_in_one_process(cache: Path, name: str, tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "compiling").mkdir()
+    both = f"touch {tmp_path}/compiling/$$; for i in $(seq 600); do test $(ls {tmp_path}/compiling | wc -l) = 2 && break; sleep 0.1; done"
+    monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"{both}; test $i != 600 || exit 1"))
+
+    def load(number: int) -> int:
+        path = plain(tmp_path / str(number))
+        return value(opjit.load(f"{name}_{number}", path, extra_cflags=[f"-DVALUE={number}"], is_python_module=False))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(load, (1, 2))) == [1, 2]
 
 
 # Children of a process that imported torch once: each prints what the module returns, in one write.
