@@ -19,17 +19,18 @@ from opjit.declare import catalog
 from opjit.declare.catalog import add_path, op
 from opjit.declare.op import Op, Workload
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "distributed", "errors", "explain", "get", "inline", "load",
-           "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
+__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain", "get", "inline",
+           "load", "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
 __version__ = "0.1.0"
 
 # Imported on first use: each name, and its module.
-_LATER = {"cache": "cache", "distributed": "distributed", "testing": "testing", "build_library": "library", "load_library": "library",
-          "inline": "live.inline", "load": "cpp_extension", "load_inline": "cpp_extension", "precompile": "ahead.precompile",
+_LATER = {"cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "testing": "testing",
+          "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
+          "load_inline": "cpp_extension", "precompile": "ahead.precompile",
           "watch": "live.watch", "load_ipython_extension": "live.notebook"}
 
 if TYPE_CHECKING:
-    from opjit import cache, distributed, testing
+    from opjit import cache, cpp_extension, distributed, testing
     from opjit.ahead.precompile import precompile
     from opjit.cpp_extension import load, load_inline
     from opjit.library import build_library, load_library

@@ -277,6 +277,18 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     sys.exit(record_ops(command, output))
 
 
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]})
+@click.argument("program", metavar="PROGRAM|-m MODULE [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(program: tuple[str, ...]) -> None:
+    """Run a Python PROGRAM as `python` does; the C++ extensions that it and its children load through torch come from opjit's cache.
+
+    A child that ignores PYTHONPATH, as after `python -I`, keeps torch's functions.
+    """
+    from opjit.cpp_extension import program as programs
+
+    programs.run(program)
+
+
 @main.command()
 @click.argument("name")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")

@@ -3,8 +3,10 @@
     from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
     module = cpp_extension.load("ext", ["ext.cpp"])
 
+For code that one cannot edit, `patched` and the command `opjit run` put them in the place of torch's.
+
 The same content is built once: other processes, users and machines with the cache load it without a compiler and without importing
-torch's builder. All names except `load` and `load_inline` are torch's own.
+torch's builder. All other names are torch's own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,6 +90,28 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
         tensor([2.])
     """
     return _load("load_inline", locals())
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """During the block, make torch.utils.cpp_extension's load and load_inline opjit's, in all threads: for code that one cannot edit.
+
+    A name that was imported from torch's module before the block stays torch's. `opjit run program.py` does the same for a whole program
+    and its children.
+
+    Example:
+        >>> with opjit.cpp_extension.patched():
+        ...     import some_package     # it calls torch.utils.cpp_extension.load
+    """
+    from opjit.builder import torch_builder
+
+    names = vars(torch_builder.torchs())
+    before = {name: names[name] for name in ("load", "load_inline")}
+    names.update(load=load, load_inline=load_inline)
+    try:
+        yield
+    finally:
+        names.update(before)
 
 
 def __getattr__(name: str) -> Any:

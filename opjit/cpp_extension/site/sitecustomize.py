@@ -1,0 +1,51 @@
+"""Python imports this file when it starts, as `opjit run` puts this folder on PYTHONPATH, also for the program's children.
+
+When a process imports torch.utils.cpp_extension, the module's load and load_inline become opjit's. All other processes import nothing more.
+Python imports only one sitecustomize, so this one runs the next on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "torch.utils.cpp_extension":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        known = find_spec("opjit")
+        if known is None or known.origin is None:  # it ran from a checkout, or this is another Python: take the one beside this file
+            sys.path.append(os.path.normpath(os.path.join(_FOLDER, *[os.pardir] * 3)))
+        from opjit import cpp_extension
+
+        vars(module).update(load=cpp_extension.load, load_inline=cpp_extension.load_inline)
+
+
+def _run_next() -> None:
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(_FOLDER)]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, _Finder())
+    _run_next()
