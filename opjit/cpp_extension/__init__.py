@@ -33,7 +33,7 @@ from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
-_versions: dict[str, dict[str, int]] = {}  # by name and hash: the numbers of the extensions in this process
+_opened: dict[str, set[tuple[int, int]]] = {}  # by name: the device and inode of the libraries that this process has opened
 
 
 def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
@@ -51,8 +51,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - Of several processes that request an extension at once, one builds. If it is killed, another takes over.
     - build_directory receives the binary, build.ninja and the inline sources, each by one rename; the loaded binary is the cache's.
       Object files are not kept, so a change compiles all sources again. keep_intermediates matters for ROCm only.
-    - In one process, changed content gets the names NAME_v1, NAME_v2, as with torch. Content that was loaded before keeps its name,
-      and failed builds use up no name.
+    - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
     - Only the local cache is used, not OPJIT_LAYERS or OPJIT_REMOTE: a binary depends on one version of torch and of Python, and on
       headers that only its build finds.
@@ -135,23 +134,17 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     directory = arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    known, base = _versions.get(extension.name, {}), extension.base
-    version = known.get(base, len(known))
-    versioned = extension._replace(name=f"{extension.name}_v{version}") if version else extension
-    loaded = _load_binary(ExtensionBinary(versioned, arguments), version)
-    if not extension.program:
-        _versions.setdefault(extension.name, {}).setdefault(base, version)
-    return loaded
+    return _load_binary(ExtensionBinary(extension, arguments))
 
 
-def _load_binary(wanted: ExtensionBinary, version: int) -> Any:
+def _load_binary(wanted: ExtensionBinary) -> Any:
     """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
     for store in request.stores():
         entry = request.look(wanted, store) or request.obtain(wanted, store)
         if wanted.arguments["verbose"] and entry.origin == "store":
             print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
         try:
-            return _deliver_and_open(entry, wanted, version)
+            return _deliver_and_open(entry, wanted)
         except (OSError, ImportError, LoadError) as error:
             if entry.library.exists():
                 raise
@@ -159,18 +152,27 @@ def _load_binary(wanted: ExtensionBinary, version: int) -> Any:
     raise gone
 
 
-def _deliver_and_open(entry: Entry, wanted: ExtensionBinary, version: int) -> Any:
+def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     name, directory = wanted.extension.name, wanted.arguments["build_directory"]
     delivered = _deliver(entry, wanted.extension, Path(directory)) if directory else entry.library
     if wanted.extension.program:
         return str(delivered)
-    if version:  # it may register the same names as its predecessor, which would end the process
+    status = os.stat(entry.library)
+    file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
+    if file not in opened and (opened or _opened_by_torch(name)):  # both may register the same names, which would end the process
         static_init.check_in_child(str(entry.library), name)
     try:
-        return _open(name, str(entry.library), wanted.arguments["is_python_module"])
+        loaded = _open(name, entry, wanted.arguments["is_python_module"])
     except (ImportError, OSError) as error:
         error.args = (f"{error}{loader.advice(error)}",)
         raise
+    _opened.setdefault(name, set()).add(file)
+    return loaded
+
+
+def _opened_by_torch(name: str) -> bool:
+    torchs = sys.modules.get("torch.utils.cpp_extension")
+    return torchs is not None and name in getattr(vars(torchs).get("JIT_EXTENSION_VERSIONER"), "entries", ())
 
 
 def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
@@ -191,14 +193,22 @@ def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
     return place
 
 
-def _open(name: str, path: str, is_python_module: bool) -> ModuleType | str:
-    """Open a library as torch does."""
+def _open(name: str, entry: Entry, is_python_module: bool) -> ModuleType | str:
+    """Open a library as torch does.
+
+    pybind11 and Python keep modules by name, so the name is unique while the module is made; the module's own code sees the plain one.
+    """
+    path, unique = str(entry.library), f"{entry.key}.{name}"
     if not is_python_module:
         torch.ops.load_library(path)
         return path
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(unique, path)
     assert spec is not None
     assert isinstance(spec.loader, importlib.abc.Loader)
     module = importlib.util.module_from_spec(spec)
+    module.__name__, module.__package__ = name, name.rpartition(".")[0]
     spec.loader.exec_module(module)
+    spec.name = name
+    if unique in sys.modules:  # Python itself adds a module without phases
+        sys.modules[name] = module
     return module

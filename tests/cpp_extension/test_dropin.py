@@ -136,16 +136,73 @@ def test_changed_content_is_a_new_module_in_one_process_and_old_content_the_old_
         header.write_text(f"#define VALUE {number}\n")
         module = opjit.load(name, str(source))
         found.append((module.__name__, module.value()))
-    assert found == [(name, 1), (f"{name}_v1", 2), (name, 1)]
+    assert found == [(name, 1), (name, 2), (name, 1)]
+    assert repr(module).startswith(f"<module {name!r} from ")
 
 
-def test_a_failed_build_uses_up_no_name(cache: Path, name: str, source: Path) -> None:
-    header = source.parent / "value.h"
-    header.write_text("#define VALUE nothing\n")
-    with pytest.raises(CompileError):
-        opjit.load(name, str(source))
-    header.write_text("#define VALUE 1\n")
-    assert opjit.load(name, str(source)).__name__ == name
+# pybind11's way: the module is kept by its name. It says what it was when it was made.
+KEPT = """\
+#include <Python.h>
+#define HEADER "value.h"
+#include HEADER
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+static PyObject *create(PyObject *spec, PyModuleDef *)
+{
+    PyObject *kept = PySys_GetObject("kept"), *name = PyObject_GetAttrString(spec, "name"), *module = PyDict_GetItem(kept, name);
+    if (module)
+        return Py_NewRef(module);
+    module = PyModule_NewObject(name);
+    PyDict_SetItem(kept, name, module);
+    return module;
+}
+static int fill(PyObject *module)
+{
+    if (!PyObject_HasAttrString(module, "own"))
+        PyModule_AddObject(module, "own", PyModule_GetNameObject(module));
+    return PyModule_AddIntConstant(module, "made", VALUE);
+}
+static PyModuleDef_Slot slots[] = {{Py_mod_create, (void *)create}, {Py_mod_exec, (void *)fill}, {0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "kept", "", 0, nullptr, slots};
+PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModuleDef_Init(&module); }
+"""
+
+
+def test_each_content_is_a_module_of_its_own_also_beside_torchs_and_after_the_edit_of_a_hidden_header(
+    cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "kept", {}, raising=False)
+    source.write_text(KEPT)
+    (tmp_path / "torchs").mkdir()
+    modules = [torchs.load(name, str(source), build_directory=str(tmp_path / "torchs"))]
+    for number in (2, 3):
+        (source.parent / "value.h").write_text(f"#define VALUE {number}\n")
+        modules.append(opjit.load(name, str(source)))
+    assert [module.made for module in modules] == [1, 2, 3]
+    assert opjit.load(name, str(source)) is modules[2]
+    assert [(each.__name__, each.own, each.__package__, each.__spec__.name) for each in modules] == [(name, name, "", name)] * 3
+
+
+@pytest.mark.parametrize("first", ["opjit", "cpp_extension"])
+def test_a_second_version_that_would_end_the_process_is_an_error_whoever_loaded_the_first(cache: Path, name: str, tmp_path: Path,
+                                                                                          first: str) -> None:
+    """The libraries stand for those with a TORCH_LIBRARY: the second in a process throws in a static initialiser."""
+    paths = [plain(tmp_path / str(number), f"""\
+#include <stdexcept>
+#include <stdlib.h>
+static int now = [] {{ if (getenv("{name}")) throw std::runtime_error("twice"); return setenv("{name}", "", 1) + {number}; }}();
+""") for number in (1, 2)]
+    fresh(f"import opjit\nopjit.load({name!r}, {paths[1]!r}, is_python_module=False)")
+    done = fresh(f"""
+import opjit, torch
+from torch.utils import cpp_extension
+{first}.load({name!r}, {paths[0]!r}, is_python_module=False, build_directory={str(tmp_path)!r})
+try:
+    opjit.load({name!r}, {paths[1]!r}, is_python_module=False)
+except opjit.errors.LoadError as error:
+    print("twice" in str(error))
+""")
+    assert done.stdout == "True\n"
 
 
 def test_a_warm_load_starts_nothing_writes_nothing_and_does_not_import_torchs_builder(cache: Path, name: str, source: Path) -> None:
