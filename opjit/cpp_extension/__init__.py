@@ -49,8 +49,10 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
       checkouts do not.
     - The CUDA archs come from TORCH_CUDA_ARCH_LIST, else from OPJIT_ARCH, else from the visible GPUs. A build needs no GPU.
     - Of several processes that request an extension at once, one builds. If it is killed, another takes over.
-    - build_directory receives the binary, build.ninja and the inline sources, each by one rename; the loaded binary is the cache's.
-      Object files are not kept, so a change compiles all sources again. keep_intermediates matters for ROCm only.
+    - build_directory receives the binary, build.ninja and the inline sources, each by one rename. The loaded binary is the cache's, unless
+      its run path has $ORIGIN. Object files are not kept, so a change compiles all sources again. keep_intermediates matters for ROCm
+      only. Without build_directory, a relative -L and $ORIGIN find nothing, as torch's default folder is not used.
+    - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
     - Only the local cache is used, not OPJIT_LAYERS or OPJIT_REMOTE: a binary depends on one version of torch and of Python, and on
@@ -157,12 +159,14 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     delivered = _deliver(entry, wanted.extension, Path(directory)) if directory else entry.library
     if wanted.extension.program:
         return str(delivered)
-    status = os.stat(entry.library)
+    from_there = directory and any("ORIGIN" in word for word in wanted.extension.flags["link"])  # its folder is part of its run path
+    library = str(delivered if from_there else entry.library)
+    status = os.stat(library)
     file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
     if file not in opened and (opened or _opened_by_torch(name)):  # both may register the same names, which would end the process
-        static_init.check_in_child(str(entry.library), name)
+        static_init.check_in_child(library, name)
     try:
-        loaded = _open(name, entry, wanted.arguments["is_python_module"])
+        loaded = _open(name, library, entry.key, wanted.arguments["is_python_module"])
     except (ImportError, OSError) as error:
         error.args = (f"{error}{loader.advice(error)}",)
         raise
@@ -193,15 +197,15 @@ def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
     return place
 
 
-def _open(name: str, entry: Entry, is_python_module: bool) -> ModuleType | str:
+def _open(name: str, path: str, key: str, is_python_module: bool) -> ModuleType | str:
     """Open a library as torch does.
 
     pybind11 and Python keep modules by name, so the name is unique while the module is made; the module's own code sees the plain one.
     """
-    path, unique = str(entry.library), f"{entry.key}.{name}"
     if not is_python_module:
         torch.ops.load_library(path)
         return path
+    unique = f"{key}.{name}"
     spec = importlib.util.spec_from_file_location(unique, path)
     assert spec is not None
     assert isinstance(spec.loader, importlib.abc.Loader)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sysconfig
 import time
@@ -34,6 +35,7 @@ from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import Store
 
 _INLINE = ("main.cpp", "cuda.cu")  # as torch names them
+_RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
 
 class _Tools(NamedTuple):
@@ -103,12 +105,17 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
 def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path) -> None:
     passed: dict[str, Any] = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in arguments.items()}
     passed |= {"name": extension.name, "build_directory": str(work)}
-    if not extension.sources:  # messages shall name main.cpp without this temporary folder
+    if extension.sources:
+        passed["sources"] = list(extension.sources)  # in the key's order, which decides that of static initialisers
+    else:  # messages shall name main.cpp without this temporary folder
         passed["extra_cflags"] = [torch_builder.quote(f"-ffile-prefix-map={work}/="), *(passed["extra_cflags"] or ())]
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
+    if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
+        directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
+        passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]
     environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": extension.archs} if extension.archs else {})}
     # torch's guess is wrong if nvcc is a wrapper script
-    variables = {} if tools.nvcc is None else {"CUDA_HOME": tools.nvcc.root}
+    variables = torch_builder.settings() if tools.nvcc is None else {**torch_builder.settings(), "CUDA_HOME": tools.nvcc.root}
     try:
         torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables)
     except torch_builder.Failed as failed:
@@ -134,7 +141,7 @@ def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, wor
     trusted = identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work)])
     found = {}
     for name, path in extension.other_headers(read, trusted).items():
-        if os.stat(path).st_mtime_ns >= started:
+        if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
             raise subject.fault(f"{path} changed during compilation; load it again")
         found[name] = files.digest(path)
     return found

@@ -17,12 +17,16 @@ _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
 class CommandLine:
     """Collects the folders and files that flags name.
 
+    Args:
+        work: the folder where torch runs the linker, from which relative folders of libraries start.
+
     Attributes:
         include: folders of headers, in order.
         forced: files that ``-include`` and ``-imacros`` name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
+        self._work = work
         self.include: list[str] = []
         self.forced: list[str] = []
         self._libraries: list[str] = []
@@ -55,7 +59,10 @@ class CommandLine:
         return "<path>"
 
     def _folder(self, kind: str, path: str) -> None:
-        (self._searched if kind == "L" else self.include).append(os.path.abspath(path))
+        if kind == "L":
+            self._searched.append(os.path.abspath(os.path.join(self._work, path)))
+        else:
+            self.include.append(os.path.abspath(path))
 
     def archives(self) -> list[str]:
         """The static libraries that the flags name. They become part of the binary."""

@@ -6,7 +6,8 @@
 archs. The key adds the compilers, and the headers that only a compiler finds (through an #include of a macro, say). The manifest lists
 those headers, and each look-up compares their content.
 
-For the thousands of headers of torch, Python, the CUDA Toolkit and the system, the key has versions only.
+For the thousands of headers of torch, Python, the CUDA Toolkit and the system, the key has versions only. Headers in /usr/local/include are
+the user's; there a scan must find them, as compilers do not list what lies in a folder that they search by themselves.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _CUDA = (".cu", ".cuh")
 # Environment variables that add folders and flags to the compilers' command lines.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+_USERS_FOLDER = "/usr/local/include"  # compilers search it, but their versions say nothing about the headers that users put there
 # Arguments that do not change the binary, or that the key covers elsewhere.
 _COMMON = {"name", "extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths", "build_directory",
            "verbose", "with_cuda", "with_sycl", "is_python_module", "keep_intermediates"}
@@ -53,7 +55,7 @@ class Extension(NamedTuple):
 
     Attributes:
         name: the value of TORCH_EXTENSION_NAME.
-        sources: paths, in order; empty for inline sources.
+        sources: paths, sorted; empty for inline sources.
         roots: the sources, and files that flags include.
         inline: the SHA-256 of inline sources, and arguments that only torch interprets.
         texts: the inline sources.
@@ -186,7 +188,8 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
     flags, command_line = _flags(arguments, cuda)
     given = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    folders = (*header_folder(arguments, texts), *given, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced))
+    folders = (*header_folder(arguments, texts), *given, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
+               _USERS_FOLDER)
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
     extension = Extension(name, sources, (*sources, *command_line.forced), inline, texts, flags, archives, include, standalone,
@@ -195,19 +198,32 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
 
 
 def _flags(arguments: Mapping[str, Any], cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
-    command_line = CommandLine()
+    command_line = CommandLine(arguments["build_directory"] or "")
     flags = {"c": command_line.add(_strings("extra_cflags", arguments)), "link": command_line.add(_strings("extra_ldflags", arguments))}
     if cuda:
         flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", arguments))
         flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
+        flags["torch"] = _changed_by_user()
     if any("native" in word for language in flags.values() for word in language):  # its meaning differs between machines
         flags["native"] = [cpu.identity(), *(map(str, capabilities()) if cuda else ())]
     return flags, command_line
 
 
+def _changed_by_user() -> list[str]:
+    """What a user can change of torch's commands for CUDA: its nvcc, and the flags of its module, which only who imported it can change."""
+    found = [f"PYTORCH_NVCC={os.environ['PYTORCH_NVCC']}"] if "PYTORCH_NVCC" in os.environ else []
+    if "torch.utils.cpp_extension" in sys.modules:
+        from opjit.builder import torch_builder
+
+        own = torch_builder.module().COMMON_NVCC_FLAGS
+        now = torch_builder.settings().get("COMMON_NVCC_FLAGS", own)
+        found += now if now != own else []
+    return found
+
+
 def _strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
     """An argument that is a list of strings; None means an empty list."""
-    value = arguments[parameter]
+    value = arguments[parameter] or None
     if isinstance(value, str):
         raise BuildError(one_string(arguments["name"], parameter, value), op=str(arguments["name"]), target="torch's extension builder")
     if not isinstance(value, (list, tuple, type(None))) or not all(isinstance(item, str) for item in value or ()):
@@ -229,7 +245,7 @@ def _sources(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(given, (list, tuple)) or ("sources" in arguments and not given):
         raise Unsupported
     try:
-        return tuple(os.path.abspath(os.fspath(path)) for path in given)
+        return tuple(sorted(os.path.abspath(os.fspath(path)) for path in given))
     except TypeError:
         raise Unsupported from None
 
@@ -295,5 +311,5 @@ def compiler_identity(cxx: Compiler, compiler: Compiler | None, nvcc: Nvcc | Non
 
 def trusted_prefixes(cxx: Compiler | None, nvcc: Nvcc | None, more: Sequence[str]) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers."""
-    folders = [os.path.dirname(torch.__file__), *(cxx.includes.split(":") if cxx else ()), *([nvcc.root] if nvcc else ()), *more]
-    return files.inside(folders)
+    compilers = [folder for folder in cxx.includes.split(":") if folder != os.path.realpath(_USERS_FOLDER)] if cxx else []
+    return files.inside([os.path.dirname(torch.__file__), *compilers, *([nvcc.root] if nvcc else ()), *more])

@@ -24,6 +24,7 @@ from torch.utils import cpp_extension as torchs
 import opjit
 from opjit import cpp_extension, files, processes
 from opjit.builder import torch_builder
+from opjit.cpp_extension import identity
 from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing, UnknownArch
 from opjit.store import manifest
 from tests import helpers
@@ -267,6 +268,47 @@ def test_a_static_library_is_part_of_the_content(cache: Path, name: str, tmp_pat
                        input=f"int amount(void) {{ return {number}; }}")
         subprocess.run(["ar", "rcs", "libamount.a", "amount.o"], cwd=tmp_path, check=True)
         assert value(opjit.load(name, path, extra_ldflags=[f"-L{tmp_path}", "-lamount"], is_python_module=False)) == number
+
+
+def test_libraries_are_found_from_the_build_directory_when_linked_and_when_opened(cache: Path, name: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", place / "libamount.so"], check=True, text=True,
+                   input="int amount(void) { return 8; }")
+    path = plain(tmp_path / "a", 'extern "C" int amount();\nextern "C" int value() { return amount(); }\n')
+    link = ["-L. -lamount", "-Wl,-z,defs", "-Wl,-rpath,'$$ORIGIN'"]
+    for load in (torchs.load, opjit.load):
+        assert value(load(name, path, extra_ldflags=list(link), build_directory=str(place), is_python_module=False)) == 8
+
+
+def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_folder(cache: Path, name: str, tmp_path: Path,
+                                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "local"
+    (own / "below").mkdir(parents=True)
+    monkeypatch.setattr(identity, "_USERS_FOLDER", str(own), raising=False)
+    cxx = program(tmp_path / "bin" / "g++", f"#!/bin/sh\nexec '{shutil.which('c++')}' -isystem {own} \"$@\"\n")
+    monkeypatch.setenv("CXX", str(cxx))
+    path = plain(tmp_path / "a", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\n'
+                 'extern "C" int value() { return AMOUNT + COMPUTED; }\n')
+    for amount, computed in ((10, 1), (20, 1), (20, 2)):
+        (own / "amount.h").write_text(f"#define AMOUNT {amount}\n")
+        (own / "below" / "computed.h").write_text(f"#define COMPUTED {computed}\n")
+        assert value(opjit.load(name, path, extra_include_paths=[str(own / "below")], is_python_module=False)) == amount + computed
+
+
+def test_a_header_from_the_future_is_no_change(cache: Path, name: str, source: Path) -> None:
+    source.write_text(MODULE.replace('#include "value.h"', '#define HEADER "value.h"\n#include HEADER'))
+    os.utime(source.parent / "value.h", (4e9, 4e9))
+    assert opjit.load(name, str(source)).value() == 1
+
+
+def test_empty_flags_and_names_that_are_no_identifiers_are_as_torchs(cache: Path, name: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "a", "int f();")
+    for given in (f"{name}-a", f"{name}.b"):
+        (tmp_path / given).mkdir()
+        opjit.load(given, path, extra_cflags="", extra_ldflags="", extra_include_paths="",  # type: ignore[arg-type]
+                   build_directory=str(tmp_path / given), is_python_module=False)
+        assert (tmp_path / given / f"{given}.so").is_file()
 
 
 def test_a_source_that_changes_while_it_is_compiled_is_not_stored(cache: Path, name: str, tmp_path: Path,

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import cpp_extension as torchs
 
 import opjit
 from opjit import backends
+from opjit.builder import torch_builder
 from opjit.cpp_extension import identity
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import BuildError, CacheWarning
@@ -68,10 +70,31 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
     assert load(path) == first
 
 
-def described(path: str, *flags: str) -> Extension:
+def described(path: str | list[str], *flags: str, with_cuda: bool | None = None) -> Extension:
     arguments = {"name": "faults_extension", "sources": path, "extra_cflags": list(flags), "extra_cuda_cflags": None, "extra_ldflags": None,
-                 "extra_include_paths": None, "with_cuda": None, "is_python_module": False, "build_directory": None}
+                 "extra_include_paths": None, "with_cuda": with_cuda, "is_python_module": False, "build_directory": None}
     return identity.describe(arguments, None)
+
+
+def test_the_order_of_sources_is_not_in_the_key(tmp_path: Path) -> None:
+    paths = [cxx_source(tmp_path / folder) for folder in ("one", "other")]
+    assert described(paths).key == described(paths[::-1]).key
+
+
+def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_torch(tmp_path: Path,
+                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cxx_source(tmp_path)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    bases = [described(path, with_cuda=True).base]
+    monkeypatch.setattr(torchs, "COMMON_NVCC_FLAGS", torchs.COMMON_NVCC_FLAGS[1:])
+    bases.append(described(path, with_cuda=True).base)
+    assert torch_builder._names({}, torch_builder.settings())["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS
+    monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
+    bases.append(described(path, with_cuda=True).base)
+    assert len(set(bases)) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    assert described(path, with_cuda=True).base == bases[0]
 
 
 def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
