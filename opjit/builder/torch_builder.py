@@ -170,7 +170,7 @@ def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags:
         "name": name,
         "sources": [str(source) for source in sources],
         "extra_cflags": [quote(flag) for flag in (*include, *flags["c"])],
-        "extra_cuda_cflags": [quote(flag) for flag in _for_nvcc(include, flags["cuda"])],
+        "extra_cuda_cflags": [quote(flag) for flag in for_nvcc(include, flags["cuda"])],
         "extra_ldflags": [*(quote(str(each)) for each in objects), "-shared", *map(quote, flags["link"]), "-Wl,-z,defs", "-Wl,-s"],
         "build_directory": str(work),
         "with_cuda": nvcc is not None,
@@ -261,7 +261,7 @@ def _output_of(error: Exception, work: Path) -> str:
     return output
 
 
-def _for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
+def for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
     precedes the comma, and passes it through a second shell."""
     flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]

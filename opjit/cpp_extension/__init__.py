@@ -83,7 +83,8 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
                 with_cuda: bool | None = None, with_sycl: bool | None = None, is_python_module: bool = True,
                 with_pytorch_error_handling: bool = True, keep_intermediates: bool = True, use_pch: bool = False,
                 no_implicit_headers: bool = False, **newer: Any) -> Any:
-    """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences.
+    """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences. `use_pch` changes nothing: torch writes a
+    precompiled header of 749 MB into its own folder, which takes longer than most builds.
 
     Example:
         >>> source = "at::Tensor twice(at::Tensor x) { return x + x; }"

@@ -107,8 +107,12 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
     passed |= {"name": extension.name, "build_directory": str(work)}
     if extension.sources:
         passed["sources"] = list(extension.sources)  # in the key's order, which decides that of static initialisers
-    else:  # messages shall name main.cpp without this temporary folder
-        passed["extra_cflags"] = [torch_builder.quote(f"-ffile-prefix-map={work}/="), *(passed["extra_cflags"] or ())]
+    else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
+        names = f"-ffile-prefix-map={work}/="
+        passed["extra_cflags"] = [torch_builder.quote(names), *(passed["extra_cflags"] or ())]
+        passed["extra_cuda_cflags"] = [*map(torch_builder.quote, torch_builder.for_nvcc((), ["-Xcompiler", names])),
+                                       *(passed["extra_cuda_cflags"] or ())]
+        passed["use_pch"] = False
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
     if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
         directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")

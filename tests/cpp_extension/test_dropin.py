@@ -372,6 +372,46 @@ def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(cac
     assert "staging" not in str(raised.value) + raised.value.log.read_text()
 
 
+def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(cache: Path, name: str, tmp_path: Path,
+                                                                          capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CompileError, match="'it' was not declared") as raised:
+        opjit.load(name, plain(tmp_path / "a", "int f() { return it; }\n"), verbose=True)
+    assert "'it' was not declared" in capfd.readouterr().out
+    assert raised.value.log is not None
+    assert "'it' was not declared" in raised.value.log.read_text()
+
+
+def test_torchs_precompiled_header_is_neither_made_nor_removed(cache: Path, name: str, tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    run = processes.run
+
+    def running(command: Any, **settings: Any) -> Any:
+        assert "c++-header" not in command
+        return run(command, **settings)
+
+    monkeypatch.setattr(processes, "run", running)
+    for module in (torchs, torch_builder.module()):
+        monkeypatch.setattr(module, "_TORCH_PATH", str(tmp_path))
+    header = tmp_path / "include" / "torch" / "extension.h.gch"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    text = 'extern "C" int value() { return 3; }'
+    paths = {opjit.load_inline(name, text, use_pch=use, is_python_module=False, no_implicit_headers=True) for use in (True, False)}
+    opjit.load_inline(name, text + "\n", is_python_module=False, no_implicit_headers=True)
+    assert len(paths) == 1
+    assert header.exists()
+
+
+@pytest.mark.nvcc
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
+def test_inline_cuda_code_has_no_folder_that_is_gone(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    cuda = 'extern "C" const char *where() { return __FILE__; }'
+    library = ctypes.CDLL(opjit.load_inline(name, "", cuda, is_python_module=False, no_implicit_headers=True))
+    library.where.restype = ctypes.c_char_p
+    assert library.where() == b"cuda.cu"
+
+
 def test_verbose_says_where_a_hit_comes_from(cache: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = plain(tmp_path / "a")
     for expected in ("-DVALUE=2", f"opjit: {name} is in the cache: {cache}"):
