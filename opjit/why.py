@@ -30,7 +30,8 @@ _MOST_SHOWN = 12  # differences in a text
 _FLAGS = {"c": "flag", "cuda": "nvcc flag", "link": "linker flag", "stubs": "library of torch's"}
 # Names of other parts of a document; the rest go by their names in the document.
 _NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc",
-          "nvrtc.version": "NVRTC", "arch": "arch", "runtime": "runtime",
+          "nvrtc.version": "NVRTC", "cxx.version": "C++ compiler",
+          "cxx.machine": "C++ compiler's target", "arch": "arch", "runtime": "runtime",
           "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format"}
 # The kinds of differences, the most frequent first; all others come last.
 _LIKELY = ("backend", "arch", "runtime", "source", "header", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc", "opjit",
@@ -248,22 +249,35 @@ def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> t
         shipped: the binary lies beside its source, so ignore the compilers and opjit's version.
     """
     before, now = dict(described.document), recipe.document()
-    lines = (_lines(described), recipe.lines())
-    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, {recipe.source.name, str(before.get("kernel"))})]
-    same_arch = before.get("arch") == now["arch"]
+    sources = {recipe.source.name, str(before.get("kernel"))}
+    found = document_differences(before, now, sources, (_lines(described), recipe.lines()))
+    if shipped:
+        own = {"opjit", *(_NAMES[name] for name in ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version"))}
+        found = tuple(difference for difference in found if difference.what not in own)
+    return found
+
+
+def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str],
+                         lines: tuple[dict[str, int], dict[str, int]] = ({}, {})) -> tuple[Difference, ...]:
+    """Return how two documents differ, the likeliest reason for a miss first.
+
+    Args:
+        sources: names of inputs that are not headers.
+        lines: of the inputs, then and now, by name.
+    """
+    before, now = dict(before), dict(now)
+    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, sources)]
+    same_arch = before.get("arch") == now.get("arch")
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
         found += _flags(_FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, []), same_arch)
     tools, wanted_tools = _mapping(before.pop("toolchain", {})), now.pop("toolchain")
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
         before, now = {**tools, **before}, {**wanted_tools, **now}
-    if before.pop("glue", None) != now.pop("glue"):
+    if before.pop("glue", None) != now.pop("glue", None):
         found.append(Difference("opjit", "the glue's template changed"))
     found += [Difference(_NAMES.get(name, name), _changed_value(before.get(name), now.get(name)))
               for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if shipped:
-        own = {"opjit", *(_NAMES[name] for name in ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version"))}
-        found = [difference for difference in found if difference.what not in own]
     order = {what: place for place, what in enumerate(_LIKELY)}
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
 

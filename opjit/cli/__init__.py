@@ -20,7 +20,8 @@ from opjit import __version__
 from opjit.cli.cache import cache
 from opjit.cli.output import PrintJson, json_option
 from opjit.declare import catalog
-from opjit.errors import CacheWarning, OpjitError
+from opjit.errors import CacheWarning, OpjitError, UnknownEntry, UnknownOp
+from opjit.store.store import Store, default_root
 from opjit.wanted import target_of
 
 _default_format = warnings.formatwarning  # Python's, or the embedding program's
@@ -159,17 +160,34 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
     """Say whether a request for OP, an op's name or folder, would hit or miss and, on a miss, which input changed.
 
-    C++ extensions (opjit.load) are not covered.
+    For a C++ extension (opjit.load), list its entries, what each was made from, and what changed between them. It goes by its NAME or, if
+    an op has that name, too, by cpp_extension.NAME.
     """
     from opjit.api import explain
+    from opjit.cpp_extension.entries import entries
     from opjit.declare import arguments
 
-    explanations = (explain(found, device, arch, against) for found in arguments.ops(op))
+    explicit = op.startswith("cpp_extension.")
+    name, root = op.removeprefix("cpp_extension."), Store(default_root())
+    try:
+        found = [] if explicit else arguments.ops(op)
+    except UnknownOp:
+        if not entries(name, root):
+            raise
+        found = []
+    if not found and (device or arch or against):
+        raise click.UsageError(f"--device, --arch and --against are for ops, and {name} is a C++ extension; leave them out")
+    extensions = [] if found else entries(name, root)
+    if explicit and not extensions:
+        raise UnknownEntry(f"the cache {root.root} has no entry of a C++ extension {name!r}; `opjit cache ls` lists the entries", "", [])
+    explanations = [explain(each, device, arch, against) for each in found]
     if print_json is not None:
-        print_json([explanation.fields() for explanation in explanations])
+        print_json([each.fields() for each in explanations] + [each.fields() for each in extensions])
         return
-    for explanation in explanations:
-        click.echo(explanation)
+    if extensions:
+        click.echo(f"{name}, a C++ extension: {len(extensions)} entr{'ies' if extensions[1:] else 'y'} in the cache")
+    for text in (*map(str, explanations), *map(str, extensions)):
+        click.echo(text)
 
 
 @main.command()

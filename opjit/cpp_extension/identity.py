@@ -129,8 +129,7 @@ class Extension(NamedTuple):
     def shelf(self, root: Store) -> Path:
         """The folder of entries that differ only in their compilers, and in the headers that those found."""
         tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{self.base[:20]}"
-        name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in self.name[:100])
-        return root.base / f"cpp_extension.{name}" / tag
+        return root.base / folder_name(self.name) / tag
 
     def other_headers(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
         """Headers that a compiler read, but that neither the scan nor a version covers: paths by portable name."""
@@ -157,6 +156,11 @@ class Extension(NamedTuple):
             return os.path.normpath(headers.path_of(name, self.folder, self.include))
         except IndexError:
             raise EntryError(f"its manifest names {name}, which is in no include folder") from None
+
+
+def folder_name(name: str) -> str:
+    """The name of the folder of all entries of an extension; similar names may share it."""
+    return "cpp_extension." + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:100])
 
 
 def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:

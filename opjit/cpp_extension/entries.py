@@ -1,0 +1,78 @@
+"""``opjit why`` for a C++ extension: its entries in the cache, what each was made from, and what changed from one to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opjit import progress, why
+from opjit.cpp_extension.identity import folder_name
+from opjit.errors import EntryError
+from opjit.recipe.recipe import document_key
+from opjit.store.entry import verify
+from opjit.store.store import Store
+from opjit.why import Difference
+
+_MOST_SHOWN = 12  # differences in a text
+
+
+class ExtensionEntry(NamedTuple):
+    """An entry of an extension. str() describes it for people.
+
+    Attributes:
+        folder: of the entry.
+        built: when, in seconds since 1970.
+        document: what it was made from; see `opjit.cpp_extension.identity`.
+        differences: from the entry that was built before it; none for the first.
+    """
+
+    folder: Path
+    built: float
+    document: Mapping[str, Any]
+    differences: tuple[Difference, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes for JSON."""
+        return {**self._asdict(), "differences": [difference._asdict() for difference in self.differences]}
+
+    def __str__(self) -> str:
+        made = self.document
+        inline = [f"{len(texts)} {name}" for name, texts in made["inline"].items() if name.endswith("_sources") and texts]
+        flags = [f"{kind}: {' '.join(made['flags'][kind])}" for kind in ("c", "cuda", "link") if made["flags"].get(kind)]
+        archs = f", CUDA archs {made['archs']}" if made["archs"] else ""
+        tools = ", ".join(str(version) for version in (made["toolchain"] or {}).values())
+        changes = [f"    changed since the one before: {change.what}: {change.text}" for change in self.differences]
+        return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
+                          f"    from {', '.join([*made['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
+                          f"    for torch {made['torch'][0]}, Python {made['python'][1]}{archs}; by {tools}",
+                          *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
+
+
+def entries(name: str, store: Store) -> list[ExtensionEntry]:
+    """Return the usable entries of an extension, the newest first. It writes and builds nothing."""
+    found = []
+    for folder in (store.base / folder_name(name)).glob("*/[!.]*"):
+        try:
+            entry, described = verify(folder, None)
+            built = entry.library.stat().st_mtime
+        except (EntryError, OSError):  # damaged, being removed, or not an entry
+            continue
+        if described.document.get("name") == name:
+            found.append((built, folder, described.document))
+    found.sort(key=lambda each: each[:2])
+    before = [None, *(document for _, _, document in found)]
+    return [ExtensionEntry(folder, built, document, () if older is None else _differences(older, document))
+            for (built, folder, document), older in zip(found, before, strict=False)][::-1]
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
+    sources = {*before["sources"], *now["sources"], *before["inline"], *now["inline"]}
+    return why.document_differences(_flat(before), _flat(now), sources)
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document in which all that is read is an input, as in an op's."""
+    inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
+    return {**document, "inputs": {**document["inputs"], **document["found"], **inline}, "found": {}, "inline": {}}

@@ -1,0 +1,61 @@
+"""`opjit why` for a C++ extension."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import opjit
+from opjit.cli import main
+from opjit.cpp_extension.entries import entries
+from opjit.store.store import Store
+from tests import helpers
+
+pytestmark = pytest.mark.torch
+
+
+def why(*words: str) -> Result:
+    return CliRunner().invoke(main, ["why", *words])
+
+
+def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    source, header = tmp_path / "plain.cpp", tmp_path / "value.h"
+    source.write_text('#define HEADER "value.h"\n#include HEADER\nint value() { return VALUE; }\n')
+    header.write_text("#define VALUE 1\n")
+    paths = []
+    for flags in ([], ["-DMORE"]):
+        header.write_text(header.read_text() + "//\n")
+        paths.append(Path(str(opjit.load("extension_why", str(source), extra_cflags=flags, is_python_module=False))))
+        helpers.date(paths[-1].parent, 1e9 + len(paths))
+    newest, oldest = entries("extension_why", Store(tmp_path / "cache"))
+    assert [newest.folder, oldest.folder] == [path.parent for path in reversed(paths)]
+    assert [tuple(difference) for difference in newest.differences] == [("header", "value.h changed"), ("flag", "-DMORE is new")]
+    assert oldest.differences == ()
+    text = why("extension_why").output
+    assert text.startswith("extension_why, a C++ extension: 2 entries in the cache\n  built ")
+    assert "    from plain.cpp; c: -DMORE\n" in text
+    assert "    changed since the one before: flag: -DMORE is new\n" in text
+    assert why("cpp_extension.extension_why").output == text
+    found = json.loads(why("extension_why", "--json").output)
+    assert [each["folder"] for each in found] == [str(newest.folder), str(oldest.folder)]
+    assert "--device, --arch and --against are for ops" in why("extension_why", "--device", "cpu").output
+
+
+def test_an_extension_that_is_not_in_the_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    assert f"the cache {tmp_path}/cache has no entry of a C++ extension 'absent'" in why("cpp_extension.absent").output
+    assert "no op named 'opjit::absent' is declared" in why("absent").output
+
+
+def test_inline_sources_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    for number in (1, 2):
+        path = opjit.load_inline("inline_why", f"int value() {{ return {number}; }}", is_python_module=False, no_implicit_headers=True)
+        helpers.date(Path(str(path)).parent, 1e9 + number)
+    newest, _ = entries("inline_why", Store(tmp_path / "cache"))
+    assert [tuple(difference) for difference in newest.differences] == [("source", "cpp_sources changed")]
+    assert "from 1 cpp_sources; no flags" in str(newest)
