@@ -169,7 +169,7 @@ PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModuleDef_Init(&
 """
 
 
-def test_each_content_is_a_module_of_its_own_also_beside_torchs_and_after_the_edit_of_a_hidden_header(
+def test_each_content_is_a_module_of_its_own_also_beside_torchs_of_a_hidden_header_and_of_another_compiler(
     cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "kept", {}, raising=False)
@@ -177,11 +177,18 @@ def test_each_content_is_a_module_of_its_own_also_beside_torchs_and_after_the_ed
     (tmp_path / "torchs").mkdir()
     modules = [torchs.load(name, str(source), build_directory=str(tmp_path / "torchs"))]
     for number in (2, 3):
-        (source.parent / "value.h").write_text(f"#define VALUE {number}\n")
+        (source.parent / "value.h").write_text(f"#ifdef OTHER\n#define VALUE 4\n#else\n#define VALUE {number}\n#endif\n")
         modules.append(opjit.load(name, str(source)))
-    assert [module.made for module in modules] == [1, 2, 3]
     assert opjit.load(name, str(source)) is modules[2]
-    assert [(each.__name__, each.own, each.__package__, each.__spec__.name) for each in modules] == [(name, name, "", name)] * 3
+    real = shutil.which("c++")
+    other = program(tmp_path / "bin" / "g++", f"""#!/bin/sh
+        case "$*" in -v*) '{real}' "$@" 2>&1 | sed 's/gcc version /gcc version 9/';; *) exec '{real}' "$@" -DOTHER;;
+        esac
+        """)
+    monkeypatch.setenv("CXX", str(other))
+    modules.append(opjit.load(name, str(source)))
+    assert [module.made for module in modules] == [1, 2, 3, 4]
+    assert [(each.__name__, each.own, each.__package__, each.__spec__.name) for each in modules] == [(name, name, "", name)] * 4
 
 
 @pytest.mark.parametrize("first", ["opjit", "cpp_extension"])
