@@ -1,0 +1,21 @@
+"""The corpus: every program with its calls, one module for each theme."""
+
+from tests.cpp_extension.corpus.calls import (
+    autograd,
+    bindings,
+    elementwise,
+    errors,
+    factories,
+    library,
+    matmul,
+    nn,
+    odd,
+    reductions,
+    scans,
+    signatures,
+    views,
+)
+from tests.cpp_extension.corpus.program import Program
+
+_THEMES = (elementwise, reductions, matmul, nn, scans, factories, views, signatures, errors, bindings, autograd, library, odd)
+CPU: list[Program] = [program for theme in _THEMES for program in theme.PROGRAMS]

@@ -1,0 +1,98 @@
+"""The corpus built with torch's own headers. They take 20 s to parse, so a few files hold all programs, each in a namespace of its own.
+
+    python -m tests.cpp_extension.corpus.reference FOLDER      # builds what is not there, and writes FOLDER/results.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+from tests.cpp_extension.corpus.calls import CPU
+from tests.cpp_extension.corpus.outcomes import results
+from tests.cpp_extension.corpus.program import CFLAGS, Program
+
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
+MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+# A program's own module becomes a submodule. PYBIND11_MODULE may have options after the variable.
+HEAD = """\
+#include <torch/extension.h>
+{includes}
+#undef PYBIND11_MODULE
+#define PYBIND11_MODULE(name, variable, ...) void corpus_bind(pybind11::module_ &variable)
+"""
+
+
+def merged(programs: Sequence[Program], entry: str) -> str:
+    """One file with the programs, and a function `entry` that adds the module of each to another."""
+    texts = [program.source for program in programs]
+    lines = [HEAD.format(includes=includes(texts)), *map(_namespace, programs, texts)]
+    binds = [f'    {{ auto sub = m.def_submodule("{one.identifier}"); {one.identifier}::corpus_bind(sub); }}'
+             for one in programs if one.library is None]
+    return "\n".join([*lines, f"void {entry}(pybind11::module_ &m) {{", *binds, "}", ""])
+
+
+def includes(texts: Iterable[str]) -> str:
+    return "\n".join(dict.fromkeys(line.strip() for text in texts for line in INCLUDE.findall(text)))
+
+
+def main_file(entries: Sequence[str]) -> str:
+    declared = "".join(f"void {entry}(pybind11::module_ &);\n" for entry in entries)
+    called = "".join(f"    {entry}(m);\n" for entry in entries)
+    return f"#include <pybind11/pybind11.h>\n{declared}PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{\n{called}}}\n"
+
+
+def _namespace(program: Program, text: str) -> str:
+    undefined = "".join(f"#undef {name}\n" for name in dict.fromkeys(MACRO.findall(text)))
+    return (f'namespace {program.identifier} {{\n#line 1 "{program.name}.cpp"\n{INCLUDE.sub("", text)}\n{_binding(program)}}}\n{undefined}')
+
+
+def _binding(program: Program) -> str:
+    """What load_inline adds for its argument `functions`."""
+    if program.functions is None:
+        return ""
+    shape = 'm.def("{0}", {0}, "{1}");' if program.plain else 'm.def("{0}", torch::wrap_pybind_function({0}), "{1}");'
+    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *(shape.format(*item) for item in program.docs().items()), "}", ""])
+
+
+def sources(programs: Sequence[Program], files: int = 2) -> dict[str, str]:
+    """The files of the module with all programs, by name."""
+    parts = {f"part{number}": programs[number::files] for number in range(files)}
+    texts = {f"{name}.cpp": merged(some, f"bind_{name}") for name, some in parts.items()}
+    return {**texts, "main.cpp": main_file([f"bind_{name}" for name in parts])}
+
+
+def build(folder: Path) -> ModuleType:
+    """The module; ninja compiles what has changed."""
+    texts = sources(CPU)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    (folder / "lock").unlink(missing_ok=True)  # of a build that was killed
+    module = cpp_extension.load("corpus_reference", [str(folder / name) for name in texts], extra_cflags=CFLAGS, build_directory=str(folder))
+    assert isinstance(module, ModuleType)
+    return module
+
+
+def part(module: ModuleType, program: Program) -> Any:
+    return getattr(torch.ops, program.library) if program.library else getattr(module, program.identifier)
+
+
+def main(folder: Path) -> None:
+    module = build(folder)
+    found = {program.name: results(part(module, program), program) for program in CPU}
+    (folder / "results.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
