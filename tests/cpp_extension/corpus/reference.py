@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +35,27 @@ HEAD = """\
 def merged(programs: Sequence[Program], entry: str) -> str:
     """One file with the programs, and a function `entry` that adds the module of each to another."""
     texts = [program.source for program in programs]
-    lines = [HEAD.format(includes=includes(texts)), *map(_namespace, programs, texts)]
+    spaces = [_in_namespace(one, text + "\n" + _binding(one), f"{one.name}.cpp") for one, text in zip(programs, texts, strict=True)]
     binds = [f'    {{ auto sub = m.def_submodule("{one.identifier}"); {one.identifier}::corpus_bind(sub); }}'
              for one in programs if one.library is None]
-    return "\n".join([*lines, f"void {entry}(pybind11::module_ &m) {{", *binds, "}", ""])
+    return "\n".join([HEAD.format(includes=includes(texts)), *spaces, f"void {entry}(pybind11::module_ &m) {{", *binds, "}", ""])
+
+
+def merged_cuda(programs: Sequence[Program]) -> str:
+    """The same for the .cu files, to be compiled only."""
+    texts = [program.cuda_source or "" for program in programs]
+    implicit = "\n".join(f"#include <{name}>" for name in ("torch/types.h", "cuda.h", "cuda_runtime.h"))
+    spaces = [_in_namespace(program, text, f"{program.name}.cu") for program, text in zip(programs, texts, strict=True)]
+    return "\n".join([HEAD.format(includes=f"{implicit}\n{includes(texts)}"), *spaces])
+
+
+def cuda_flags() -> list[str]:
+    """nvcc's, as torch's builder gives them, and for a torch without CUDA, whose headers lack one that its build writes."""
+    room = sysconfig.get_path("purelib")
+    folders = [*cpp_extension.include_paths(), sysconfig.get_path("include"), *map(str, Path(room).glob("nvidia/cu*/include"))]
+    macros = ["TORCH_EXTENSION_NAME=corpus", "TORCH_API_INCLUDE_EXTENSION_H", "C10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    return [*cpp_extension.COMMON_NVCC_FLAGS, "-std=c++20", "-w", "-arch=sm_80", "--compiler-options=-fPIC",
+            *(f"-D{macro}" for macro in macros), *(f"-I{folder}" for folder in folders)]
 
 
 def includes(texts: Iterable[str]) -> str:
@@ -50,9 +68,9 @@ def main_file(entries: Sequence[str]) -> str:
     return f"#include <pybind11/pybind11.h>\n{declared}PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{\n{called}}}\n"
 
 
-def _namespace(program: Program, text: str) -> str:
+def _in_namespace(program: Program, text: str, file: str) -> str:
     undefined = "".join(f"#undef {name}\n" for name in dict.fromkeys(MACRO.findall(text)))
-    return (f'namespace {program.identifier} {{\n#line 1 "{program.name}.cpp"\n{INCLUDE.sub("", text)}\n{_binding(program)}}}\n{undefined}')
+    return f'namespace {program.identifier} {{\n#line 1 "{file}"\n{INCLUDE.sub("", text)}\n}}\n{undefined}'
 
 
 def _binding(program: Program) -> str:

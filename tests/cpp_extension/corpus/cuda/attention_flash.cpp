@@ -1,0 +1,1 @@
+torch::Tensor attention(torch::Tensor q, torch::Tensor k, torch::Tensor v);

@@ -1,0 +1,1 @@
+torch::Tensor scale(torch::Tensor x, float s);

@@ -1,0 +1,1 @@
+torch::Tensor blur(torch::Tensor x, std::vector<double> weights);

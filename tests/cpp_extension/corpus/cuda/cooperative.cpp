@@ -1,0 +1,1 @@
+torch::Tensor block_sums(torch::Tensor x);

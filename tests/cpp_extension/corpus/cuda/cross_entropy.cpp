@@ -1,0 +1,1 @@
+torch::Tensor cross_entropy(torch::Tensor logits, torch::Tensor target);

@@ -1,0 +1,1 @@
+torch::Tensor copy_vectorized(torch::Tensor x);

@@ -1,0 +1,1 @@
+torch::Tensor gelu(torch::Tensor x);

@@ -1,0 +1,1 @@
+torch::Tensor rgb_to_grayscale(torch::Tensor image);

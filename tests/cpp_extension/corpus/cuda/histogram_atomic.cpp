@@ -1,0 +1,1 @@
+torch::Tensor histogram(torch::Tensor x, int64_t bins);

@@ -1,0 +1,1 @@
+torch::Tensor matmul_tiled(torch::Tensor A, torch::Tensor B);

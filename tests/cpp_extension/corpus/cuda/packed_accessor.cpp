@@ -1,0 +1,1 @@
+torch::Tensor transpose_cuda(torch::Tensor x);

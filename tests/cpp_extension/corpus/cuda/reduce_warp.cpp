@@ -1,0 +1,1 @@
+torch::Tensor sum_cuda(torch::Tensor x);

@@ -1,0 +1,1 @@
+torch::Tensor cumsum_cuda(torch::Tensor x);

@@ -1,0 +1,1 @@
+torch::Tensor softmax_cuda(torch::Tensor x);

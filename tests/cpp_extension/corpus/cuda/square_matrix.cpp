@@ -1,0 +1,1 @@
+torch::Tensor square_matrix(torch::Tensor matrix);

@@ -1,0 +1,1 @@
+torch::Tensor fill(torch::Tensor x, float value);

@@ -1,0 +1,1 @@
+torch::Tensor add_half2(torch::Tensor a, torch::Tensor b);

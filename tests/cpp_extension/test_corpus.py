@@ -1,0 +1,114 @@
+"""The programs of corpus/ behave the same whichever way opjit builds them: as with torch's own headers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+
+import opjit
+from tests.cpp_extension.corpus import reference
+from tests.cpp_extension.corpus.calls import CPU, cuda
+from tests.cpp_extension.corpus.outcomes import Outcome, results
+from tests.cpp_extension.corpus.program import CFLAGS, CORPUS, Program
+from tests.helpers import ROOT, environment
+
+ALL = [*CPU, *cuda.PROGRAMS]
+BY_NAME = {program.name: program for program in ALL}
+FEW = ["elementwise/relu", "bindings/classes", "library/basic"]  # built one by one although torch takes 20 s for each
+Expected = dict[str, list[Outcome]]
+
+
+def fast_module(program: Program) -> Any:
+    """The program as a user gets it from opjit."""
+    arguments: dict[str, Any] = {"extra_cflags": CFLAGS, "is_python_module": program.library is None}
+    if program.file:
+        module = opjit.load(program.identifier, [str(CORPUS / f"{program.name}.cpp")], **arguments)
+    else:
+        module = opjit.load_inline(program.identifier, program.source, program.cuda_source, functions=program.functions,
+                                   with_pytorch_error_handling=not program.plain, **arguments)
+    return getattr(torch.ops, program.library) if program.library else module
+
+
+@pytest.fixture(scope="session")
+def folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reference is built: kept between runs, as ninja knows what has changed."""
+    if pytestconfig.pluginmanager.has_plugin("cacheprovider"):
+        return Path(pytestconfig.cache.mkdir("corpus"))
+    run = tmp_path_factory.getbasetemp()
+    return (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "corpus"
+
+
+@pytest.fixture(scope="session")
+def reference_run(folder: Path) -> Callable[[], Expected]:
+    """Calls the programs that torch's headers made, in a process of its own: TORCH_LIBRARY registers a name once in a process."""
+    def run() -> Expected:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / "running"):  # other workers need it too
+            words = [sys.executable, "-m", reference.__name__, str(folder)]
+            done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            found: Expected = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def expected(reference_run: Callable[[], Expected]) -> Expected:
+    return reference_run()
+
+
+def test_each_file_is_a_program_with_calls() -> None:
+    files = {path.relative_to(CORPUS).with_suffix("").as_posix() for path in CORPUS.rglob("*.cpp")}
+    assert files == set(BY_NAME)
+    assert len(BY_NAME) == len(ALL)
+    assert [one.name for one in ALL if len(one.calls) < 3 or not one.wrong] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_calls_fail_where_they_are_meant_to(expected: Expected) -> None:
+    surprising = [(name, one["call"], one.get("error", "no error")) for name, outcomes in expected.items() for one in outcomes
+                  if one["call"] != "dir(m)" and ("error" in one) != (one["call"] in BY_NAME[name].wrong)]
+    assert surprising == []
+    assert set(expected) == {program.name for program in CPU}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_results_are_the_same_each_time(expected: Expected, reference_run: Callable[[], Expected]) -> None:
+    again = reference_run()
+    assert [name for name in expected if expected[name] != again[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("name", FEW)
+def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expected) -> None:
+    program = BY_NAME[name]
+    found = json.loads(json.dumps(results(fast_module(program), program)))
+    different = [(one, other) for one, other in zip(found, expected[name], strict=True) if one != other]
+    assert different == []
+
+
+@pytest.mark.slow
+@pytest.mark.nvcc
+@pytest.mark.timeout(1000)
+def test_cuda_programs_compile(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not on PATH")
+    source = tmp_path / "all.cu"
+    source.write_text(reference.merged_cuda(cuda.PROGRAMS), encoding="utf-8")
+    done = subprocess.run([nvcc, *reference.cuda_flags(), "-c", str(source), "-o", "/dev/null"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
