@@ -109,6 +109,9 @@ def test_cuda_programs_compile(tmp_path: Path) -> None:
     if nvcc is None:
         pytest.skip("nvcc is not on PATH")
     source = tmp_path / "all.cu"
-    source.write_text(reference.merged_cuda(cuda.PROGRAMS), encoding="utf-8")
-    done = subprocess.run([nvcc, *reference.cuda_flags(), "-c", str(source), "-o", "/dev/null"], capture_output=True, text=True, check=False)
+    libraries = (Path(nvcc).resolve().parents[1] / "include" / "cusparse.h").exists()  # CUDAContext.h includes them all
+    programs = [one for one in cuda.PROGRAMS if libraries or "CUDAContext.h" not in str(one.cuda_source)]
+    source.write_text(reference.merged_cuda(programs), encoding="utf-8")
+    words = [nvcc, *reference.cuda_flags(), "-c", str(source), "-o", str(tmp_path / "all.o")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

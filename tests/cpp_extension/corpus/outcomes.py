@@ -17,6 +17,7 @@ _PLACES = [
     (re.compile(r"(Exception raised from \S+) at .*? \(most recent call first\):.*", re.DOTALL), r"\1"),  # paths and addresses
     (re.compile(r'(INTERNAL ASSERT FAILED at )"[^"]*":\d+'), r"\1FILE"),
     (re.compile(r"\(Triggered internally at [^)]*\)"), "(Triggered internally)"),
+    (re.compile(r"\[F\d+ [\d:.]+ \S+:\d+\]"), "[F]"),  # TORCH_CHECK_EQ's, with the time
     (re.compile(r"0x[0-9a-f]+"), "0x"),
 ]
 

@@ -83,13 +83,14 @@ def _tensors() -> dict[str, torch.Tensor]:
     x = normal(4, 5)
     count = torch.arange(20)
     return {
-        "x": x, "y": normal(4, 5).roll(7), "wide": normal(4, 10), "w": normal(5, 3), "sq": normal(5, 5), "v": normal(7), "u": normal(7).flip(0),
-        "v4": normal(4), "v5": normal(5), "v3": normal(3), "w35": normal(3, 5), "x3": normal(2, 4, 5), "y3": normal(2, 5, 3),
-        "img": normal(2, 3, 9, 11), "seq": normal(2, 3, 13), "k": normal(4, 3, 3, 3), "k1": normal(4, 3, 5), "b4": normal(4).neg(), "big": normal(33, 67),
-        "empty": torch.zeros(0, 5), "e1": torch.zeros(0), "scalar": torch.tensor(2.5), "double": normal(4, 5, dtype=torch.float64),
-        "dv": normal(5, dtype=torch.float64), "half": x.half(), "bf": x.bfloat16(), "hv": normal(9).half(), "bv": normal(9).bfloat16(),
-        "cx": normal(4, 5, dtype=torch.complex64), "cd": normal(3, dtype=torch.complex128), "i": (count * 7 % 23 - 9).reshape(4, 5),
-        "i32": (count * 5 % 17 - 6).int().reshape(4, 5), "i8": (count * 11 % 200 - 100).to(torch.int8).reshape(4, 5),
-        "u8": (count * 13 % 256).to(torch.uint8).reshape(4, 5), "mask": (x > 0), "idx": torch.tensor([3, 0, 2, 4]),
-        "target": torch.tensor([1, 4, 0, 2]), "pos": x.abs() + 0.25, "prob": torch.softmax(x, 1),
+        "x": x, "y": normal(4, 5).roll(7), "wide": normal(4, 10), "w": normal(5, 3), "w35": normal(3, 5), "sq": normal(5, 5),
+        "v": normal(7), "u": normal(7).flip(0), "v3": normal(3), "v4": normal(4), "v5": normal(5), "big": normal(33, 67),
+        "x3": normal(2, 4, 5), "y3": normal(2, 5, 3), "img": normal(2, 3, 9, 11), "seq": normal(2, 3, 13), "k": normal(4, 3, 3, 3),
+        "k1": normal(4, 3, 5), "b4": normal(4).neg(), "empty": torch.zeros(0, 5), "e1": torch.zeros(0), "scalar": torch.tensor(2.5),
+        "double": normal(4, 5, dtype=torch.float64), "dv": normal(5, dtype=torch.float64), "half": x.half(), "bf": x.bfloat16(),
+        "hv": normal(9).half(), "bv": normal(9).bfloat16(), "cx": normal(4, 5, dtype=torch.complex64),
+        "cd": normal(3, dtype=torch.complex128), "i": (count * 7 % 23 - 9).reshape(4, 5), "i32": (count * 5 % 17 - 6).int().reshape(4, 5),
+        "i8": (count * 11 % 200 - 100).to(torch.int8).reshape(4, 5), "u8": (count * 13 % 256).to(torch.uint8).reshape(4, 5),
+        "mask": (x > 0), "idx": torch.tensor([3, 0, 2, 4]), "target": torch.tensor([1, 4, 0, 2]), "pos": x.abs() + 0.25,
+        "prob": torch.softmax(x, 1), "lw": torch.full((9, 8), 0.1), "lb": torch.zeros(1, 9),
     }

@@ -50,9 +50,8 @@ def merged_cuda(programs: Sequence[Program]) -> str:
 
 
 def cuda_flags() -> list[str]:
-    """nvcc's, as torch's builder gives them, and for a torch without CUDA, whose headers lack one that its build writes."""
-    room = sysconfig.get_path("purelib")
-    folders = [*cpp_extension.include_paths(), sysconfig.get_path("include"), *map(str, Path(room).glob("nvidia/cu*/include"))]
+    """nvcc's, for any torch: the headers of one without CUDA lack a file that its build writes."""
+    folders = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     macros = ["TORCH_EXTENSION_NAME=corpus", "TORCH_API_INCLUDE_EXTENSION_H", "C10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
     return [*cpp_extension.COMMON_NVCC_FLAGS, "-std=c++20", "-w", "-arch=sm_80", "--compiler-options=-fPIC",
             *(f"-D{macro}" for macro in macros), *(f"-I{folder}" for folder in folders)]
@@ -97,7 +96,8 @@ def build(folder: Path) -> ModuleType:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
     (folder / "lock").unlink(missing_ok=True)  # of a build that was killed
-    module = cpp_extension.load("corpus_reference", [str(folder / name) for name in texts], extra_cflags=CFLAGS, build_directory=str(folder))
+    files = [str(folder / name) for name in texts]
+    module = cpp_extension.load("corpus_reference", files, extra_cflags=CFLAGS, build_directory=str(folder))
     assert isinstance(module, ModuleType)
     return module
 

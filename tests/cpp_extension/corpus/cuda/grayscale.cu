@@ -25,7 +25,7 @@ torch::Tensor rgb_to_grayscale(torch::Tensor image) {
     auto result = torch::empty({height, width, 1}, torch::TensorOptions().dtype(torch::kByte).device(image.device()));
     dim3 threads_per_block(16, 16);
     dim3 number_of_blocks(cdiv(width, threads_per_block.x), cdiv(height, threads_per_block.y));
-    rgb_to_grayscale_kernel<<<number_of_blocks, threads_per_block, 0, torch::cuda::getCurrentCUDAStream()>>>(
+    rgb_to_grayscale_kernel<<<number_of_blocks, threads_per_block, 0, at::cuda::getCurrentCUDAStream()>>>(
         result.data_ptr<unsigned char>(), image.data_ptr<unsigned char>(), width, height);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return result;

@@ -21,6 +21,7 @@ std::vector<std::string> names() {
     return found;
 }
 std::vector<torch::Tensor> train(torch::Tensor x, torch::Tensor y, int steps) {
+    py::gil_scoped_release no_gil;
     torch::manual_seed(3);
     Net net(x.size(1), 4, y.size(1));
     torch::optim::SGD optimizer(net.parameters(), 0.1);

@@ -1,4 +1,5 @@
 #include <torch/extension.h>
+#include <pybind11/functional.h>
 #include <functional>
 
 torch::Tensor apply(torch::Tensor x, std::function<torch::Tensor(torch::Tensor)> f, int times) {
