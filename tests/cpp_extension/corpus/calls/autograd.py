@@ -29,7 +29,7 @@ PROGRAMS = [
             ["m.forward(x, lw, lb, x[:, :3], y[:, :3])", "grads(m.forward, x, lw, lb, x[:, :3], y[:, :3])",
              "m.backward(y[:, :3], x[:, :3], *m.forward(x, lw, lb, x[:, :3], y[:, :3])[1:], lw)",
              "m.forward(empty, lw, lb, empty[:, :3], empty[:, :3])"],
-            ["m.forward(x, w, v, x, y)", "m.forward(x, w, v, x)", "m.backward(x)"]),
+            ["m.forward(x, w, v, x, y)", "m.forward(x, w, v, x)", "m.backward(x)"], file=True),
     Program("autograd/hooks",
             ["grads(m.doubled_gradient, x)", "m.doubled_gradient(x)", "m.version(x)", "m.node(x)", "m.node(x.requires_grad_())",
              "m.variable_data(x.requires_grad_())"],

@@ -5,7 +5,7 @@ from tests.cpp_extension.corpus.program import Program
 PROGRAMS = [
     Program("bindings/tutorial",
             ["m.d_sigmoid(x)", "m.d_sigmoid(xt)", "m.d_sigmoid(empty)", "grads(m.d_sigmoid, x)"],
-            ["m.d_sigmoid()", "m.d_sigmoid(1.0)", "m.d_sigmoid(z=x)"]),
+            ["m.d_sigmoid()", "m.d_sigmoid(1.0)", "m.d_sigmoid(z=x)"], file=True),
     Program("bindings/defaults",
             ["m.scaled(x)", "m.scaled(x, 3)", "m.scaled(x, times=2)", "m.scaled(x=x, mode='add', negate=True)", "m.biased(x)",
              "m.biased(x, bias=v5)", "m.biased(bias=None, x=x)", "m.shape()", "m.shape([3])", "m.keyword_only(x, a=2)", "m.not_none(x)",
@@ -17,7 +17,7 @@ PROGRAMS = [
             ["m.sum(cx)", "m.twice()", "m.plus('a')", "m.missing"]),
     Program("bindings/overloads",
             ["m.add(x, y)", "m.add(x, 2)", "m.add('a', 'b')", "m.mul(2, 3)", "m.mul(2.5, 2)", "m.mul(True, 2)", "m.add(x, 2.5)"],
-            ["m.add(x, 'a')", "m.add(1, 2)", "m.mul('a', 1)", "m.add(x, None)", "m.add(x, v)"]),
+            ["m.add(x, 'a')", "m.add(1, 2)", "m.mul('a', 1)", "m.add(x, None)", "m.add(x, v)"], file=True),
     Program("bindings/release_gil",
             ["m.slow_sum(x)", "m.released()", "m.held()", "m.wrapped()", "m.wrapped_no_gil()", "m.scoped(xt)", "m.slow_sum(empty)"],
             ["m.slow_sum(1)", "m.fails(x)", "m.slow_sum(None)", "m.fails()"]),
