@@ -9,6 +9,7 @@ VARIABLES = {
     "OPJIT_ARCH": "build for this arch instead of the machine's own",
     "OPJIT_CACHE": "the cache's folder",
     "OPJIT_CACHE_SIZE": "the size that pruning leaves, such as 5GiB",
+    "OPJIT_FAST": "0: compile C++ extensions with torch's own headers only",
     "OPJIT_JOBS": "builds at once in `opjit precompile`",
     "OPJIT_LAYERS": "more caches, read-only",
     "OPJIT_OFFLINE": "never build, and ask no remote",

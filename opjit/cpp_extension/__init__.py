@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from opjit import files, loader, request
-from opjit.cpp_extension import static_init
+from opjit.cpp_extension import facade, static_init
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Extension, Unsupported, describe
-from opjit.errors import LoadError
+from opjit.errors import CompileError, LoadError
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
@@ -39,7 +39,8 @@ _opened: dict[str, set[tuple[int, int]]] = {}  # by name: the device and inode o
 def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
          extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None, extra_include_paths: list[str] | None = None,
          build_directory: str | None = None, verbose: bool = False, with_cuda: bool | None = None, with_sycl: bool | None = None,
-         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, **newer: Any) -> Any:
+         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, fast: bool = True,
+         **newer: Any) -> Any:
     """torch.utils.cpp_extension.load with opjit's cache.
 
     The arguments mean the same as torch's. The differences are:
@@ -57,9 +58,13 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
     - Only the local cache is used, not OPJIT_LAYERS or OPJIT_REMOTE: a binary depends on one version of torch and of Python, and on
       headers that only its build finds.
+    - A C++ program that only names operators, tensors and functions to bind is compiled with light headers, in a twentieth of the time;
+      every other one, or one that does not compile with those, with torch's own. `opjit why NAME` shows which and why. The results are the
+      same. `fast=False` or OPJIT_FAST=0 always takes torch's own.
     - ROCm and SYCL builds, and arguments of unexpected types, go to torch unchanged.
 
     Args:
+        fast: whether light headers may be tried.
         newer: arguments of later versions of torch, which are passed on.
 
     Returns:
@@ -82,7 +87,7 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
                 extra_include_paths: list[str] | None = None, build_directory: str | None = None, verbose: bool = False,
                 with_cuda: bool | None = None, with_sycl: bool | None = None, is_python_module: bool = True,
                 with_pytorch_error_handling: bool = True, keep_intermediates: bool = True, use_pch: bool = False,
-                no_implicit_headers: bool = False, **newer: Any) -> Any:
+                no_implicit_headers: bool = False, fast: bool = True, **newer: Any) -> Any:
     """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences. `use_pch` changes nothing: torch writes a
     precompiled header of 749 MB into its own folder, which takes longer than most builds.
 
@@ -127,6 +132,7 @@ def __getattr__(name: str) -> Any:
 
 def _load(function: str, given: dict[str, Any]) -> Any:
     arguments = {**given, **given["newer"]}
+    fast = arguments.pop("fast") and os.environ.get("OPJIT_FAST", "1") not in ("", "0")
     del arguments["newer"]
     try:
         extension = describe(arguments, Store(default_root()).notes)
@@ -137,13 +143,27 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     directory = arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    return _load_binary(ExtensionBinary(extension, arguments))
+    implicit = function == "load_inline" and not arguments.get("no_implicit_headers")
+    reason = facade.refusal(extension, implicit) if fast else "fast=False or OPJIT_FAST=0"
+    if reason is None:
+        try:
+            return _load_binary(ExtensionBinary(extension._replace(facade=facade.version()), arguments), or_else=extension)
+        except (CompileError, LoadError, ImportError, OSError) as error:
+            reason = str(error).splitlines()[0]
+    return _load_binary(ExtensionBinary(extension._replace(reason=reason), arguments))
 
 
-def _load_binary(wanted: ExtensionBinary) -> Any:
-    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
+def _load_binary(wanted: ExtensionBinary, or_else: Extension | None = None) -> Any:
+    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again.
+
+    Args:
+        or_else: the extension as built with torch's own headers, which is as good if it is in the cache: the light ones failed before.
+    """
     for store in request.stores():
-        entry = request.look(wanted, store) or request.obtain(wanted, store)
+        entry = request.look(wanted, store)
+        if entry is None and or_else is not None:
+            entry = request.look(ExtensionBinary(or_else, wanted.arguments), store)
+        entry = entry or request.obtain(wanted, store)
         if wanted.arguments["verbose"] and entry.origin == "store":
             print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
         try:

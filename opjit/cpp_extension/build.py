@@ -23,7 +23,7 @@ from opjit.builder import torch_builder
 from opjit.builder.build import workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
-from opjit.cpp_extension import identity, static_init
+from opjit.cpp_extension import facade, identity, static_init
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import CompileError, EntryError
 from opjit.recipe import headers, toolchain
@@ -76,6 +76,7 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     entry.mkdir(mode=0o700)
     started = time.time_ns()
     progress.step("compiling")
+    progress.log(f"{extension.name} is built with " + ("light headers" if extension.facade else f"torch's own headers: {extension.reason}"))
     _compile(extension, arguments, tools, work, base)
     seconds = (time.time_ns() - started) / 1e9
     progress.step("checking")
@@ -95,7 +96,8 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     if extension.program:
         library.chmod(0o755)
     described = Manifest(document_key(document), document, extension.file_name, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}"})
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}",
+                          "headers": "opjit's facade" if extension.facade else f"torch's own: {extension.reason}"})
     files.write_synced(entry / NAME, described.dump())
     if not extension.program:  # before publication, as other processes do not check again
         static_init.check_in_child(str(library), extension.name)
@@ -114,6 +116,8 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
                                        *(passed["extra_cuda_cflags"] or ())]
         passed["use_pch"] = False
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
+    if extension.facade:
+        passed["extra_include_paths"] = [*facade.write(facade.texts(extension), work / "facade"), *(passed["extra_include_paths"] or ())]
     if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
         directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
         passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]
@@ -142,7 +146,8 @@ def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, wor
     done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
     read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
     pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    trusted = identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work)])
+    own = [str(facade.HEADERS)] if extension.facade else []
+    trusted = identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work), *own])
     found = {}
     for name, path in extension.other_headers(read, trusted).items():
         if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future

@@ -66,6 +66,8 @@ class Extension(NamedTuple):
         archs: as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code.
         inputs: the SHA-256 of every source and header that the scan finds, by portable name.
         toolchain: the compilers' versions; None if a compiler is missing.
+        facade: the version of opjit's light headers that it is built with; empty for torch's own.
+        reason: why it is built with torch's own, for people.
     """
 
     name: str
@@ -80,6 +82,8 @@ class Extension(NamedTuple):
     archs: str | None
     inputs: Mapping[str, str]
     toolchain: Mapping[str, str] | None
+    facade: str = ""
+    reason: str = ""
 
     @property
     def folder(self) -> str:
@@ -112,6 +116,8 @@ class Extension(NamedTuple):
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
             "found": {},
         }
+        if self.facade:
+            document["facade"] = self.facade
         if self.program:  # an executable has the path of torch's libraries in it
             document["run_path"] = os.path.join(os.path.dirname(torch.__file__), "lib")
         return document

@@ -1,0 +1,925 @@
+/*
+ * opjit_bind.h - binds functions to Python with pybind11's words: PYBIND11_MODULE, m.def, py::arg.
+ *
+ * It holds the part of pybind11 that binds functions of numbers, strings, tensors and containers of them; programs that name anything else
+ * are built with pybind11. Conversions, signatures and errors are those of pybind11 3. Python's headers take 0.2 s, so the functions of its
+ * C interface that are needed are declared here.
+ */
+#pragma once
+
+#include "opjit_tensor.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <unordered_map>
+
+typedef struct _object PyObject;
+typedef struct _typeobject PyTypeObject;
+typedef ssize_t Py_ssize_t;
+
+extern "C" {
+struct OpjitMethodDef {
+    const char *name;
+    PyObject *(*function)(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+    int flags;
+    const char *doc;
+};
+struct OpjitModuleDef {
+    Py_ssize_t refcount;
+    void *type, *init;
+    Py_ssize_t index;
+    PyObject *copy;
+    const char *name, *doc;
+    Py_ssize_t size;
+    void *methods;
+    struct Slot {
+        int slot;
+        void *value;
+    } *slots;
+    void *traverse, *clear, *free;
+};
+extern PyObject *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_ValueError, *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OverflowError;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
+void Py_IncRef(PyObject *);
+void Py_DecRef(PyObject *);
+PyObject *PyModuleDef_Init(struct OpjitModuleDef *);
+PyObject *PyModule_GetNameObject(PyObject *);
+PyObject *PyCFunction_NewEx(struct OpjitMethodDef *, PyObject *self, PyObject *module);
+PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
+void *PyCapsule_GetPointer(PyObject *, const char *);
+int PyObject_SetAttrString(PyObject *, const char *, PyObject *);
+PyObject *PyObject_GetAttrString(PyObject *, const char *);
+int PyObject_IsInstance(PyObject *, PyObject *);
+int PyObject_IsTrue(PyObject *);
+PyObject *PyObject_Repr(PyObject *);
+PyObject *PyNumber_Index(PyObject *);
+PyObject *PyNumber_Long(PyObject *);
+PyObject *PyNumber_Float(PyObject *);
+int PyObject_HasAttrString(PyObject *, const char *);
+int PyNumber_Check(PyObject *);
+double PyFloat_AsDouble(PyObject *);
+PyObject *PyFloat_FromDouble(double);
+long PyLong_AsLong(PyObject *);
+unsigned long PyLong_AsUnsignedLong(PyObject *);
+PyObject *PyLong_FromLongLong(long long);
+PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
+PyObject *PyBool_FromLong(long);
+PyObject *PyComplex_FromDoubles(double, double);
+double PyComplex_RealAsDouble(PyObject *);
+double PyComplex_ImagAsDouble(PyObject *);
+PyObject *PyUnicode_FromStringAndSize(const char *, Py_ssize_t);
+PyObject *PyUnicode_FromString(const char *);
+const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
+int PyUnicode_CompareWithASCIIString(PyObject *, const char *);
+int PyBytes_AsStringAndSize(PyObject *, char **, Py_ssize_t *);
+int PySequence_Check(PyObject *);
+PyObject *PyList_New(Py_ssize_t);
+int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+int PyList_Append(PyObject *, PyObject *);
+PyObject *PyTuple_New(Py_ssize_t);
+int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
+Py_ssize_t PyTuple_Size(PyObject *);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PySequence_List(PyObject *);
+Py_ssize_t PyObject_Size(PyObject *);
+PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyDict_New(void);
+int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
+PyObject *PyErr_Occurred(void);
+void PyErr_Clear(void);
+void PyErr_SetString(PyObject *, const char *);
+int PyErr_ExceptionMatches(PyObject *);
+extern PyTypeObject PyComplex_Type, PyFloat_Type, PyLong_Type, PyUnicode_Type, PyBytes_Type;
+extern PyTypeObject THPDtypeType, THPDeviceType;
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+}
+
+/* torch's own conversions, which libtorch_python exports. */
+PyObject *THPDevice_New(const c10::Device &device);
+
+namespace torch {
+PyObject *opjit_dtype(c10::ScalarType dtype) __asm__("_ZN5torch11getTHPDtypeEN3c1010ScalarTypeE");
+void translate_exception_to_python(const std::exception_ptr &error);
+/* Turns warnings of a call into Python's. Only its constructor and its destructor are called; it is smaller than this. */
+struct PyWarningHandler {
+    PyWarningHandler() noexcept(true);
+    ~PyWarningHandler() noexcept(false);
+    alignas(16) char storage[256];
+};
+} // namespace torch
+
+namespace pybind11 {
+
+struct handle {
+    PyObject *m_ptr = nullptr;
+};
+enum class return_value_policy : uint8_t { automatic, automatic_reference, take_ownership, copy, move, reference, reference_internal };
+
+namespace detail {
+
+template <typename T, typename = void> struct type_caster;
+template <> struct TORCH_API type_caster<at::Tensor, void> {
+    at::Tensor value;
+    bool load(handle source, bool convert);
+    static handle cast(const at::Tensor &tensor, return_value_policy policy, handle parent);
+};
+template <> struct TORCH_API type_caster<c10::Scalar, void> {
+    c10::Scalar value;
+    bool load(handle source, bool convert);
+    static handle cast(const c10::Scalar &scalar, return_value_policy policy, handle parent);
+};
+
+} // namespace detail
+
+struct gil_scoped_release {
+    gil_scoped_release() : state(PyEval_SaveThread()) {}
+    gil_scoped_release(const gil_scoped_release &) = delete;
+    ~gil_scoped_release() { PyEval_RestoreThread(state); }
+
+private:
+    void *state;
+};
+
+/* An error that Python knows already. */
+struct error_already_set : std::exception {
+    const char *what() const noexcept override { return "a Python error"; }
+};
+
+struct none {};
+template <typename... Guards> struct call_guard {
+    using Guard = std::tuple<Guards...>;
+};
+
+} // namespace pybind11
+
+namespace py = pybind11;
+
+namespace opjit {
+
+/* --- references and conversions ------------------------------------------------------------------------------------------------------- */
+
+/* A reference to a Python object; null after an error, which Python holds. */
+struct Object {
+    PyObject *object;
+    explicit Object(PyObject *owned = nullptr) : object(owned) {}
+    Object(const Object &other) : object(other.object) { Py_IncRef(object); }
+    Object(Object &&other) noexcept : object(std::exchange(other.object, nullptr)) {}
+    Object &operator=(Object other) noexcept
+    {
+        std::swap(object, other.object);
+        return *this;
+    }
+    ~Object() { Py_DecRef(object); }
+    PyObject *take() { return std::exchange(object, nullptr); }
+    explicit operator bool() const { return object != nullptr; }
+};
+
+inline Object borrowed(PyObject *object)
+{
+    Py_IncRef(object);
+    return Object(object);
+}
+
+inline bool is_a(PyObject *object, PyTypeObject &type)
+{
+    int found = PyObject_IsInstance(object, reinterpret_cast<PyObject *>(&type));
+    if (found < 0)
+        PyErr_Clear();
+    return found > 0;
+}
+
+inline std::string repr(PyObject *object)
+{
+    Object text(PyObject_Repr(object));
+    const char *letters = text ? PyUnicode_AsUTF8AndSize(text.object, nullptr) : nullptr;
+    if (!letters)
+        PyErr_Clear();
+    return letters ? letters : "<repr raised Error>";
+}
+
+/* How a C++ type looks to Python: `in` and `out` are its names in signatures, load() reads it, make() gives a new reference. */
+template <typename T, typename = void> struct Cast;
+
+template <> struct Cast<at::Tensor> {
+    at::Tensor value;
+    static std::string in() { return "torch.Tensor"; }
+    static std::string out() { return in(); }
+    bool load(PyObject *object, bool convert)
+    {
+        py::detail::type_caster<at::Tensor> caster;
+        bool loaded = caster.load({object}, convert);
+        value = std::move(caster.value);
+        return loaded;
+    }
+    static PyObject *make(const at::Tensor &tensor) { return py::detail::type_caster<at::Tensor>::cast(tensor, {}, {}).m_ptr; }
+};
+
+template <> struct Cast<c10::Scalar> {
+    c10::Scalar value;
+    static std::string in() { return "Union[Number, torch.SymInt, torch.SymFloat, torch.SymBool]"; }
+    static std::string out() { return in(); }
+    bool load(PyObject *object, bool convert)
+    {
+        py::detail::type_caster<c10::Scalar> caster;
+        bool loaded = caster.load({object}, convert);
+        value = caster.value;
+        return loaded;
+    }
+    static PyObject *make(const c10::Scalar &scalar) { return py::detail::type_caster<c10::Scalar>::cast(scalar, {}, {}).m_ptr; }
+};
+
+template <> struct Cast<bool> {
+    bool value;
+    static std::string in() { return "bool"; }
+    static std::string out() { return in(); }
+    bool load(PyObject *object, bool convert)
+    {
+        value = object == &_Py_TrueStruct;
+        if (value || object == &_Py_FalseStruct)
+            return true;
+        if (!convert)
+            return false;
+        int truth = object == &_Py_NoneStruct ? 0 : PyObject_HasAttrString(object, "__bool__") ? PyObject_IsTrue(object) : -1;
+        PyErr_Clear();
+        value = truth > 0;
+        return truth >= 0;
+    }
+    static PyObject *make(bool value) { return PyBool_FromLong(value); }
+};
+
+template <typename T> struct Cast<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, char>>> {
+    T value;
+    static std::string in() { return "typing.SupportsInt | typing.SupportsIndex"; }
+    static std::string out() { return "int"; }
+    bool load(PyObject *object, bool convert)
+    {
+        if (is_a(object, PyFloat_Type))
+            return false;
+        Object index(is_a(object, PyLong_Type) ? nullptr : PyNumber_Index(object));
+        PyErr_Clear();
+        if (read(index ? index.object : object))
+            return true;
+        bool wrong = PyErr_Occurred();
+        PyErr_Clear();
+        if (!wrong || !convert || !PyNumber_Check(object))
+            return false;
+        Object number(PyNumber_Long(object));
+        bool loaded = number && read(number.object);
+        PyErr_Clear();
+        return loaded;
+    }
+    static PyObject *make(T value)
+    {
+        return std::is_signed_v<T> ? PyLong_FromLongLong(value) : PyLong_FromUnsignedLongLong(value);
+    }
+
+private:
+    bool read(PyObject *number)
+    {
+        if constexpr (std::is_signed_v<T>) {
+            long read = PyLong_AsLong(number);
+            value = static_cast<T>(read);
+            return value == read && !(read == -1 && PyErr_Occurred());
+        } else {
+            unsigned long read = PyLong_AsUnsignedLong(number);
+            value = static_cast<T>(read);
+            return value == read && !(read == static_cast<unsigned long>(-1) && PyErr_Occurred());
+        }
+    }
+};
+
+template <typename T> struct Cast<T, std::enable_if_t<std::is_floating_point_v<T>>> {
+    T value;
+    static std::string in() { return "typing.SupportsFloat | typing.SupportsIndex"; }
+    static std::string out() { return "float"; }
+    bool load(PyObject *object, bool convert)
+    {
+        if (!convert && !is_a(object, PyFloat_Type))
+            return false;
+        double read = PyFloat_AsDouble(object);
+        if (read == -1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            Object number(convert && PyNumber_Check(object) ? PyNumber_Float(object) : nullptr);
+            PyErr_Clear();
+            if (!number)
+                return false;
+            read = PyFloat_AsDouble(number.object);
+        }
+        value = static_cast<T>(read);
+        return true;
+    }
+    static PyObject *make(T value) { return PyFloat_FromDouble(value); }
+};
+
+template <> struct Cast<std::string> {
+    std::string value;
+    static std::string in() { return "str"; }
+    static std::string out() { return in(); }
+    bool load(PyObject *object, bool)
+    {
+        Py_ssize_t size = 0;
+        const char *text = is_a(object, PyUnicode_Type) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
+        char *bytes = nullptr;
+        if (!text && is_a(object, PyBytes_Type) && PyBytes_AsStringAndSize(object, &bytes, &size) == 0)
+            text = bytes;
+        PyErr_Clear();
+        if (text)
+            value.assign(text, size);
+        return text != nullptr;
+    }
+    static PyObject *make(const std::string &text) { return PyUnicode_FromStringAndSize(text.data(), text.size()); }
+};
+
+/* A complex number: a float's two parts are Python's two. */
+template <typename Complex> struct CastComplex {
+    Complex value;
+    static std::string in() { return "typing.SupportsComplex | typing.SupportsFloat | typing.SupportsIndex"; }
+    static std::string out() { return "complex"; }
+    bool load(PyObject *object, bool convert)
+    {
+        if (!convert && !is_a(object, PyComplex_Type))
+            return false;
+        double real = PyComplex_RealAsDouble(object), imaginary = PyComplex_ImagAsDouble(object);
+        bool wrong = real == -1 && PyErr_Occurred();
+        PyErr_Clear();
+        value = Complex(real, imaginary);
+        return !wrong;
+    }
+    static PyObject *make(const Complex &value) { return PyComplex_FromDoubles(value.real(), value.imag()); }
+};
+template <typename T> struct Cast<std::complex<T>> : CastComplex<std::complex<T>> {};
+template <typename T> struct Cast<c10::complex<T>> : CastComplex<c10::complex<T>> {
+    static std::string in() { return "complex"; }
+};
+
+template <> struct Cast<const char *> {
+    std::string kept;
+    const char *value = nullptr;
+    static std::string in() { return "str"; }
+    bool load(PyObject *object, bool convert)
+    {
+        Cast<std::string> text;
+        if (object == &_Py_NoneStruct)
+            return convert;
+        bool loaded = text.load(object, convert);
+        kept = std::move(text.value);
+        value = kept.c_str();
+        return loaded;
+    }
+    static std::string out() { return "str"; }
+    static PyObject *make(const char *text) { return text ? PyUnicode_FromString(text) : borrowed(&_Py_NoneStruct).take(); }
+};
+
+/* torch.dtype and torch.device hold theirs right after the head of a Python object. */
+template <typename T, PyTypeObject &type> struct Held {
+    T value;
+    bool load(PyObject *object, bool)
+    {
+        bool fits = is_a(object, type);
+        if (fits)
+            std::memcpy(static_cast<void *>(&value), reinterpret_cast<char *>(object) + 2 * sizeof(void *), sizeof value);
+        return fits;
+    }
+};
+template <> struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
+    static std::string in() { return "torch.dtype"; }
+    static std::string out() { return in(); }
+    static PyObject *make(c10::ScalarType dtype) { return borrowed(torch::opjit_dtype(dtype)).take(); }
+};
+template <> struct Cast<c10::Device> : Held<c10::Device, THPDeviceType> {
+    Cast() : Held{c10::Device(c10::kCPU)} {}
+    static std::string in() { return "torch.device"; }
+    static std::string out() { return in(); }
+    static PyObject *make(const c10::Device &device) { return THPDevice_New(device); }
+};
+
+template <typename T> struct Cast<std::optional<T>> {
+    std::optional<T> value;
+    static std::string in() { return Cast<T>::in() + " | None"; }
+    static std::string out() { return Cast<T>::out() + " | None"; }
+    bool load(PyObject *object, bool convert)
+    {
+        if (object == &_Py_NoneStruct)
+            return true;
+        Cast<T> inner;
+        bool loaded = inner.load(object, convert);
+        if (loaded)
+            value = std::move(inner.value);
+        return loaded;
+    }
+    static PyObject *make(const std::optional<T> &value) { return value ? Cast<T>::make(*value) : borrowed(&_Py_NoneStruct).take(); }
+};
+
+/* The items of a sequence or of a set, generator or view, which pybind11 takes for one; null for anything else. */
+inline Object items_of(PyObject *object)
+{
+    if (is_a(object, PyUnicode_Type) || is_a(object, PyBytes_Type))
+        return Object();
+    if (!PySequence_Check(object)) {
+        Object type(PyObject_GetAttrString(object, "__class__"));
+        Object name(type ? PyObject_GetAttrString(type.object, "__name__") : nullptr);
+        bool known = false;
+        for (const char *one : {"generator", "set", "frozenset", "dict_keys", "dict_values", "dict_items", "map", "zip"})
+            known = known || (name && PyUnicode_CompareWithASCIIString(name.object, one) == 0);
+        PyErr_Clear();
+        if (!known)
+            return Object();
+    }
+    Object items(PySequence_List(object));
+    PyErr_Clear();
+    return items;
+}
+
+template <typename T> struct Cast<std::vector<T>> {
+    std::vector<T> value;
+    static std::string in() { return "collections.abc.Sequence[" + Cast<T>::in() + "]"; }
+    static std::string out() { return "list[" + Cast<T>::out() + "]"; }
+    bool load(PyObject *object, bool convert)
+    {
+        Object items = items_of(object);
+        Py_ssize_t size = items ? PyObject_Size(items.object) : -1;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            Cast<T> item;
+            if (!item.load(PyList_GetItem(items.object, i), convert))
+                return false;
+            value.push_back(std::move(item.value));
+        }
+        return size >= 0;
+    }
+    static PyObject *make(const std::vector<T> &values)
+    {
+        Object list(PyList_New(values.size()));
+        for (size_t i = 0; list && i < values.size(); i++) {
+            PyObject *item = Cast<T>::make(values[i]);
+            if (!item)
+                return nullptr;
+            PyList_SetItem(list.object, i, item);
+        }
+        return list.take();
+    }
+};
+
+template <> struct Cast<at::IntArrayRef> { /* torch takes lists and tuples of integers */
+    std::vector<int64_t> numbers;
+    at::IntArrayRef value;
+    static std::string in() { return "Tuple[int, ...]"; }
+    static std::string out() { return in(); }
+    bool load(PyObject *object, bool)
+    {
+        Cast<std::vector<int64_t>> list;
+        bool loaded = list.load(object, false);
+        numbers = std::move(list.value);
+        value = numbers;
+        return loaded;
+    }
+    static PyObject *make(at::IntArrayRef values) /* as torch: a list becomes a tuple */
+    {
+        Object tuple(PyTuple_New(values.size()));
+        for (size_t i = 0; tuple && i < values.size(); i++)
+            PyTuple_SetItem(tuple.object, i, PyLong_FromLongLong(values[i]));
+        return tuple.take();
+    }
+};
+
+template <typename T, typename... Ts> std::string joined(std::string (*)(), T first, Ts... rest)
+{
+    std::string text = first();
+    ((text += ", " + rest()), ...);
+    return text;
+}
+
+template <template <typename...> class Tuple, typename... Ts> struct CastTuple {
+    Tuple<Ts...> value;
+    bool load(PyObject *object, bool convert)
+    {
+        Object items = items_of(object);
+        return items && PySequence_Check(object) && PyObject_Size(items.object) == sizeof...(Ts)
+            && load_each(items.object, convert, std::index_sequence_for<Ts...>());
+    }
+    template <size_t... I> bool load_each(PyObject *items, bool convert, std::index_sequence<I...>)
+    {
+        std::tuple<Cast<Ts>...> casts;
+        bool loaded = (std::get<I>(casts).load(PyList_GetItem(items, I), convert) && ...);
+        if (loaded)
+            value = Tuple<Ts...>(std::move(std::get<I>(casts).value)...);
+        return loaded;
+    }
+    static std::string in() { return "tuple[" + joined(nullptr, Cast<Ts>::in...) + "]"; }
+    static std::string out() { return "tuple[" + joined(nullptr, Cast<Ts>::out...) + "]"; }
+    template <size_t... I> static PyObject *make_each(const Tuple<Ts...> &values, std::index_sequence<I...>)
+    {
+        Object made[] = {Object(Cast<Ts>::make(std::get<I>(values)))...};
+        Object tuple(PyTuple_New(sizeof...(Ts)));
+        for (size_t i = 0; i < sizeof...(Ts); i++)
+            if (!tuple || !made[i] || PyTuple_SetItem(tuple.object, i, made[i].take()) != 0)
+                return nullptr;
+        return tuple.take();
+    }
+    static PyObject *make(const Tuple<Ts...> &values) { return make_each(values, std::index_sequence_for<Ts...>()); }
+};
+template <typename... Ts> struct Cast<std::tuple<Ts...>> : CastTuple<std::tuple, Ts...> {};
+template <typename A, typename B> struct Cast<std::pair<A, B>> : CastTuple<std::pair, A, B> {};
+
+template <typename Map> struct CastMap {
+    static std::string out() { return "dict[" + Cast<typename Map::key_type>::out() + ", " + Cast<typename Map::mapped_type>::out() + "]"; }
+    static PyObject *make(const Map &map)
+    {
+        Object dict(PyDict_New());
+        for (const auto &[key, value] : map) {
+            Object made_key(Cast<typename Map::key_type>::make(key)), made(Cast<typename Map::mapped_type>::make(value));
+            if (!dict || !made_key || !made || PyDict_SetItem(dict.object, made_key.object, made.object) != 0)
+                return nullptr;
+        }
+        return dict.take();
+    }
+};
+template <typename K, typename V> struct Cast<std::map<K, V>> : CastMap<std::map<K, V>> {};
+template <typename K, typename V> struct Cast<std::unordered_map<K, V>> : CastMap<std::unordered_map<K, V>> {};
+
+template <> struct Cast<std::nullopt_t> {
+    static PyObject *make(std::nullopt_t) { return borrowed(&_Py_NoneStruct).take(); }
+};
+template <> struct Cast<py::none> {
+    static PyObject *make(py::none) { return borrowed(&_Py_NoneStruct).take(); }
+};
+
+/* --- functions ------------------------------------------------------------------------------------------------------------------------- */
+
+struct Argument {
+    std::string name;
+    Object value; /* its default, or null */
+};
+
+/* One function of C++ among those of one name. */
+struct Overload {
+    std::string signature, doc;
+    std::vector<Argument> arguments;
+    bool named = false;
+    std::function<PyObject *(PyObject *const *, bool)> call; /* `no_match` if an argument does not convert */
+};
+
+inline PyObject *no_match() { return reinterpret_cast<PyObject *>(1); }
+
+struct Function {
+    std::string name, doc;
+    std::vector<Overload> overloads;
+    OpjitMethodDef definition;
+};
+
+/* Fill `slots` with an argument for each parameter; false if the call does not fit. */
+inline bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **slots)
+{
+    Py_ssize_t size = static_cast<Py_ssize_t>(overload.arguments.size()), named = names ? PyTuple_Size(names) : 0;
+    if (count > size || (named && !overload.named))
+        return false;
+    for (Py_ssize_t i = 0; i < size; i++)
+        slots[i] = i < count ? args[i] : nullptr;
+    for (Py_ssize_t k = 0; k < named; k++) {
+        Py_ssize_t i = count;
+        while (i < size && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, k), overload.arguments[i].name.c_str()) != 0)
+            i++;
+        if (i == size)
+            return false;
+        slots[i] = args[count + k];
+    }
+    for (Py_ssize_t i = count; i < size; i++)
+        if (!slots[i] && !(slots[i] = overload.arguments[i].value.object))
+            return false;
+    return true;
+}
+
+inline void refuse(const Function &function, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    std::ostringstream text;
+    text << function.name << "(): incompatible function arguments. The following argument types are supported:\n";
+    for (size_t i = 0; i < function.overloads.size(); i++)
+        text << "    " << i + 1 << ". " << function.overloads[i].signature << "\n";
+    text << "\nInvoked with: ";
+    for (Py_ssize_t i = 0; i < count; i++)
+        text << (i ? ", " : "") << repr(args[i]);
+    for (Py_ssize_t k = 0; names && k < PyTuple_Size(names); k++)
+        text << (k ? ", " : count ? "; kwargs: " : "kwargs: ") << PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, k), nullptr) << "="
+             << repr(args[count + k]);
+    PyErr_SetString(PyExc_TypeError, text.str().c_str());
+}
+
+/* Give Python the exception that is being handled, as pybind11 does. */
+inline void translate()
+{
+    try {
+        throw;
+    } catch (const py::error_already_set &) {
+    } catch (const std::bad_alloc &e) {
+        PyErr_SetString(PyExc_MemoryError, e.what());
+    } catch (const std::domain_error &e) {
+        PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const std::invalid_argument &e) {
+        PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const std::length_error &e) {
+        PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const std::out_of_range &e) {
+        PyErr_SetString(PyExc_IndexError, e.what());
+    } catch (const std::range_error &e) {
+        PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const std::overflow_error &e) {
+        PyErr_SetString(PyExc_OverflowError, e.what());
+    } catch (const std::exception &e) {
+        PyErr_SetString(PyExc_RuntimeError, e.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "Caught an unknown exception!");
+    }
+}
+
+inline PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    const Function &function = *static_cast<Function *>(PyCapsule_GetPointer(self, nullptr));
+    try {
+        for (bool convert : {false, true}) {
+            if (!convert && function.overloads.size() == 1)
+                continue; /* conversions only matter for the choice of an overload */
+            for (const Overload &overload : function.overloads) {
+                std::vector<PyObject *> slots(overload.arguments.size() + 1);
+                if (!arrange(overload, args, count, names, slots.data()))
+                    continue;
+                PyObject *result = overload.call(slots.data(), convert);
+                if (result != no_match())
+                    return result;
+            }
+        }
+        refuse(function, args, count, names);
+    } catch (...) {
+        translate();
+    }
+    return nullptr;
+}
+
+template <typename R> struct Result {
+    static std::string name() { return Cast<std::decay_t<R>>::out(); }
+    template <typename F> static PyObject *of(F &&function) { return Cast<std::decay_t<R>>::make(function()); }
+};
+template <> struct Result<void> {
+    static std::string name() { return "None"; }
+    template <typename F> static PyObject *of(F &&function)
+    {
+        function();
+        return borrowed(&_Py_NoneStruct).take();
+    }
+};
+
+template <typename A> A &&passed(Cast<std::decay_t<A>> &cast) { return static_cast<A &&>(cast.value); }
+
+/* Runs a function without Python's lock if a guard says so, and makes its result with the lock. */
+template <typename Guard, typename R, typename F> auto guarded(F &&function)
+{
+    if constexpr (std::is_void_v<R>) {
+        Guard guard;
+        function();
+    } else {
+        auto run = [&]() -> R {
+            Guard guard;
+            return function();
+        };
+        return run();
+    }
+}
+
+template <typename Guard, typename R, typename... A, typename F, size_t... I>
+PyObject *invoke(const F &function, PyObject *const *args, bool convert, std::index_sequence<I...>)
+{
+    [[maybe_unused]] std::tuple<Cast<std::decay_t<A>>...> casts;
+    if (!(std::get<I>(casts).load(args[I], convert) && ...))
+        return no_match();
+    return Result<R>::of([&]() -> R {
+        if constexpr (std::is_void_v<Guard>)
+            return function(passed<A>(std::get<I>(casts))...);
+        else
+            return guarded<Guard, R>([&]() -> R { return function(passed<A>(std::get<I>(casts))...); });
+    });
+}
+
+/* torch::wrap_pybind_function: errors and warnings as torch's own functions give them. */
+template <typename F, bool no_gil> struct Wrapped {
+    F function;
+};
+
+inline PyObject *with_torch_errors(const std::function<PyObject *()> &call)
+{
+    std::exception_ptr error;
+    PyObject *result = nullptr;
+    try {
+        torch::PyWarningHandler warnings;
+        try {
+            result = call();
+        } catch (...) {
+            error = std::current_exception();
+        }
+    } catch (...) { /* a warning became an error */
+        if (!PyErr_Occurred())
+            error = std::current_exception();
+        if (result && result != no_match())
+            Py_DecRef(result);
+        result = nullptr;
+    }
+    if (error) {
+        try {
+            std::rethrow_exception(error);
+        } catch (const py::error_already_set &) {
+        } catch (...) {
+            torch::translate_exception_to_python(error);
+        }
+        throw py::error_already_set();
+    }
+    return result;
+}
+
+template <typename Guard, bool torch_errors, typename R, typename... A, typename F> void bind(Overload &overload, F function)
+{
+    std::vector<std::string> types = {Cast<std::decay_t<A>>::in()...};
+    if (!overload.named)
+        for (size_t i = 0; i < types.size(); i++)
+            overload.arguments.push_back({"arg" + std::to_string(i), Object()});
+    overload.signature = "(";
+    for (size_t i = 0; i < types.size(); i++) {
+        const Argument &argument = overload.arguments.at(i);
+        overload.signature += (i ? ", " : "") + argument.name + ": " + types[i] + (argument.value ? " = " + repr(argument.value.object) : "");
+    }
+    overload.signature += ") -> " + Result<R>::name();
+    overload.call = [function](PyObject *const *args, bool convert) {
+        auto call = [&] { return invoke<Guard, R, A...>(function, args, convert, std::index_sequence_for<A...>()); };
+        if constexpr (torch_errors)
+            return with_torch_errors(call);
+        else
+            return call();
+    };
+}
+
+template <typename Guard, bool torch_errors, typename R, typename... A> void bind_any(Overload &overload, R (*function)(A...))
+{
+    bind<Guard, torch_errors, R, A...>(overload, function);
+}
+template <typename Guard, bool torch_errors, typename F, typename R, typename... A>
+void bind_object(Overload &overload, const F &function, R (F::*)(A...) const)
+{
+    bind<Guard, torch_errors, R, A...>(overload, function);
+}
+template <typename Guard, bool torch_errors, typename F, typename R, typename... A>
+void bind_object(Overload &overload, const F &function, R (F::*)(A...))
+{
+    bind<Guard, torch_errors, R, A...>(overload, [function](A... args) mutable -> R { return function(std::forward<A>(args)...); });
+}
+template <typename Guard, bool torch_errors, typename F, typename = decltype(&F::operator())>
+void bind_any(Overload &overload, const F &function)
+{
+    bind_object<Guard, torch_errors>(overload, function, &F::operator());
+}
+template <typename Guard, bool torch_errors, typename F, bool no_gil> void bind_any(Overload &overload, const Wrapped<F, no_gil> &wrapped)
+{
+    bind_any<std::conditional_t<no_gil, py::gil_scoped_release, Guard>, true>(overload, wrapped.function);
+}
+
+} // namespace opjit
+
+namespace torch {
+template <typename F> opjit::Wrapped<std::decay_t<F>, false> wrap_pybind_function(F &&function) { return {std::forward<F>(function)}; }
+template <typename F> opjit::Wrapped<std::decay_t<F>, true> wrap_pybind_function_no_gil(F &&function) { return {std::forward<F>(function)}; }
+} // namespace torch
+
+/* --- pybind11's words -------------------------------------------------------------------------------------------------------------------- */
+
+namespace pybind11 {
+
+struct arg_v {
+    std::string name;
+    opjit::Object value;
+};
+struct arg {
+    explicit arg(const char *name) : name(name) {}
+    template <typename T> arg_v operator=(T &&value) const
+    {
+        using Plain = std::decay_t<T>;
+        return {name, opjit::Object(opjit::Cast<Plain>::make(value))};
+    }
+    arg &noconvert(bool = true) = delete; /* left to pybind11 */
+    std::string name;
+};
+
+class module_ {
+public:
+    explicit module_(PyObject *module) : module_object(opjit::borrowed(module)) {}
+
+    template <typename F, typename... Extra> module_ &def(const char *name, F &&function, const Extra &...extra)
+    {
+        opjit::Overload overload;
+        (note(overload, extra), ...);
+        opjit::bind_any<typename Guard<Extra...>::type, false>(overload, std::forward<F>(function));
+        add(name, std::move(overload));
+        return *this;
+    }
+
+    struct Attribute {
+        module_ &owner;
+        std::string name;
+        template <typename T> void operator=(T &&value) { owner.set(name.c_str(), opjit::Object(opjit::Cast<std::decay_t<T>>::make(value))); }
+    };
+    Attribute attr(const char *name) { return {*this, name}; }
+    Attribute doc() { return {*this, "__doc__"}; }
+
+private:
+    template <typename... Extra> struct Guard {
+        using type = void;
+    };
+    template <typename G, typename... Extra> struct Guard<call_guard<G>, Extra...> {
+        using type = G;
+    };
+    template <typename E, typename... Extra> struct Guard<E, Extra...> : Guard<Extra...> {};
+
+    static void note(opjit::Overload &overload, const char *doc) { overload.doc = doc; }
+    static void note(opjit::Overload &overload, const arg &a)
+    {
+        overload.named = true;
+        overload.arguments.push_back({a.name, opjit::Object()});
+    }
+    static void note(opjit::Overload &overload, const arg_v &a)
+    {
+        overload.named = true;
+        overload.arguments.push_back({a.name, a.value});
+    }
+    static void note(opjit::Overload &, return_value_policy) {}
+    template <typename... G> static void note(opjit::Overload &, call_guard<G...>) {}
+
+    void set(const char *name, const opjit::Object &value)
+    {
+        if (!value || PyObject_SetAttrString(module_object.object, name, value.object) != 0)
+            throw error_already_set();
+    }
+
+    void add(const char *name, opjit::Overload overload)
+    {
+        opjit::Function *&function = functions[name];
+        if (!function) {
+            function = new opjit::Function{name, "", {}, {}};
+            function->definition = {function->name.c_str(), opjit::called, 0x0080 | 0x0002 /* METH_FASTCALL | METH_KEYWORDS */, ""};
+            opjit::Object capsule(PyCapsule_New(function, nullptr, [](PyObject *owner) {
+                delete static_cast<opjit::Function *>(PyCapsule_GetPointer(owner, nullptr));
+            }));
+            opjit::Object module_name(PyModule_GetNameObject(module_object.object));
+            set(name, opjit::Object(capsule ? PyCFunction_NewEx(&function->definition, capsule.object, module_name.object) : nullptr));
+        }
+        function->overloads.push_back(std::move(overload));
+        describe(*function);
+    }
+
+    static void describe(opjit::Function &function)
+    {
+        std::ostringstream text;
+        bool several = function.overloads.size() > 1;
+        if (several)
+            text << function.name << "(*args, **kwargs)\nOverloaded function.\n\n";
+        for (size_t i = 0; i < function.overloads.size(); i++) {
+            const opjit::Overload &overload = function.overloads[i];
+            text << (several ? (i ? "\n" : "") + std::to_string(i + 1) + ". " : "") << function.name << overload.signature << "\n";
+            if (!overload.doc.empty())
+                text << "\n" << overload.doc << "\n";
+        }
+        function.doc = text.str();
+        function.definition.doc = function.doc.c_str();
+    }
+
+    opjit::Object module_object;
+    std::map<std::string, opjit::Function *> functions; /* Python owns them */
+};
+using module = module_;
+
+} // namespace pybind11
+
+namespace opjit {
+
+inline int filled(PyObject *module, void (*fill)(py::module_ &))
+{
+    try {
+        py::module_ m(module);
+        fill(m);
+        return 0;
+    } catch (...) {
+        translate();
+        return -1;
+    }
+}
+
+} // namespace opjit
+
+#define OPJIT_MODULE(name, variable)                                                                                                      \
+    static void opjit_fill_##name(py::module_ &variable);                                                                                 \
+    static int opjit_exec_##name(PyObject *module) { return opjit::filled(module, opjit_fill_##name); }                                   \
+    extern "C" __attribute__((visibility("default"))) PyObject *PyInit_##name()                                                           \
+    {                                                                                                                                     \
+        static OpjitModuleDef::Slot slots[] = {{2 /* Py_mod_exec */, reinterpret_cast<void *>(opjit_exec_##name)}, {0, nullptr}};         \
+        static OpjitModuleDef definition = {1, nullptr, nullptr, 0, nullptr, #name, nullptr, 0, nullptr, slots, nullptr, nullptr, nullptr}; \
+        return PyModuleDef_Init(&definition);                                                                                             \
+    }                                                                                                                                     \
+    static void opjit_fill_##name(py::module_ &variable)
+#define PYBIND11_MODULE(name, variable, ...) OPJIT_MODULE(name, variable)
