@@ -613,6 +613,8 @@ inline void translate()
     try {
         throw;
     } catch (const py::error_already_set &) {
+    } catch (const c10::Error &) {
+        torch::translate_exception_to_python(std::current_exception());
     } catch (const std::bad_alloc &e) {
         PyErr_SetString(PyExc_MemoryError, e.what());
     } catch (const std::domain_error &e) {
