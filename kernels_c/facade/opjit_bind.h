@@ -3,16 +3,15 @@
  *
  * It holds the part of pybind11 that binds functions of numbers, strings, tensors and containers of them; programs that name anything else
  * are built with pybind11. Conversions, signatures and errors are those of pybind11 3. Python's headers take 0.2 s, so the functions of its
- * C interface that are needed are declared here.
+ * C interface that are needed are declared here. opjit_bind.cpp holds what is no template; it is compiled once per compiler and torch.
  */
 #pragma once
 
 #include "opjit_tensor.h"
 
-#include <functional>
+#include <complex>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -96,6 +95,8 @@ extern PyTypeObject PyComplex_Type, PyFloat_Type, PyLong_Type, PyUnicode_Type, P
 extern PyTypeObject THPDtypeType, THPDeviceType;
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
+int PyGILState_Ensure(void);
+void PyGILState_Release(int);
 }
 
 /* torch's own conversions, which libtorch_python exports. */
@@ -144,6 +145,21 @@ private:
     void *state;
 };
 
+struct gil_scoped_acquire {
+    gil_scoped_acquire() : state(PyGILState_Ensure()) {}
+    gil_scoped_acquire(const gil_scoped_acquire &) = delete;
+    ~gil_scoped_acquire() { PyGILState_Release(state); }
+
+private:
+    int state;
+};
+
+/* Picks one of several functions of one name: py::overload_cast<int, int>(add). */
+template <typename... A> struct overload_cast_of {
+    template <typename R> constexpr auto operator()(R (*function)(A...)) const { return function; }
+};
+template <typename... A> constexpr overload_cast_of<A...> overload_cast{};
+
 /* An error that Python knows already. */
 struct error_already_set : std::exception {
     const char *what() const noexcept override { return "a Python error"; }
@@ -159,6 +175,8 @@ template <typename... Guards> struct call_guard {
 namespace py = pybind11;
 
 namespace opjit {
+
+struct Function; /* of Python: a name and its overloads */
 
 /* --- references and conversions ------------------------------------------------------------------------------------------------------- */
 
@@ -184,22 +202,16 @@ inline Object borrowed(PyObject *object)
     return Object(object);
 }
 
-inline bool is_a(PyObject *object, PyTypeObject &type)
-{
-    int found = PyObject_IsInstance(object, reinterpret_cast<PyObject *>(&type));
-    if (found < 0)
-        PyErr_Clear();
-    return found > 0;
-}
-
-inline std::string repr(PyObject *object)
-{
-    Object text(PyObject_Repr(object));
-    const char *letters = text ? PyUnicode_AsUTF8AndSize(text.object, nullptr) : nullptr;
-    if (!letters)
-        PyErr_Clear();
-    return letters ? letters : "<repr raised Error>";
-}
+bool is_a(PyObject *object, PyTypeObject &type);
+bool load_bool(PyObject *object, bool convert, bool *value);
+bool load_signed(PyObject *object, bool convert, long *value);
+bool load_unsigned(PyObject *object, bool convert, unsigned long *value);
+bool load_double(PyObject *object, bool convert, double *value);
+bool load_string(PyObject *object, std::string *value);
+bool load_complex(PyObject *object, bool convert, double *real, double *imaginary);
+/* The items of a sequence or of a set, generator or view, which pybind11 takes for one; null for anything else. */
+Object items_of(PyObject *object);
+PyObject *new_none();
 
 /* How a C++ type looks to Python: `in` and `out` are its names in signatures, load() reads it, make() gives a new reference. */
 template <typename T, typename = void> struct Cast;
@@ -236,18 +248,7 @@ template <> struct Cast<bool> {
     bool value;
     static std::string in() { return "bool"; }
     static std::string out() { return in(); }
-    bool load(PyObject *object, bool convert)
-    {
-        value = object == &_Py_TrueStruct;
-        if (value || object == &_Py_FalseStruct)
-            return true;
-        if (!convert)
-            return false;
-        int truth = object == &_Py_NoneStruct ? 0 : PyObject_HasAttrString(object, "__bool__") ? PyObject_IsTrue(object) : -1;
-        PyErr_Clear();
-        value = truth > 0;
-        return truth >= 0;
-    }
+    bool load(PyObject *object, bool convert) { return load_bool(object, convert, &value); }
     static PyObject *make(bool value) { return PyBool_FromLong(value); }
 };
 
@@ -257,38 +258,18 @@ template <typename T> struct Cast<T, std::enable_if_t<std::is_integral_v<T> && !
     static std::string out() { return "int"; }
     bool load(PyObject *object, bool convert)
     {
-        if (is_a(object, PyFloat_Type))
-            return false;
-        Object index(is_a(object, PyLong_Type) ? nullptr : PyNumber_Index(object));
-        PyErr_Clear();
-        if (read(index ? index.object : object))
-            return true;
-        bool wrong = PyErr_Occurred();
-        PyErr_Clear();
-        if (!wrong || !convert || !PyNumber_Check(object))
-            return false;
-        Object number(PyNumber_Long(object));
-        bool loaded = number && read(number.object);
-        PyErr_Clear();
-        return loaded;
+        std::conditional_t<std::is_signed_v<T>, long, unsigned long> read = 0;
+        bool loaded;
+        if constexpr (std::is_signed_v<T>)
+            loaded = load_signed(object, convert, &read);
+        else
+            loaded = load_unsigned(object, convert, &read);
+        value = static_cast<T>(read);
+        return loaded && value == read;
     }
     static PyObject *make(T value)
     {
         return std::is_signed_v<T> ? PyLong_FromLongLong(value) : PyLong_FromUnsignedLongLong(value);
-    }
-
-private:
-    bool read(PyObject *number)
-    {
-        if constexpr (std::is_signed_v<T>) {
-            long read = PyLong_AsLong(number);
-            value = static_cast<T>(read);
-            return value == read && !(read == -1 && PyErr_Occurred());
-        } else {
-            unsigned long read = PyLong_AsUnsignedLong(number);
-            value = static_cast<T>(read);
-            return value == read && !(read == static_cast<unsigned long>(-1) && PyErr_Occurred());
-        }
     }
 };
 
@@ -298,19 +279,10 @@ template <typename T> struct Cast<T, std::enable_if_t<std::is_floating_point_v<T
     static std::string out() { return "float"; }
     bool load(PyObject *object, bool convert)
     {
-        if (!convert && !is_a(object, PyFloat_Type))
-            return false;
-        double read = PyFloat_AsDouble(object);
-        if (read == -1 && PyErr_Occurred()) {
-            PyErr_Clear();
-            Object number(convert && PyNumber_Check(object) ? PyNumber_Float(object) : nullptr);
-            PyErr_Clear();
-            if (!number)
-                return false;
-            read = PyFloat_AsDouble(number.object);
-        }
+        double read;
+        bool loaded = load_double(object, convert, &read);
         value = static_cast<T>(read);
-        return true;
+        return loaded;
     }
     static PyObject *make(T value) { return PyFloat_FromDouble(value); }
 };
@@ -319,18 +291,7 @@ template <> struct Cast<std::string> {
     std::string value;
     static std::string in() { return "str"; }
     static std::string out() { return in(); }
-    bool load(PyObject *object, bool)
-    {
-        Py_ssize_t size = 0;
-        const char *text = is_a(object, PyUnicode_Type) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
-        char *bytes = nullptr;
-        if (!text && is_a(object, PyBytes_Type) && PyBytes_AsStringAndSize(object, &bytes, &size) == 0)
-            text = bytes;
-        PyErr_Clear();
-        if (text)
-            value.assign(text, size);
-        return text != nullptr;
-    }
+    bool load(PyObject *object, bool) { return load_string(object, &value); }
     static PyObject *make(const std::string &text) { return PyUnicode_FromStringAndSize(text.data(), text.size()); }
 };
 
@@ -341,13 +302,10 @@ template <typename Complex> struct CastComplex {
     static std::string out() { return "complex"; }
     bool load(PyObject *object, bool convert)
     {
-        if (!convert && !is_a(object, PyComplex_Type))
-            return false;
-        double real = PyComplex_RealAsDouble(object), imaginary = PyComplex_ImagAsDouble(object);
-        bool wrong = real == -1 && PyErr_Occurred();
-        PyErr_Clear();
+        double real, imaginary;
+        bool loaded = load_complex(object, convert, &real, &imaginary);
         value = Complex(real, imaginary);
-        return !wrong;
+        return loaded;
     }
     static PyObject *make(const Complex &value) { return PyComplex_FromDoubles(value.real(), value.imag()); }
 };
@@ -371,7 +329,7 @@ template <> struct Cast<const char *> {
         return loaded;
     }
     static std::string out() { return "str"; }
-    static PyObject *make(const char *text) { return text ? PyUnicode_FromString(text) : borrowed(&_Py_NoneStruct).take(); }
+    static PyObject *make(const char *text) { return text ? PyUnicode_FromString(text) : new_none(); }
 };
 
 /* torch.dtype and torch.device hold theirs right after the head of a Python object. */
@@ -388,7 +346,13 @@ template <typename T, PyTypeObject &type> struct Held {
 template <> struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
     static std::string in() { return "torch.dtype"; }
     static std::string out() { return in(); }
-    static PyObject *make(c10::ScalarType dtype) { return borrowed(torch::opjit_dtype(dtype)).take(); }
+    static PyObject *make(c10::ScalarType dtype)
+    {
+        if (dtype != c10::ScalarType::Undefined)
+            return borrowed(torch::opjit_dtype(dtype)).take();
+        PyErr_SetString(PyExc_ValueError, "unsupported scalarType");
+        return nullptr;
+    }
 };
 template <> struct Cast<c10::Device> : Held<c10::Device, THPDeviceType> {
     Cast() : Held{c10::Device(c10::kCPU)} {}
@@ -411,28 +375,8 @@ template <typename T> struct Cast<std::optional<T>> {
             value = std::move(inner.value);
         return loaded;
     }
-    static PyObject *make(const std::optional<T> &value) { return value ? Cast<T>::make(*value) : borrowed(&_Py_NoneStruct).take(); }
+    static PyObject *make(const std::optional<T> &value) { return value ? Cast<T>::make(*value) : new_none(); }
 };
-
-/* The items of a sequence or of a set, generator or view, which pybind11 takes for one; null for anything else. */
-inline Object items_of(PyObject *object)
-{
-    if (is_a(object, PyUnicode_Type) || is_a(object, PyBytes_Type))
-        return Object();
-    if (!PySequence_Check(object)) {
-        Object type(PyObject_GetAttrString(object, "__class__"));
-        Object name(type ? PyObject_GetAttrString(type.object, "__name__") : nullptr);
-        bool known = false;
-        for (const char *one : {"generator", "set", "frozenset", "dict_keys", "dict_values", "dict_items", "map", "zip"})
-            known = known || (name && PyUnicode_CompareWithASCIIString(name.object, one) == 0);
-        PyErr_Clear();
-        if (!known)
-            return Object();
-    }
-    Object items(PySequence_List(object));
-    PyErr_Clear();
-    return items;
-}
 
 template <typename T> struct Cast<std::vector<T>> {
     std::vector<T> value;
@@ -483,6 +427,22 @@ template <> struct Cast<at::IntArrayRef> { /* torch takes lists and tuples of in
             PyTuple_SetItem(tuple.object, i, PyLong_FromLongLong(values[i]));
         return tuple.take();
     }
+};
+
+template <typename T, size_t N> struct Cast<std::array<T, N>> {
+    std::array<T, N> value;
+    static std::string in() { return "typing.Annotated[collections.abc.Sequence[" + Cast<T>::in() + "], \"FixedSize(" + std::to_string(N) + ")\"]"; }
+    static std::string out() { return "typing.Annotated[list[" + Cast<T>::out() + "], \"FixedSize(" + std::to_string(N) + ")\"]"; }
+    bool load(PyObject *object, bool convert)
+    {
+        Cast<std::vector<T>> list;
+        if (!list.load(object, convert) || list.value.size() != N)
+            return false;
+        for (size_t i = 0; i < N; i++)
+            value[i] = std::move(list.value[i]);
+        return true;
+    }
+    static PyObject *make(const std::array<T, N> &values) { return Cast<std::vector<T>>::make({values.begin(), values.end()}); }
 };
 
 template <typename T, typename... Ts> std::string joined(std::string (*)(), T first, Ts... rest)
@@ -541,10 +501,10 @@ template <typename K, typename V> struct Cast<std::map<K, V>> : CastMap<std::map
 template <typename K, typename V> struct Cast<std::unordered_map<K, V>> : CastMap<std::unordered_map<K, V>> {};
 
 template <> struct Cast<std::nullopt_t> {
-    static PyObject *make(std::nullopt_t) { return borrowed(&_Py_NoneStruct).take(); }
+    static PyObject *make(std::nullopt_t) { return new_none(); }
 };
 template <> struct Cast<py::none> {
-    static PyObject *make(py::none) { return borrowed(&_Py_NoneStruct).take(); }
+    static PyObject *make(py::none) { return new_none(); }
 };
 
 /* --- functions ------------------------------------------------------------------------------------------------------------------------- */
@@ -559,105 +519,15 @@ struct Overload {
     std::string signature, doc;
     std::vector<Argument> arguments;
     bool named = false;
-    std::function<PyObject *(PyObject *const *, bool)> call; /* `no_match` if an argument does not convert */
+    bool torch_errors = false; /* errors and warnings arrive as torch's own functions give them */
+    std::shared_ptr<const void> function;
+    PyObject *(*call)(const void *function, PyObject *const *args, bool convert); /* no_match() if an argument does not convert */
 };
 
 inline PyObject *no_match() { return reinterpret_cast<PyObject *>(1); }
 
-struct Function {
-    std::string name, doc;
-    std::vector<Overload> overloads;
-    OpjitMethodDef definition;
-};
-
-/* Fill `slots` with an argument for each parameter; false if the call does not fit. */
-inline bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **slots)
-{
-    Py_ssize_t size = static_cast<Py_ssize_t>(overload.arguments.size()), named = names ? PyTuple_Size(names) : 0;
-    if (count > size || (named && !overload.named))
-        return false;
-    for (Py_ssize_t i = 0; i < size; i++)
-        slots[i] = i < count ? args[i] : nullptr;
-    for (Py_ssize_t k = 0; k < named; k++) {
-        Py_ssize_t i = count;
-        while (i < size && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, k), overload.arguments[i].name.c_str()) != 0)
-            i++;
-        if (i == size)
-            return false;
-        slots[i] = args[count + k];
-    }
-    for (Py_ssize_t i = count; i < size; i++)
-        if (!slots[i] && !(slots[i] = overload.arguments[i].value.object))
-            return false;
-    return true;
-}
-
-inline void refuse(const Function &function, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    std::ostringstream text;
-    text << function.name << "(): incompatible function arguments. The following argument types are supported:\n";
-    for (size_t i = 0; i < function.overloads.size(); i++)
-        text << "    " << i + 1 << ". " << function.overloads[i].signature << "\n";
-    text << "\nInvoked with: ";
-    for (Py_ssize_t i = 0; i < count; i++)
-        text << (i ? ", " : "") << repr(args[i]);
-    for (Py_ssize_t k = 0; names && k < PyTuple_Size(names); k++)
-        text << (k ? ", " : count ? "; kwargs: " : "kwargs: ") << PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, k), nullptr) << "="
-             << repr(args[count + k]);
-    PyErr_SetString(PyExc_TypeError, text.str().c_str());
-}
-
-/* Give Python the exception that is being handled, as pybind11 does. */
-inline void translate()
-{
-    try {
-        throw;
-    } catch (const py::error_already_set &) {
-    } catch (const c10::Error &) {
-        torch::translate_exception_to_python(std::current_exception());
-    } catch (const std::bad_alloc &e) {
-        PyErr_SetString(PyExc_MemoryError, e.what());
-    } catch (const std::domain_error &e) {
-        PyErr_SetString(PyExc_ValueError, e.what());
-    } catch (const std::invalid_argument &e) {
-        PyErr_SetString(PyExc_ValueError, e.what());
-    } catch (const std::length_error &e) {
-        PyErr_SetString(PyExc_ValueError, e.what());
-    } catch (const std::out_of_range &e) {
-        PyErr_SetString(PyExc_IndexError, e.what());
-    } catch (const std::range_error &e) {
-        PyErr_SetString(PyExc_ValueError, e.what());
-    } catch (const std::overflow_error &e) {
-        PyErr_SetString(PyExc_OverflowError, e.what());
-    } catch (const std::exception &e) {
-        PyErr_SetString(PyExc_RuntimeError, e.what());
-    } catch (...) {
-        PyErr_SetString(PyExc_RuntimeError, "Caught an unknown exception!");
-    }
-}
-
-inline PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    const Function &function = *static_cast<Function *>(PyCapsule_GetPointer(self, nullptr));
-    try {
-        for (bool convert : {false, true}) {
-            if (!convert && function.overloads.size() == 1)
-                continue; /* conversions only matter for the choice of an overload */
-            for (const Overload &overload : function.overloads) {
-                std::vector<PyObject *> slots(overload.arguments.size() + 1);
-                if (!arrange(overload, args, count, names, slots.data()))
-                    continue;
-                PyObject *result = overload.call(slots.data(), convert);
-                if (result != no_match())
-                    return result;
-            }
-        }
-        refuse(function, args, count, names);
-    } catch (...) {
-        translate();
-    }
-    return nullptr;
-}
+/* Name the arguments and write the signature; `types` has one for each argument, and the result's. */
+void sign(Overload &overload, const std::vector<std::string> &types);
 
 template <typename R> struct Result {
     static std::string name() { return Cast<std::decay_t<R>>::out(); }
@@ -668,7 +538,7 @@ template <> struct Result<void> {
     template <typename F> static PyObject *of(F &&function)
     {
         function();
-        return borrowed(&_Py_NoneStruct).take();
+        return new_none();
     }
 };
 
@@ -708,79 +578,32 @@ template <typename F, bool no_gil> struct Wrapped {
     F function;
 };
 
-inline PyObject *with_torch_errors(const std::function<PyObject *()> &call)
+template <typename Guard, typename R, typename... A, typename F> void bind(Overload &overload, F function)
 {
-    std::exception_ptr error;
-    PyObject *result = nullptr;
-    try {
-        torch::PyWarningHandler warnings;
-        try {
-            result = call();
-        } catch (...) {
-            error = std::current_exception();
-        }
-    } catch (...) { /* a warning became an error */
-        if (!PyErr_Occurred())
-            error = std::current_exception();
-        if (result && result != no_match())
-            Py_DecRef(result);
-        result = nullptr;
-    }
-    if (error) {
-        try {
-            std::rethrow_exception(error);
-        } catch (const py::error_already_set &) {
-        } catch (...) {
-            torch::translate_exception_to_python(error);
-        }
-        throw py::error_already_set();
-    }
-    return result;
-}
-
-template <typename Guard, bool torch_errors, typename R, typename... A, typename F> void bind(Overload &overload, F function)
-{
-    std::vector<std::string> types = {Cast<std::decay_t<A>>::in()...};
-    if (!overload.named)
-        for (size_t i = 0; i < types.size(); i++)
-            overload.arguments.push_back({"arg" + std::to_string(i), Object()});
-    overload.signature = "(";
-    for (size_t i = 0; i < types.size(); i++) {
-        const Argument &argument = overload.arguments.at(i);
-        overload.signature += (i ? ", " : "") + argument.name + ": " + types[i] + (argument.value ? " = " + repr(argument.value.object) : "");
-    }
-    overload.signature += ") -> " + Result<R>::name();
-    overload.call = [function](PyObject *const *args, bool convert) {
-        auto call = [&] { return invoke<Guard, R, A...>(function, args, convert, std::index_sequence_for<A...>()); };
-        if constexpr (torch_errors)
-            return with_torch_errors(call);
-        else
-            return call();
+    sign(overload, {Cast<std::decay_t<A>>::in()..., Result<R>::name()});
+    overload.function = std::make_shared<F>(std::move(function));
+    overload.call = [](const void *bound, PyObject *const *args, bool convert) {
+        return invoke<Guard, R, A...>(*static_cast<const F *>(bound), args, convert, std::index_sequence_for<A...>());
     };
 }
 
-template <typename Guard, bool torch_errors, typename R, typename... A> void bind_any(Overload &overload, R (*function)(A...))
+template <typename Guard, typename R, typename... A> void bind_any(Overload &overload, R (*function)(A...))
 {
-    bind<Guard, torch_errors, R, A...>(overload, function);
+    bind<Guard, R, A...>(overload, function);
 }
-template <typename Guard, bool torch_errors, typename F, typename R, typename... A>
+template <typename Guard, typename F, typename R, typename... A>
 void bind_object(Overload &overload, const F &function, R (F::*)(A...) const)
 {
-    bind<Guard, torch_errors, R, A...>(overload, function);
+    bind<Guard, R, A...>(overload, function);
 }
-template <typename Guard, bool torch_errors, typename F, typename R, typename... A>
-void bind_object(Overload &overload, const F &function, R (F::*)(A...))
+template <typename Guard, typename F, typename = decltype(&F::operator())> void bind_any(Overload &overload, const F &function)
 {
-    bind<Guard, torch_errors, R, A...>(overload, [function](A... args) mutable -> R { return function(std::forward<A>(args)...); });
+    bind_object<Guard>(overload, function, &F::operator());
 }
-template <typename Guard, bool torch_errors, typename F, typename = decltype(&F::operator())>
-void bind_any(Overload &overload, const F &function)
+template <typename Guard, typename F, bool no_gil> void bind_any(Overload &overload, const Wrapped<F, no_gil> &wrapped)
 {
-    bind_object<Guard, torch_errors>(overload, function, &F::operator());
-}
-template <typename Guard, bool torch_errors, typename F, bool no_gil> void bind_any(Overload &overload, const Wrapped<F, no_gil> &wrapped)
-{
-    bind_any<std::conditional_t<no_gil, py::gil_scoped_release, Guard>, true>(overload, wrapped.function);
+    overload.torch_errors = true;
+    bind_any<std::conditional_t<no_gil, py::gil_scoped_release, Guard>>(overload, wrapped.function);
 }
 
 } // namespace opjit
@@ -817,7 +640,7 @@ public:
     {
         opjit::Overload overload;
         (note(overload, extra), ...);
-        opjit::bind_any<typename Guard<Extra...>::type, false>(overload, std::forward<F>(function));
+        opjit::bind_any<typename Guard<Extra...>::type>(overload, std::forward<F>(function));
         add(name, std::move(overload));
         return *this;
     }
@@ -853,46 +676,11 @@ private:
     static void note(opjit::Overload &, return_value_policy) {}
     template <typename... G> static void note(opjit::Overload &, call_guard<G...>) {}
 
-    void set(const char *name, const opjit::Object &value)
-    {
-        if (!value || PyObject_SetAttrString(module_object.object, name, value.object) != 0)
-            throw error_already_set();
-    }
-
-    void add(const char *name, opjit::Overload overload)
-    {
-        opjit::Function *&function = functions[name];
-        if (!function) {
-            function = new opjit::Function{name, "", {}, {}};
-            function->definition = {function->name.c_str(), opjit::called, 0x0080 | 0x0002 /* METH_FASTCALL | METH_KEYWORDS */, ""};
-            opjit::Object capsule(PyCapsule_New(function, nullptr, [](PyObject *owner) {
-                delete static_cast<opjit::Function *>(PyCapsule_GetPointer(owner, nullptr));
-            }));
-            opjit::Object module_name(PyModule_GetNameObject(module_object.object));
-            set(name, opjit::Object(capsule ? PyCFunction_NewEx(&function->definition, capsule.object, module_name.object) : nullptr));
-        }
-        function->overloads.push_back(std::move(overload));
-        describe(*function);
-    }
-
-    static void describe(opjit::Function &function)
-    {
-        std::ostringstream text;
-        bool several = function.overloads.size() > 1;
-        if (several)
-            text << function.name << "(*args, **kwargs)\nOverloaded function.\n\n";
-        for (size_t i = 0; i < function.overloads.size(); i++) {
-            const opjit::Overload &overload = function.overloads[i];
-            text << (several ? (i ? "\n" : "") + std::to_string(i + 1) + ". " : "") << function.name << overload.signature << "\n";
-            if (!overload.doc.empty())
-                text << "\n" << overload.doc << "\n";
-        }
-        function.doc = text.str();
-        function.definition.doc = function.doc.c_str();
-    }
+    void set(const char *name, const opjit::Object &value);
+    void add(const char *name, opjit::Overload overload);
 
     opjit::Object module_object;
-    std::map<std::string, opjit::Function *> functions; /* Python owns them */
+    std::vector<opjit::Function *> functions; /* Python owns them */
 };
 using module = module_;
 
@@ -900,17 +688,7 @@ using module = module_;
 
 namespace opjit {
 
-inline int filled(PyObject *module, void (*fill)(py::module_ &))
-{
-    try {
-        py::module_ m(module);
-        fill(m);
-        return 0;
-    } catch (...) {
-        translate();
-        return -1;
-    }
-}
+int filled(PyObject *module, void (*fill)(py::module_ &));
 
 } // namespace opjit
 

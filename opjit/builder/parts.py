@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,26 +38,41 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
     include = str(resources.folder("kernels_c"))
     sources = headers.closure([f"{include}/{source}" for source in RUNTIME], (include,))
     content = [sorted(sources.values()), compiler.version, compiler.machine, flags.c, flags.stubs]
+    return kept(base, content, OBJECTS, lambda staged: _make(staged, include, compiler, flags))
+
+
+def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
+    """Return a folder of parts that `make` writes, once for each content. Verifies them, and replaces damaged ones.
+
+    Args:
+        base: folder of the store.
+        content: decides the bytes of the parts, as JSON.
+        needed: the names of parts that must be there.
+    """
+    def is_whole(place: Path) -> bool:
+        return _is_whole(place, needed)
+
     place = base / "parts" / hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    if not _is_whole(place):
+    if not is_whole(place):
         files.make_private(place.parent)
         staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
         staged.mkdir(mode=0o700)
         try:
-            _make(staged, include, compiler, flags)
-            files.put_in_place(staged, place, aside, _is_whole)
+            make(staged)
+            _list(staged)
+            files.put_in_place(staged, place, aside, is_whole)
         finally:
             files.remove_tree(staged)
             files.remove_tree(aside)
     return place
 
 
-def _is_whole(place: Path) -> bool:
+def _is_whole(place: Path, needed: Collection[str]) -> bool:
     """Whether the parts are complete and unchanged, and no other user can have written them."""
     try:
         digests = dict(json.loads((place / _LIST).read_bytes()))
         paths = (place, place / _LIST, *map(place.joinpath, digests))
-        return digests.keys() >= set(OBJECTS) and all(files.distrusted(path) is None for path in paths) \
+        return digests.keys() >= set(needed) and all(files.distrusted(path) is None for path in paths) \
             and all(files.digest(str(place / name)) == digest for name, digest in digests.items())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
@@ -71,7 +86,7 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
-        _run(compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work)
+        run(compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(compile_one, RUNTIME))
@@ -82,9 +97,13 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     for library in flags.stubs:
         functions = [name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")]
         (work / f"{library}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
-        _run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library}.so", "-o", f"{library}.so", f"{library}.c"], work)
+        run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library}.so", "-o", f"{library}.so", f"{library}.c"], work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
+
+
+def _list(work: Path) -> None:
+    """Write the list of the parts in a folder, with their digests."""
     made = sorted(work.iterdir())
     for path in made:
         path.chmod(0o644)
@@ -92,7 +111,8 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     files.write_synced(work / _LIST, json.dumps({path.name: files.digest(str(path)) for path in made}).encode())
 
 
-def _run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
+def run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
+    """Run a compiler for a part. Raises BuildError if it fails."""
     done = toolchain.run([compiler.path, *arguments], work)
     if done.returncode == 0:
         return

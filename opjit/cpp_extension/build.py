@@ -118,6 +118,7 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
     if extension.facade:
         passed["extra_include_paths"] = [*facade.write(facade.texts(extension), work / "facade"), *(passed["extra_include_paths"] or ())]
+        passed["extra_ldflags"] = [torch_builder.quote(str(facade.runtime(base, tools.cxx))), *(passed["extra_ldflags"] or ())]
     if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
         directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
         passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]

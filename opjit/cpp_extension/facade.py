@@ -16,13 +16,16 @@ import functools
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from opjit import resources
+from opjit.builder import parts
 from opjit.cpp_extension.identity import Extension
+from opjit.recipe.toolchain import Compiler
 
 HEADERS = resources.folder("kernels_c") / "facade"
 _INCLUDE = Path(torch.__file__).parent / "include"
@@ -38,12 +41,14 @@ c10/util/OptionalArrayRef.h c10/util/typeid.h c10/util/intrusive_ptr.h pybind11/
 _TORCHS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "Python.h", "numpy/")
 _KEPT = """ATen/Dispatch.h ATen/Dispatch_v2.h ATen/AccumulateType.h ATen/OpMathType.h ATen/NumericUtils.h ATen/Parallel.h
 ATen/core/TensorAccessor.h ATen/core/Reduction.h c10/macros/Macros.h c10/macros/Export.h c10/util/Exception.h c10/util/Half.h
-c10/util/BFloat16.h c10/util/complex.h c10/util/irange.h torch/version.h torch/headeronly/version.h c10/util/TypeCast.h c10/util/MathConstants.h""".split()
+c10/util/BFloat16.h c10/util/complex.h c10/util/irange.h c10/util/accumulate.h c10/util/SmallVector.h torch/headeronly/version.h c10/util/TypeCast.h c10/util/MathConstants.h""".split()
 _ON_DEMAND = {  # headers that bring what a program mentions
     "ATen/Dispatch.h": re.compile(r"\bAT_DISPATCH_\w+"),
     "ATen/Parallel.h": re.compile(r"\b(?:parallel_for|get_num_threads|set_num_threads|get_thread_num|in_parallel_region)\b"),
     "ATen/core/Reduction.h": re.compile(r"\bReduction\s*::|_loss\b|\bbinary_cross_entropy|\bkl_div\b"),
-    "torch/version.h": re.compile(r"\bTORCH_VERSION\w*"),
+    "torch/headeronly/version.h": re.compile(r"\bTORCH_VERSION\w*"),
+    "c10/util/accumulate.h": re.compile(r"\b(?:sum|multiply|numelements\w*)_integers\b"),
+    "c10/util/SmallVector.h": re.compile(r"\bSmallVector\w*"),
     "c10/util/irange.h": re.compile(r"\birange\b"),
     "algorithm": re.compile(r"\bstd\s*::\s*(?:sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|reverse|max_element|min_element|"
                             r"transform|for_each|find|find_if|count|count_if|swap|unique|lower_bound|upper_bound|all_of|any_of|none_of|clamp|"
@@ -72,7 +77,7 @@ _ONLY_TORCH = {  # what the facade does not have, with the reason to name
     re.compile(r"\btorch\s*::\s*(?:nn|jit|data|optim|serialize|fft|linalg|special|stable|cuda)\b"): "a part of torch beyond operators",
     re.compile(r"\bautograd\s*::\s*(?:Function|AutogradContext|Node|Edge)\b|\bAutogradContext\b"): "torch::autograd::Function",
     re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY\w*"): "TORCH_LIBRARY",
-    re.compile(r"\bpy(?:bind11)?\s*::\s*(?!(?:arg|module_?|none|call_guard|gil_scoped_release|return_value_policy)\b)(\w+)"): "pybind11's {}",
+    re.compile(r"\bpy(?:bind11)?\s*::\s*(?!(?:arg|module_?|none|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast|return_value_policy)\b)(\w+)"): "pybind11's {}",
     re.compile(r"\bPYBIND11_(?!MODULE\b)\w+|\bnoconvert\b|\bdef_submodule\b"): "a part of pybind11 beyond functions",
     re.compile(r"\b(?:IValue|TensorIterator\w*|DispatchKey\w*|Dispatcher|GeneratorImpl|Generator|Storage|StorageImpl|Node|TypeKind|Dimname)\b"): "{}",
     re.compile(r"\b(?:globalContext|detail::getDefault\w+|getDefaultCPUGenerator|vec::\w+|Vectorized)\b"): "{}",
@@ -164,6 +169,25 @@ def write(texts: Iterable[str], folder: Path) -> list[str]:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     return [str(folder), str(HEADERS), str(HEADERS.parent)]
+
+
+def runtime(base: Path, cxx: Compiler) -> Path:
+    """The compiled part of the facade, which every extension is linked with: made once for each compiler and torch.
+
+    Args:
+        base: folder of the store.
+
+    Raises:
+        BuildError: the compiler failed.
+        OSError: the folder is not writable.
+    """
+    def make(staged: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            include = [f"-I{path}" for path in write([], Path(folder))]
+            parts.run(cxx, ["-std=c++17", "-O1", "-fPIC", *include, "-isystem", str(_INCLUDE), "-c", str(HEADERS / "opjit_bind.cpp")], staged)
+
+    content = ["facade", version(), torch.__version__, cxx.version, cxx.machine]
+    return parts.kept(base, content, ("opjit_bind.o",), make) / "opjit_bind.o"
 
 
 def _headers_first(wanted: Iterable[str]) -> str:
