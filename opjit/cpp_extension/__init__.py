@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from opjit import files, loader, request
-from opjit.cpp_extension import facade, static_init
+from opjit.cpp_extension import facade, static_init, vocabulary
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Extension, Unsupported, describe
 from opjit.errors import CompileError, LoadError
@@ -144,7 +144,7 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     implicit = function == "load_inline" and not arguments.get("no_implicit_headers")
-    reason = facade.refusal(extension, implicit) if fast else "fast=False or OPJIT_FAST=0"
+    reason = vocabulary.refusal(extension, implicit) if fast else "fast=False or OPJIT_FAST=0"
     if reason is None:
         try:
             return _load_binary(ExtensionBinary(extension._replace(facade=facade.version()), arguments), or_else=extension)

@@ -23,7 +23,7 @@ from opjit.builder import torch_builder
 from opjit.builder.build import workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
-from opjit.cpp_extension import facade, identity, static_init
+from opjit.cpp_extension import facade, identity, static_init, vocabulary
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import CompileError, EntryError
 from opjit.recipe import headers, toolchain
@@ -117,7 +117,8 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
         passed["use_pch"] = False
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
     if extension.facade:
-        passed["extra_include_paths"] = [*facade.write(facade.texts(extension), work / "facade"), *(passed["extra_include_paths"] or ())]
+        light = facade.write(vocabulary.texts(extension), work / "facade")
+        passed["extra_include_paths"] = [*light, *(passed["extra_include_paths"] or ())]
         passed["extra_ldflags"] = [torch_builder.quote(str(facade.runtime(base, tools.cxx))), *(passed["extra_ldflags"] or ())]
     if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
         directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
