@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -180,7 +180,7 @@ def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags:
 
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
-         variables: Mapping[str, Any]) -> None:
+         variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> None:
     """Call torch's load or load_inline to build in ``arguments["build_directory"]``, and load nothing. Raises Failed if a tool failed,
     OSError if the disk is full.
 
@@ -189,11 +189,12 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         ninja: folder of the executable.
         environment: changes that only torch and the compilers see; None removes a variable.
         variables: changes of torch's module during the call.
+        around: a block around ninja's run, to which it may give another build.ninja.
     """
     work = Path(arguments["build_directory"])
     environment = {"PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
     try:
-        _names(environment, variables)[function](**arguments)
+        _names(environment, variables, around)[function](**arguments)
     except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
         if isinstance(error, OpjitError):
             raise
@@ -202,7 +203,8 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         _log_commands(work, ninja)
 
 
-def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any]) -> dict[str, Any]:
+def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any], around: AbstractContextManager[None] | None
+           ) -> dict[str, Any]:
     """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them."""
     builder = vars(module())
     names = dict(builder)
@@ -216,6 +218,13 @@ def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any]) 
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
         "remove_extension_h_precompiler_headers": lambda: None,  # they lie in torch's folder and are the user's
     }
+    run_ninja = names["_run_ninja_build"]
+
+    def run_within(*given: Any, **named: Any) -> None:
+        with around or nullcontext():
+            run_ninja(*given, **named)
+
+    names["_run_ninja_build"] = run_within
     return names
 
 

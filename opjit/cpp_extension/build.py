@@ -13,6 +13,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from opjit.builder import torch_builder
 from opjit.builder.build import workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
-from opjit.cpp_extension import facade, identity, static_init, vocabulary
+from opjit.cpp_extension import facade, identity, objects, static_init, vocabulary
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import CompileError, EntryError
 from opjit.recipe import headers, toolchain
@@ -59,7 +60,8 @@ def build(extension: Extension, arguments: Mapping[str, Any], store: Store) -> E
     subject = Subject(extension.name, extension.purpose, None, extension.shelf(store), headers.unreadable(extension.inputs))
     for attempt in attempts(subject, store):
         with attempt as staged, workspace(staged) as work:
-            attempt.publish(_make_entry(extension, arguments, subject, tools, work, staged / "entry", attempt.base))
+            shared = store if attempt.base == store.base else None
+            attempt.publish(_make_entry(extension, arguments, subject, tools, work, staged / "entry", attempt.base, shared))
     return attempt.entry
 
 
@@ -71,13 +73,15 @@ def _tools(extension: Extension, store: Store) -> _Tools:
 
 
 def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: _Tools, work: Path, entry: Path,
-                base: Path) -> Manifest:
-    """Compile in `work`, check the binary, and write a complete entry."""
+                base: Path, shared: Store | None) -> Manifest:
+    """Compile in `work`, check the binary, and write a complete entry. `shared` has the objects of other builds."""
     entry.mkdir(mode=0o700)
     started = time.time_ns()
     progress.step("compiling")
     progress.log(f"{extension.name} is built with " + ("light headers" if extension.facade else f"torch's own headers: {extension.reason}"))
-    _compile(extension, arguments, tools, work, base)
+    trusted = _trusted(extension, tools, work)
+    kept = nullcontext() if extension.facade else objects.reused(extension, tools.cxx.path, trusted, work, shared, started)
+    _compile(extension, arguments, tools, work, base, kept)
     seconds = (time.time_ns() - started) / 1e9
     progress.step("checking")
     document = {**extension.document(), "found": _compiler_headers(extension, subject, tools, work, started)}
@@ -104,7 +108,8 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     return described
 
 
-def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path) -> None:
+def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path,
+             around: AbstractContextManager[None]) -> None:
     passed: dict[str, Any] = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in arguments.items()}
     passed |= {"name": extension.name, "build_directory": str(work)}
     if extension.sources:
@@ -127,9 +132,9 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
     # torch's guess is wrong if nvcc is a wrapper script
     variables = torch_builder.settings() if tools.nvcc is None else {**torch_builder.settings(), "CUDA_HOME": tools.nvcc.root}
     try:
-        torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables)
+        torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables, around)
     except torch_builder.Failed as failed:
-        output = str(failed)
+        output = objects.as_torch(str(failed))
         if not extension.sources:  # the flag above changes the binary only, not the compilers' messages
             output = output.replace(f"{work}{os.sep}", "")
         raise _blame_name(diagnose(output, extension.name, extension.purpose, base / "logs"), extension.name, output) from None
@@ -143,15 +148,18 @@ def _blame_name(error: CompileError, name: str, output: str) -> CompileError:
     return error
 
 
+def _trusted(extension: Extension, tools: _Tools, work: Path) -> tuple[str, ...]:
+    own = [str(facade.HEADERS)] if extension.facade else []
+    pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    return identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work), *own])
+
+
 def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, work: Path, started: int) -> dict[str, str]:
     """The SHA-256 of the headers that only the compiler found."""
     done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
     read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
-    pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    own = [str(facade.HEADERS)] if extension.facade else []
-    trusted = identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work), *own])
     found = {}
-    for name, path in extension.other_headers(read, trusted).items():
+    for name, path in extension.other_headers(read, _trusted(extension, tools, work)).items():
         if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
             raise subject.fault(f"{path} changed during compilation; load it again")
         found[name] = files.digest(path)

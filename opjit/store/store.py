@@ -4,6 +4,7 @@
     <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/cpp_extension/identity.py
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
+    <root>/v1/objects/<key>                     object files of C++ extensions; see opjit/cpp_extension/objects.py
     <root>/v1/stats.jsonl, pruned               counters, and an empty file whose date is that of the last pruning
 
 Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
@@ -31,7 +32,8 @@ from opjit.store.manifest import Manifest
 if TYPE_CHECKING:
     from opjit.store.bundle import Bundle
 
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs"})  # folders that hold no entries
+OBJECTS = "objects"  # the folder of object files of C++ extensions
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", OBJECTS})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
 _TRIES = 5  # to publish while other processes remove folders

@@ -1,0 +1,144 @@
+"""Object files of extensions with several sources: a build takes those that it knows from the cache, and compiles the others.
+
+    <root>/v1/objects/<key>    one file per object; see keep.py, which writes it
+
+The key covers the source and the headers that a scan finds, by path and content; the compilers' commands; the environment that they read;
+and the versions in the extension's key, which stand for the headers of torch, Python and the system. The file lists the headers that only
+the compiler found, and they must be unchanged, as for an entry. Keys hold absolute paths: an object stays on its machine.
+
+Code for nvcc is always compiled. So is the only source of an extension: what changes is almost always that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from opjit import files, progress
+from opjit.builder import torch_builder
+from opjit.cpp_extension import keep
+from opjit.cpp_extension.identity import Extension
+from opjit.recipe import headers
+from opjit.recipe.recipe import document_key
+from opjit.store import store as stores
+from opjit.store.store import Store
+
+_FORMAT = 1  # of keep.py's files
+_PLAN = "objects.json"
+# torch's rule, to which the rest of this file is tailored. Another version of torch may have another one; then nothing is kept.
+_COMMAND = "$cxx -MMD -MF $out.d $cflags -c $in -o $out $post_cflags\n  depfile = $out.d\n  deps = gcc\n"
+_RULE = f"rule compile\n  command = {_COMMAND}"
+_KNOWN = "rule known\n  command = mv $out.kept $out && mv $out.kept.d $out.d\n  depfile = $out.d\n  deps = gcc\n"
+_VARIABLE = re.compile(r"^(?:cxx|cflags|post_cflags) = .*$", re.MULTILINE)
+_EDGE = re.compile(r"^build (?P<out>\S+): compile (?P<source>.+)$", re.MULTILINE)
+# Flags that make compilers read more than the scan and their own list of headers show, and text that the shell evaluates anew each time.
+_UNSEEN = re.compile(r"""(?<![^\s'"])(?:@|-B|-Wp,|-X|-specs|--|-isysroot|-i(?:prefix|withprefix|multilib)|-f(?:auto-)?profile|-fbranch-prob"""
+                     r"""|-fmodule|-ftest-coverage|-save-temps)|[`$;&|]""")
+_ENVIRONMENT = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
+
+
+@contextmanager
+def reused(extension: Extension, compiler: str, trusted: tuple[str, ...], work: Path, store: Store | None, started: int) -> Iterator[None]:
+    """During the block, in which ninja runs, `work`/build.ninja takes known objects from the store and keeps the others there.
+
+    Args:
+        compiler: path of the C++ compiler.
+        trusted: prefixes of headers that a version in the extension's key covers.
+        store: None if it cannot be used.
+        started: time.time_ns() before a file was read for this build; an object from a file that is newer is not kept.
+    """
+    place = work / "build.ninja"
+    written = place.read_bytes()
+    text = written.decode("utf-8", "surrogateescape")
+    folder = None if store is None or len(extension.sources) < 2 else _folder(store)
+    if folder is None or not _is_understood(text):
+        yield
+        return
+    planned = _plan(extension, compiler, text)
+    known = {out for out, each in planned.items() if _take(folder / each["key"], work / out)}
+    progress.log(f"{len(known)} of {len(planned)} objects of {extension.name} are in the cache")
+    new = {out: each for out, each in planned.items() if out not in known}
+    plan = {"folder": str(folder), "started": started, "trusted": trusted, "objects": new}
+    (work / _PLAN).write_text(json.dumps(plan), encoding="ascii")
+    text = text.replace(_RULE, f"rule compile\n  command = {' '.join(map(torch_builder.quote, _launcher()))} {_COMMAND}\n{_KNOWN}")
+    text = _EDGE.sub(lambda edge: f"build {edge['out']}: {'known' if edge['out'] in known else 'compile'} {edge['source']}", text)
+    place.write_bytes(text.encode("utf-8", "surrogateescape"))
+    try:
+        yield
+    finally:
+        place.write_bytes(written)  # people read torch's commands
+
+
+def as_torch(output: str) -> str:
+    """Return ninja's output with torch's commands in it."""
+    return output.replace(f"{shlex.join(_launcher())} ", "")
+
+
+def _launcher() -> list[str]:
+    return [sys.executable, "-IS", keep.__file__, _PLAN]
+
+
+def _folder(store: Store) -> Path | None:
+    """The folder of objects; None if others could have written there, or it cannot be made."""
+    folder = store.base / stores.OBJECTS
+    try:
+        files.make_private(folder)
+    except OSError:
+        return None
+    problem = store.problem(folder)
+    if problem is not None:
+        progress.log(f"object files are not kept: {problem}")
+    return None if problem else folder
+
+
+def _is_understood(text: str) -> bool:
+    """Whether a build file's commands are torch's usual ones, whose result depends on nothing unseen, and Python can run keep.py."""
+    is_python = os.path.basename(sys.executable or "").startswith("python") and os.path.isfile(keep.__file__)  # not a program with Python in it
+    return is_python and _RULE in text and not any(_UNSEEN.search(line) for line in _VARIABLE.findall(text))
+
+
+def _plan(extension: Extension, compiler: str, text: str) -> dict[str, dict[str, Any]]:
+    """The key and the inputs of each object that can be kept, by its file name."""
+    status = os.stat(compiler)
+    document, variables, scan = extension.document(), _VARIABLE.findall(text), headers.Scan()
+    named = {path for line in variables for path in re.split(r"[\s=,'\"]+", line) if os.path.isabs(path) and os.path.isfile(path)}
+    common = {
+        "format": _FORMAT,
+        **{field: document[field] for field in ("torch", "python", "toolchain")},
+        "native": extension.flags.get("native"),
+        "compiler": [os.path.realpath(compiler), status.st_size, status.st_mtime_ns],
+        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
+        "commands": [_COMMAND, *variables],
+        "named": {path: files.digest(path) for path in sorted(named)},
+    }
+    planned = {}
+    for edge in _EDGE.finditer(text):
+        source = edge["source"].replace("$ ", " ")
+        if source in extension.sources:
+            inputs = headers.closure([source, *extension.roots[len(extension.sources):]], extension.include, scan)
+            key = document_key({**common, "object": edge["out"], "source": source, "inputs": inputs})
+            planned[edge["out"]] = {"key": key, "inputs": inputs}
+    return planned
+
+
+def _take(kept: Path, place: Path) -> bool:
+    """Put a kept object, and its compiler's list of headers, where the build file's rule `known` takes them; say whether that is right."""
+    try:
+        if files.distrusted(kept):
+            return False
+        found, listed, content = keep.unpack(kept.read_bytes())
+        if any(files.digest(path) != digest for path, digest in found.items()):
+            return False
+        Path(f"{place}.kept").write_bytes(content)
+        Path(f"{place}.kept.d").write_bytes(listed)
+        os.utime(kept)  # pruning removes the objects that are least recently used
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
