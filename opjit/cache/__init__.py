@@ -36,6 +36,7 @@ class Stats(NamedTuple):
         builds, built: builds that made a binary, and the binaries' bytes.
         saved: seconds of builds that hits avoided, minus the time of the look-ups.
         since: the time of the first count, in seconds since 1970; None without any count.
+        objects, objects_size: the number of object files of C++ extensions, and their bytes.
     """
 
     entries: int
@@ -47,6 +48,8 @@ class Stats(NamedTuple):
     built: int
     saved: float
     since: float | None
+    objects: int
+    objects_size: int
 
 
 def path() -> Path:
@@ -65,11 +68,12 @@ def stats() -> Stats:
     A process counts in memory and writes its numbers when it exits, so running and killed processes are missing.
     """
     store = Store(default_root())
-    items = list(inventory.scan(store))
+    items, objects = list(inventory.scan(store)), inventory.objects(store)
     counted = usage.total([*usage.lines(store.base / usage.NAME), *usage.of_process(store.base)])
     by_place = {where: int(counted[where]) for where in usage.WHERE}
     return Stats(len(items), sum(item.size for item in items), sum(by_place.values()), by_place, int(counted["misses"]),
-                 int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"))
+                 int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"), len(objects),
+                 sum(each.size for each in objects))
 
 
 def verify(*, rebuild: bool = False) -> list[Finding]:

@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ _KNOWN = "rule known\n  command = mv $out.kept $out && mv $out.kept.d $out.d\n  
 _VARIABLE = re.compile(r"^(?:cxx|cflags|post_cflags) = .*$", re.MULTILINE)
 _EDGE = re.compile(r"^build (?P<out>\S+): compile (?P<source>.+)$", re.MULTILINE)
 # Flags that make compilers read more than the scan and their own list of headers show, and text that the shell evaluates anew each time.
-_UNSEEN = re.compile(r"""(?<![^\s'"])(?:@|-B|-Wp,|-X|-specs|--|-isysroot|-i(?:prefix|withprefix|multilib)|-f(?:auto-)?profile|-fbranch-prob"""
-                     r"""|-fmodule|-ftest-coverage|-save-temps)|[`$;&|]""")
+_UNSEEN = re.compile(r"""(?<![^\s'"])(?:@|-B|-Wp,|-X|-specs|--|-isysroot|-iprefix|-iwithprefix|-imultilib"""
+                     r"""|-f(?:auto-)?profile|-fbranch-prob|-fmodule|-ftest-coverage|-save-temps)|[`$;&|]""")
 _ENVIRONMENT = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
 
 
@@ -100,7 +100,8 @@ def _folder(store: Store) -> Path | None:
 
 def _is_understood(text: str) -> bool:
     """Whether a build file's commands are torch's usual ones, whose result depends on nothing unseen, and Python can run keep.py."""
-    is_python = os.path.basename(sys.executable or "").startswith("python") and os.path.isfile(keep.__file__)  # not a program with Python in it
+    # not a program that has Python in it, nor a zip file with opjit in it
+    is_python = os.path.basename(sys.executable or "").startswith("python") and os.path.isfile(keep.__file__)
     return is_python and _RULE in text and not any(_UNSEEN.search(line) for line in _VARIABLE.findall(text))
 
 

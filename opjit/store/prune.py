@@ -1,4 +1,5 @@
-"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound.
+"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound. Object files of C++
+extensions go first: they only save compilers some work.
 
 An entry is renamed into a staging folder and deleted there. A process that has mapped its library keeps using it; one that was about to
 open it finds a miss and requests it again. Other builds' staging folders stay.
@@ -27,8 +28,8 @@ from opjit.errors import BadSetting, CacheWarning, EntryError, OpjitError, Untru
 from opjit.recipe.recipe import FORMAT
 from opjit.store import inventory, manifest, usage
 from opjit.store.entry import bounded
-from opjit.store.inventory import Item
-from opjit.store.store import Store
+from opjit.store.inventory import Item, Object
+from opjit.store.store import OBJECTS, Store
 
 DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
@@ -41,7 +42,7 @@ _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 # opjit's own file names in a store's special folders; _UNFINISHED is a file whose writer was killed.
 _NAMES = {"logs": re.compile(r".+\.log"), "toolchain": re.compile(r"(cc|cxx|nvcc)-[0-9a-f]{16}\.json"),
-          "parts": re.compile(r"[0-9a-f]{64}")}
+          "parts": re.compile(r"[0-9a-f]{64}"), OBJECTS: re.compile(r"[0-9a-f]{64}")}
 _UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}")
 
 
@@ -50,7 +51,7 @@ class Unremovable(OpjitError):
 
 
 class Cleared(NamedTuple):
-    """The result of `clear`: entries removed, their bytes, and entries that could not be removed."""
+    """The result of `clear`: entries removed, the bytes of those and of object files, and entries that could not be removed."""
 
     removed: int
     freed: int
@@ -108,7 +109,7 @@ def open_trash(store: Store) -> Iterator[Trash]:
 
 
 def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
-    """Remove the entries of some ops, or everything: entries, notes and counters.
+    """Remove the entries of some ops, or everything: entries, object files, notes and counters.
 
     Args:
         ops: names as in `opjit cache ls`; ``opjit::`` is optional.
@@ -128,14 +129,16 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         return Cleared(0, 0, 0)
     with open_trash(store) as trash:
         gone = [item for item in items if trash.take_entry(item)]
+        freed = sum(item.size for item in gone)
         if not ops:
-            sweep(store, trash, lambda _: True, ("logs", "toolchain"))
+            freed += sum(each.size for each in inventory.objects(store) if trash.take(each.path))
+            sweep(store, trash, lambda _: True, ("logs", "toolchain", OBJECTS))
             trash.take(store.base / usage.NAME)
-    return Cleared(len(gone), sum(item.size for item in gone), len(items) - len(gone))
+    return Cleared(len(gone), freed, len(items) - len(gone))
 
 
 def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> int:
-    """Remove compiler notes, logs of failed builds and linked parts. Returns how many.
+    """Remove compiler notes, logs of failed builds, linked parts and object files. Returns how many.
 
     Args:
         old: whether to remove a file that was last used at a given time.
@@ -175,12 +178,13 @@ class Pruned(NamedTuple):
     """The result of `prune`.
 
     Attributes:
-        removed, freed: entries removed, and their bytes.
-        kept, size: entries left, and their bytes.
+        removed, freed: entries removed; their bytes, and those of object files.
+        kept, size: entries left; their bytes, and those of object files.
         failed: entries that could not be removed.
         fresh: entries spared because they are less than an hour old.
         notes: old logs, compiler notes and linked parts that were removed.
         finished: False if the time budget ran out first.
+        objects: object files of C++ extensions that were removed.
     """
 
     removed: int
@@ -191,6 +195,7 @@ class Pruned(NamedTuple):
     fresh: int
     notes: int
     finished: bool
+    objects: int
 
 
 def parse_size(text: str) -> int:
@@ -225,7 +230,8 @@ def size_wanted() -> int:
 
 
 def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -> Pruned:
-    """Remove entries unused for `age` seconds, then the least recently used ones until at most `size` bytes are left.
+    """Remove entries and object files unused for `age` seconds, then the least recently used ones until at most `size` bytes are left:
+    entries only when no object file is left.
 
     Args:
         size, age: 0 means no bound.
@@ -235,13 +241,17 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
         Unremovable: see `open_trash`.
     """
     if not os.path.isdir(store.base):
-        return Pruned(0, 0, 0, 0, 0, 0, 0, True)
+        return Pruned(0, 0, 0, 0, 0, 0, 0, True, 0)
     until = time.monotonic() + budget
     with open_trash(store) as trash:
         now = trash.now
         dated = sorted(((_used(item, now), item) for item in inventory.scan(store)), key=lambda pair: pair[0])
-        total = sum(item.size for _, item in dated)
-        gone, failed, fresh, finished = list[Item](), 0, 0, True
+        objects = inventory.objects(store)
+        total = sum(item.size for _, item in dated) + sum(each.size for each in objects)
+        dropped = _drop(objects, trash, now - age if age else -math.inf, total - size if size else 0)
+        freed = sum(each.size for each in dropped)
+        total -= freed
+        gone, failed, fresh, finished = 0, 0, 0, True
         for used, item in dated:
             if not (age and used < now - age) and not (size and total > size):
                 continue
@@ -251,13 +261,24 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
             if abs(now - item.published) < _FRESH:
                 fresh += 1
             elif trash.take_entry(item):
-                gone.append(item)
+                gone += 1
+                freed += item.size
                 total -= item.size
             else:
                 failed += 1
         notes = sweep(store, trash, lambda used: bool(age) and used < now - age) if finished else 0
         usage.compact(store.base, trash.folder)
-    return Pruned(len(gone), sum(item.size for item in gone), len(dated) - len(gone), total, failed, fresh, notes, finished)
+    return Pruned(gone, freed, len(dated) - gone, total, failed, fresh, notes, finished, len(dropped))
+
+
+def _drop(objects: Sequence[Object], trash: Trash, oldest: float, excess: int) -> list[Object]:
+    """Remove the object files that were last used before `oldest`, then the least recently used ones until `excess` bytes are gone."""
+    gone = list[Object]()
+    for each in objects:
+        if (each.used < oldest or excess > 0) and trash.take(each.path):
+            gone.append(each)
+            excess -= each.size
+    return gone
 
 
 def after_build(store: Store, published: Path) -> None:
