@@ -203,8 +203,8 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         _log_commands(work, ninja)
 
 
-def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any], around: AbstractContextManager[None] | None
-           ) -> dict[str, Any]:
+def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any],
+           around: AbstractContextManager[None] | None = None) -> dict[str, Any]:
     """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them."""
     builder = vars(module())
     names = dict(builder)
