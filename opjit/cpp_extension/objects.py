@@ -100,16 +100,17 @@ def _folder(store: Store) -> Path | None:
 
 def _is_understood(text: str) -> bool:
     """Whether a build file's commands are torch's usual ones, whose result depends on nothing unseen, and Python can run keep.py."""
-    # not a program that has Python in it, nor a zip file with opjit in it
-    is_python = os.path.basename(sys.executable or "").startswith("python") and os.path.isfile(keep.__file__)
-    return is_python and _RULE in text and not any(_UNSEEN.search(line) for line in _VARIABLE.findall(text))
+    named = os.path.basename(sys.executable or "").startswith("python")  # else it is a program that has Python in it
+    can_run = named and "PYTHONHOME" not in os.environ and os.path.isfile(keep.__file__)  # -I takes no notice of PYTHONHOME
+    return can_run and _RULE in text and not any(_UNSEEN.search(line) for line in _VARIABLE.findall(text))
 
 
 def _plan(extension: Extension, compiler: str, text: str) -> dict[str, dict[str, Any]]:
     """The key and the inputs of each object that can be kept, by its file name."""
     status = os.stat(compiler)
     document, variables, scan = extension.document(), _VARIABLE.findall(text), headers.Scan()
-    named = {path for line in variables for path in re.split(r"[\s=,'\"]+", line) if os.path.isabs(path) and os.path.isfile(path)}
+    flags = [line for line in variables if not line.startswith("cxx")]
+    named = {path for line in flags for path in re.split(r"[\s=,@'\"]+", line) if os.path.isabs(path) and os.path.isfile(path)}
     common = {
         "format": _FORMAT,
         **{field: document[field] for field in ("torch", "python", "toolchain")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import opjit
-from opjit import cache
+from opjit import cache, files
 from opjit.cpp_extension import keep, objects
 from opjit.errors import BuildError, CompileError
 from opjit.store.entry import Entry, verify
@@ -163,12 +164,29 @@ def test_other_flags_compile_all(built: Project) -> None:
 
 
 def test_a_file_that_a_flag_names_is_part_of_the_flags(project: Project) -> None:
-    project.write("forced.h", "#define FLAG 1\n")
-    project.flags = ["-include", str(project.folder / "forced.h")]
+    project.write("options", "--defsym NUMBER=1")
+    project.flags += [f"-Wa,@{project.folder}/options"]
+    project.sum()
+    project.compiled()
+    project.write("options", "--defsym NUMBER=2")
+    project.edit("s0.cpp")
+    project.sum()
+    assert project.compiled() == ALL
+
+
+def test_a_file_that_a_flag_includes_is_read_as_a_sources_headers_are(project: Project) -> None:
+    for folder in ("first", "second"):
+        (project.folder / folder).mkdir()
+    project.write("forced.h", "#include <flag.h>\n")
+    project.write("second/flag.h", "#define FLAG 1\n")
+    project.flags = ["-include", str(project.folder / "forced.h"), f"-I{project.folder}/first", f"-I{project.folder}/second"]
     assert project.sum() == 11111
     project.compiled()
-    project.write("forced.h", "#define FLAG 2\n")
+    project.write("first/flag.h", "#define FLAG 2\n")
     assert project.sum() == 21111
+    assert project.compiled() == ALL
+    project.write("forced.h", "#define FLAG 3\n")
+    assert project.sum() == 31111
     assert project.compiled() == ALL
 
 
@@ -263,6 +281,34 @@ def test_a_build_that_a_header_overtakes_keeps_no_object_of_it(project: Project,
     project.compiled()
     assert project.sum() == 11111
     assert "s1" in project.compiled()  # what was compiled before the header changed is right
+
+
+def test_a_header_that_changed_and_changed_back_during_a_compile_is_noticed(project: Project) -> None:
+    both, real = project.folder / "both.h", shutil.which("c++")
+    project.before(f"if [ $name = s1 ]; then echo '#define VALUE_b 2' > '{both}'; '{real}' \"$@\"; echo '#define VALUE_b 1' > '{both}';"
+                   " exit 0; fi\n")
+    project.load()
+    project.compiled()
+    project.before("")
+    project.edit("s0.cpp")
+    assert project.sum() == 11111
+    assert "s1" in project.compiled()
+
+
+@pytest.mark.parametrize("as_planned", [True, False])
+def test_an_object_of_other_text_than_the_plan_has_is_not_kept_whatever_the_files_dates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_planned: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").mkdir()
+    source = tmp_path / "one.cpp"
+    source.write_text("int one;\n")
+    digest = files.digest(str(source)) if as_planned else "0" * 64
+    plan = {"folder": str(tmp_path / "kept"), "started": 2**62, "trusted": [],
+            "objects": {"one.o": {"key": "a" * 64, "inputs": {str(source): digest}}}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert keep.main("plan.json", "c++", "-MMD", "-MF", "one.o.d", "-c", str(source), "-o", "one.o") == 0
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a" * 64] * as_planned
 
 
 @pytest.mark.parametrize("text", ["const char *now = __TIME__;", "asm(\".incbin \\\"{folder}/both.h\\\"\");"])
