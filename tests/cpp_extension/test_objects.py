@@ -261,7 +261,7 @@ def test_a_killed_build_keeps_the_objects_that_are_complete(project: Project, he
     project.before("if [ $name = s4 ]; then exec sleep 5; fi\n")
     code = f"import opjit; opjit.load({project.name!r}, {project.sources!r}, extra_cflags={project.flags!r}, is_python_module=False)"
     with subprocess.Popen([sys.executable, "-c", code], env=environment({}), start_new_session=True, stderr=subprocess.PIPE) as process:
-        while not (here / "v1" / "objects").exists() or len([path for path in kept(here) if path.name[0] != "."]) < 4:
+        while not project.log.exists() or "s4" not in project.log.read_text() or len(list((here / "v1" / "objects").glob("[!.]*"))) < 4:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         os.killpg(process.pid, end)
