@@ -43,7 +43,7 @@ else:
         from importlib import import_module
 
         module = import_module(f"opjit.{_LATER[name]}")
-        return getattr(module, name, module)  # `cache` and others are modules
+        return vars(module).get(name, module)  # `cache` and others are modules; getattr of cpp_extension would import torch's
 
 register_backend(Cpu())
 register_backend(Cuda())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from opjit import backends
@@ -11,9 +12,10 @@ from opjit.backends.targets import Target
 from opjit.declare.op import Op
 from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.recipe import toolchain
-from opjit.recipe.recipe import Recipe
+from opjit.recipe.recipe import Recipe, base_key
 from opjit.store import layers
 from opjit.store.entry import Entry
+from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
 W = TypeVar("W", bound="Wanted")
@@ -45,6 +47,35 @@ class Wanted(Protocol):
         """Build it and publish the entry."""
 
 
+class Shareable(Wanted, Protocol):
+    """A requested binary that the ranks of a job build for each other; see opjit.distributed."""
+
+    @property
+    def name(self) -> str:
+        """What ranks with the same request call its entry: the key of all that is known before a build."""
+
+    @property
+    def buildable(self) -> bool:
+        """Whether a compiler is here."""
+
+    @property
+    def large(self) -> bool:
+        """Whether its compilers need as much memory as nvcc."""
+
+    @property
+    def kind(self) -> Target | None:
+        """The target of an op; None for a C++ extension."""
+
+    def shelf(self, store: Store, described: Manifest | None = None) -> Path:
+        """The folder of its entries, or of the one with a manifest."""
+
+    def names(self, entry: Entry) -> set[str]:
+        """The names of the requests that an entry answers."""
+
+    def takes(self, described: Manifest) -> bool:
+        """Whether an entry with this manifest answers the request."""
+
+
 class OpBinary(NamedTuple):
     """An op's binary for a target.
 
@@ -63,6 +94,31 @@ class OpBinary(NamedTuple):
     @property
     def lock(self) -> str:
         return self.recipe.key or self.op.qualified.replace("::", ".")
+
+    @property
+    def name(self) -> str:
+        return self.recipe.key or self.recipe.base
+
+    @property
+    def buildable(self) -> bool:
+        return self.recipe.key is not None
+
+    @property
+    def large(self) -> bool:
+        return self.target.backend.uses_nvcc
+
+    @property
+    def kind(self) -> Target:
+        return self.target
+
+    def shelf(self, store: Store, described: Manifest | None = None) -> Path:
+        return store.folder(self.op.qualified, self.target)
+
+    def names(self, entry: Entry) -> set[str]:
+        return {entry.key, self.recipe.base}
+
+    def takes(self, described: Manifest) -> bool:
+        return self.recipe.key in (None, described.key) and base_key(described.document) == self.recipe.base
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         return (None if self.must_store else layers.find(self.recipe)) or store.find(self.recipe, warn)
@@ -83,7 +139,7 @@ class OpBinary(NamedTuple):
             return None
         from opjit.share import remote
 
-        return remote.fetch(self.recipe, store)
+        return remote.fetch(remote.sought(self.recipe), store)
 
     def build(self, store: Store) -> Entry:
         from opjit.builder import build

@@ -236,7 +236,7 @@ def _remote(recipe: Recipe) -> tuple[bool, str]:
 
     shown = Objects(os.environ["OPJIT_REMOTE"]).shown
     try:
-        there = remote.holds(recipe)
+        there = remote.holds(remote.sought(recipe))
     except Exception as error:  # any failure of a network
         return False, f"the remote {shown} cannot be used: {remote.reason(error)}"
     return there, f"the remote {shown} {'has' if there else 'does not have'} it"

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pytest
 
@@ -189,7 +190,7 @@ def from_folder(folder: Path, latency: float = 0.0) -> Behaviour:
 
     def behave(handler: Handler) -> None:
         time.sleep(latency)
-        path = folder / handler.path.lstrip("/")
+        path = folder / unquote(handler.path).lstrip("/")
         if path.is_file():
             handler.answer(path.read_bytes())
         else:

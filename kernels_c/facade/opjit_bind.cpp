@@ -193,8 +193,7 @@ static void refuse(const Function &function, PyObject *const *args, Py_ssize_t c
     PyErr_SetString(PyExc_TypeError, text.c_str());
 }
 
-/* Give Python the exception that is being handled, as pybind11 does. */
-static void translate()
+void translate()
 {
     try {
         throw;

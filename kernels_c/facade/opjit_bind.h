@@ -212,6 +212,7 @@ bool load_complex(PyObject *object, bool convert, double *real, double *imaginar
 /* The items of a sequence or of a set, generator or view, which pybind11 takes for one; null for anything else. */
 Object items_of(PyObject *object);
 PyObject *new_none();
+void translate(); /* Give Python the exception that is being handled, as pybind11 does. */
 
 /* How a C++ type looks to Python: `in` and `out` are its names in signatures, load() reads it, make() gives a new reference. */
 template <typename T, typename = void> struct Cast;
@@ -348,10 +349,12 @@ template <> struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
     static std::string out() { return in(); }
     static PyObject *make(c10::ScalarType dtype)
     {
-        if (dtype != c10::ScalarType::Undefined)
+        try {
             return borrowed(torch::opjit_dtype(dtype)).take();
-        PyErr_SetString(PyExc_ValueError, "unsupported scalarType");
-        return nullptr;
+        } catch (...) { /* pybind11 converts results outside of torch's translation of errors */
+            translate();
+            return nullptr;
+        }
     }
 };
 template <> struct Cast<c10::Device> : Held<c10::Device, THPDeviceType> {

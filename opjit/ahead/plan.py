@@ -1,4 +1,4 @@
-"""What precompile builds: ops by name, or the ops of a recorded list, perhaps from another machine.
+"""What precompile builds: ops by name, or the ops and C++ extensions of a recorded list, perhaps from another machine.
 
 An op of a list is looked up by name: bundled, in OPJIT_PATH, and in installed packages. An op that is not found is built from the
 list's folder, if that exists here, or from the list's code.
@@ -6,6 +6,9 @@ list's folder, if that exists here, or from the list's code.
 A list may come from anyone, so precompile never runs code that only the list names. It does not import the folder's op.py. It compiles
 the C or CUDA source with the list's schema and flags, which pass the same checks as a declaration's. The result is an entry whose key
 is the hash of just that content; only a program that requests it loads it.
+
+This does not hold for a list's C++ extensions: torch passes their flags to a shell, and a build opens the library once, to see whether
+that works. So they are built only if the caller says so.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import backends, survey
+from opjit import backends, cpp_extension, survey
 from opjit.backends.targets import Target
+from opjit.cpp_extension import recorded as recorded_calls
+from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.declare import arguments, catalog, oplist
 from opjit.declare.op import Op
 from opjit.declare.oplist import RecordedOp
@@ -37,7 +42,8 @@ class Plan(NamedTuple):
         store: where the binaries go.
         shared: the user named the store, so it must be complete without the cache, and readable for everyone.
         remarks: what the user should know before the builds start.
-        failed: the pairs that cannot be built, each with the reason.
+        failed: the pairs and extensions that cannot be built, each with the reason.
+        extensions: the requests for the C++ extensions of a list.
     """
 
     wanted: list[Pair]
@@ -46,6 +52,7 @@ class Plan(NamedTuple):
     shared: bool
     remarks: Sequence[str] = ()
     failed: Sequence[tuple[str, OpjitError]] = ()
+    extensions: Sequence[ExtensionBinary] = ()
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
@@ -77,13 +84,15 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
     return Plan(wanted, len(set(ops)) * len(targets) - len(wanted), store, root is not None)
 
 
-def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
-    """Plan to build the ops of a recorded list.
+def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
+                  extensions: bool = False) -> Plan:
+    """Plan to build the ops of a recorded list, and its C++ extensions.
 
     Args:
         path: the list's file.
-        archs: archs to build for; empty is each op's recorded targets.
+        archs: archs to build the ops for; empty is each op's recorded targets.
         root: root of the store to fill; None is the cache.
+        extensions: also build the extensions, each for its recorded archs. Then the list must be trusted, as it can run any code.
 
     Raises:
         RecordError: the file is not a list from `opjit record`.
@@ -112,8 +121,27 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
                 wanted.append(Pair(op, _resolve_target(use, name, store, remarks)))
             except OpjitError as error:
                 failed.append((name, error))
+    requests = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
     # A declared op may replace several recorded ones, which differ.
-    return Plan(list(dict.fromkeys(wanted)), skipped, store, root is not None, list(dict.fromkeys(remarks)), failed)
+    return Plan(list(dict.fromkeys(wanted)), skipped, store, root is not None, list(dict.fromkeys(remarks)), failed, requests)
+
+
+def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
+                     failed: list[tuple[str, OpjitError]]) -> list[ExtensionBinary]:
+    """The requests for a list's extensions, each content once."""
+    listed, found = oplist.read_extensions(path), dict[str, ExtensionBinary]()
+    if listed and not allowed:
+        remarks.append(f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
+                       "if you trust the list, give --extensions (in Python: extensions=True)")
+        return []
+    for each in listed:
+        try:
+            function = cpp_extension.load if each.function == "load" else cpp_extension.load_inline
+            wanted = recorded_calls.request(each, function, os.path.dirname(os.path.abspath(path)), store)
+            found.setdefault(wanted.extension.key, wanted._replace(must_store=shared))
+        except OpjitError as error:
+            failed.append((each.name, error))
+    return list(found.values())
 
 
 def _store(root: str | os.PathLike[str] | None) -> Store:

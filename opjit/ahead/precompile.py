@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from opjit import distributed, files, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
+from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, BuildError, CacheWarning, NoKernel, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, live, logger, plain
@@ -26,21 +27,22 @@ from opjit.survey import Pair, Survey
 from opjit.wanted import OpBinary, describe
 
 MakeDisplay = Callable[[list[str]], AbstractContextManager[Display]]
+Item = Pair | ExtensionBinary  # what a plan wants
 
 
 class Report(NamedTuple):
     """What precompile did.
 
     Attributes:
-        built: the pairs of an op and a target that it built.
-        there: the pairs that a cache already had.
+        built: the pairs of an op and a target, and the C++ extensions, that it built.
+        there: those that a cache already had.
         skipped: the number of pairs without a kernel.
-        failed: the name of each pair that could not be built, with the error.
+        failed: the name of each that could not be built, with the error.
         seconds: how long it took.
     """
 
-    built: list[Pair]
-    there: list[Pair]
+    built: list[Item]
+    there: list[Item]
     skipped: int
     failed: list[tuple[str, OpjitError]]
     seconds: float
@@ -59,7 +61,8 @@ class _Built(NamedTuple):
 
 
 def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Sequence[str] = (), *, jobs: int | None = None,
-               store: str | os.PathLike[str] | None = None, recorded: str | os.PathLike[str] | None = None) -> Report:
+               store: str | os.PathLike[str] | None = None, recorded: str | os.PathLike[str] | None = None,
+               extensions: bool = False) -> Report:
     """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
 
     Args:
@@ -69,6 +72,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
         store: the root of a store to fill instead of the cache, such as a folder in an image that OPJIT_LAYERS will name. Everyone may
             read its entries.
         recorded: a list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
+        extensions: also build the list's C++ extensions, for the archs that they were recorded for. The list must be trusted then: flags
+            and static initialisers can run any code.
 
     Returns:
         The pairs that were built, the pairs that existed, and the number of pairs without a kernel.
@@ -86,7 +91,7 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     for parameter, given in (("ops", ops), ("archs", archs)):
         if isinstance(given, str):
             raise BadSetting(one_string("opjit.precompile", parameter, given))
-    plan = plan_ops(ops, archs, store) if recorded is None else plan_recorded(recorded, archs, store)
+    plan = plan_ops(ops, archs, store) if recorded is None else plan_recorded(recorded, archs, store, extensions)
     for remark in plan.remarks:
         logger.warning(remark)
     report = build_plan(plan, jobs)
@@ -134,6 +139,9 @@ def _share(plan: Plan, jobs: int | None, report: Report) -> None:
             report.failed.append((str(pair), outcome.error))
         else:
             (report.built if outcome.origin == "built" else report.there).append(pair)
+    settled = distributed.share_extensions(plan.extensions, plan.store, offer=False, must_store=True, jobs=jobs)
+    for extension, entry in zip(plan.extensions, settled, strict=True):
+        _add(extension, _Built(entry.origin == "built", entry.error), report)
 
 
 def _make_readable(store: Store) -> None:
@@ -152,63 +160,73 @@ def _default_display(names: list[str]) -> AbstractContextManager[Display]:
 
 def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: MakeDisplay) -> None:
     """Build the missing binaries in worker processes, and add the results to the report."""
-    survey, missing = Survey(plan.store, layers=not plan.shared), list[Pair]()
-    for pair in plan.wanted:
-        (missing if survey.find(pair) is None else report.there).append(pair)
+    survey, missing = Survey(plan.store, layers=not plan.shared), list[Item]()
+    items: list[Item] = [*plan.wanted, *plan.extensions]
+    for item in items:
+        found = survey.find(item) if isinstance(item, Pair) else item.find(plan.store)
+        (missing if found is None else report.there).append(item)
     if not missing:
         return
     from opjit.builder import budget, workers
 
-    nvcc = [pair.target.backend.uses_nvcc for pair in missing]
-    size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(nvcc) else budget.C_JOB, jobs))
+    large = [item.target.backend.uses_nvcc if isinstance(item, Pair) else True for item in missing]
+    size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(large) else budget.C_JOB, jobs))
     request.import_builder()  # once, before the workers are forked
     begun: dict[int, float] = {}
-    order = sorted(range(len(missing)), key=lambda number: not nvcc[number])  # the long ones first, to finish together
-    with (make_display([str(pair) for pair in missing]) as display,
+    order = sorted(range(len(missing)), key=lambda number: not large[number])  # the long ones first, to finish together
+    with (make_display([str(item) for item in missing]) as display,
           closing(workers.run(order, lambda number, say: _build_one(missing[number], plan.store, say), size)) as events):
         for event in events:
             if event is None:
                 display.tick()
                 continue
-            pair = missing[event.number]
+            item = missing[event.number]
             if event.state == "started":
                 begun[event.number] = time.perf_counter()
-                display.started(event.number, str(pair))
+                display.started(event.number, str(item))
             elif event.state == "reports":
                 display.changed(event.number, str(event.detail))
             else:
-                built, error, texts = event.detail if event.state == "done" else _Built(False, _death(pair, event.detail))
-                for text in texts:
-                    warnings.warn(CacheWarning(text), stacklevel=4)
-                if error:
-                    report.failed.append((str(pair), error))
-                else:
-                    (report.built if built else report.there).append(pair)
-                state = "failed" if error else "built" if built else "there"
-                display.ended(event.number, str(pair), state, time.perf_counter() - begun[event.number])
+                done: _Built = event.detail if event.state == "done" else _Built(False, _death(item, event.detail))
+                _add(item, done, report)
+                state = "failed" if done.error else "built" if done.built else "there"
+                display.ended(event.number, str(item), state, time.perf_counter() - begun[event.number])
 
 
-def _build_one(pair: Pair, store: Store, say: Callable[[str], None]) -> _Built:
+def _add(item: Item, done: _Built, report: Report) -> None:
+    for text in done.warnings:
+        warnings.warn(CacheWarning(text), stacklevel=5)
+    if done.error:
+        report.failed.append((str(item), done.error))
+    else:
+        (report.built if done.built else report.there).append(item)
+
+
+def _build_one(item: Item, store: Store, say: Callable[[str], None]) -> _Built:
     """Fetch or build a binary; runs in a worker."""
     built, error = False, None
     with warnings.catch_warnings(record=True) as seen, progress.on_status(say):
         warnings.simplefilter("always")
         try:
-            wanted = OpBinary(pair.op, pair.target, describe(pair.op, pair.target, store), must_store=True)
+            wanted = OpBinary(*item, describe(*item, store), must_store=True) if isinstance(item, Pair) else item._replace(must_store=True)
             built = request.obtain(wanted, store).origin == "built"
         except OpjitError as caught:
             error = caught
         except Exception as caught:
-            error = BuildError(f"{pair} was not built: {type(caught).__name__}: {caught}", op=pair.op.qualified, target=str(pair.target))
+            error = _fault(item, f"{type(caught).__name__}: {caught}")
     return _Built(built, error, [str(warning.message) for warning in seen if issubclass(warning.category, CacheWarning)])
 
 
-def _death(pair: Pair, code: int) -> BuildError:
+def _death(item: Item, code: int) -> BuildError:
     how = f"exited with code {code}"
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-    return BuildError(f"{pair} was not built: its process {how}; if the machine ran out of memory, allow fewer builds at once with --jobs "
-                      "or OPJIT_JOBS", op=pair.op.qualified, target=str(pair.target))
+    return _fault(item, f"its process {how}; if the machine ran out of memory, allow fewer builds at once with --jobs or OPJIT_JOBS")
+
+
+def _fault(item: Item, reason: str) -> BuildError:
+    text = f"{item} was not built: {reason}"
+    return BuildError(text, op=item.op.qualified, target=str(item.target)) if isinstance(item, Pair) else item.refusal(text)
 
 
 def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:

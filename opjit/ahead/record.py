@@ -1,7 +1,7 @@
-"""``opjit record``: list the ops that a program uses in all its processes, and their targets.
+"""``opjit record``: list the ops that a program uses in all its processes, with their targets, and the C++ extensions that it loads.
 
-OPJIT_RECORD names a file for the program. Each process appends a line to it when it first readies an op for a target. When the program
-has ended, in whatever way, the lines become one sorted list.
+OPJIT_RECORD names a file for the program. Each process appends a line to it when it first readies an op for a target, and when it loads an
+extension. When the program has ended, in whatever way, the lines become one sorted list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 
 from opjit import files
 from opjit.declare import oplist
-from opjit.declare.oplist import RecordedOp
+from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import CacheWarning, RecordError
 
 
@@ -34,7 +34,7 @@ def record(command: Sequence[str], output: Path) -> int:
         try:
             os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
-            files.write_synced(made, oplist.dump_list(_gather(raw)).encode("ascii"))
+            files.write_synced(made, oplist.dump_list(*_gather(raw)).encode("ascii"))
             os.replace(made, output)
         except OSError as error:
             raise RecordError(f"the list cannot be written to {output}: {error}; name another file with -o") from error
@@ -65,15 +65,19 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _gather(raw: Path) -> list[RecordedOp]:
+def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     """Read the lines of all processes; a truncated line, as after a full disk, is skipped with a warning."""
-    found, bad = [], 0
+    ops, extensions, bad = list[RecordedOp](), list[RecordedExtension](), 0
     for text in raw.read_bytes().splitlines():
         try:
-            found.append(oplist.parse_op(json.loads(text)))
+            fields = json.loads(text)
+            if isinstance(fields, dict) and "function" in fields:
+                extensions.append(oplist.parse_extension(fields))
+            else:
+                ops.append(oplist.parse_op(fields))
         except (ValueError, RecursionError):
             bad += 1
     if bad:
         warnings.warn(CacheWarning(f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"),
                       stacklevel=2)
-    return found
+    return ops, extensions

@@ -1,7 +1,7 @@
 """Transfer entries: push them to a remote, pull them from one, pack them into a file and unpack it. Only commands do so, never a build.
 
-A pack is a plain tar of exactly the files of a remote, so it becomes one when it is untarred on a web server. C++ extensions are not
-transferred: their binaries need one version of torch and Python, and no request looks for them in a remote.
+A pack is a plain tar of exactly the files of a remote, so it becomes one when it is untarred on a web server. Ops and C++ extensions are
+transferred alike.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import IO, NamedTuple, TypeVar
 
 from opjit import files, survey
 from opjit.backends.targets import Target
+from opjit.cpp_extension import identity
 from opjit.declare import catalog
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.library import origin
-from opjit.recipe.recipe import base_key
+from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Signer, Trust
 from opjit.store import bundle, inventory, layers, manifest
 from opjit.store.bundle import Bundle
+from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe
 
@@ -53,16 +55,51 @@ class TransferReport(NamedTuple):
     problems: list[str]
 
 
+class _Origin(NamedTuple):
+    """Where an entry belongs, by its manifest.
+
+    Attributes:
+        title: for messages.
+        folder: the common prefix of its objects' names.
+        target: of an op; None for a C++ extension.
+        pointers: the names of the objects that point to it.
+        most: the number of keys that such an object holds at most.
+    """
+
+    title: str
+    folder: str
+    target: Target | None
+    pointers: tuple[str, ...]
+    most: int
+
+
+def _origin(described: Manifest) -> _Origin:
+    """Raises OpjitError if a manifest belongs to nothing that this process knows."""
+    document = described.document
+    if document.get("made_by") is None:
+        schema, target = origin(described)
+        folder = remote.folder_name(schema.qualified, target)
+        return _Origin(f"{schema.qualified} for {target}", folder, target, (f"{folder}/{base_key(document)}.key",), 1)
+    folder, known = f"v1/{identity.shelf_name(document)}", {**document, "found": {}}  # see remote.py
+    pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
+    return _Origin(f"the extension {document['name']}", folder, None, tuple(pointers), remote.MOST_KEYS)
+
+
 class _Outgoing(NamedTuple):
-    """An entry to send: the name and the bytes of its object, and the name of the object that points to it."""
+    """An entry to send: the name and the bytes of its object, the names of the objects that point to it, and how many keys those hold."""
 
     name: str
     content: bytes
-    pointer: str
+    pointers: tuple[str, ...]
+    most: int
 
     @property
-    def key(self) -> bytes:
-        return Path(self.name).stem.encode("ascii")
+    def key(self) -> str:
+        return Path(self.name).stem
+
+    def pointing(self, before: Sequence[str]) -> bytes:
+        """The content of a pointer that held these keys, with this entry's in front."""
+        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
 
 
 class _Remote:
@@ -95,6 +132,13 @@ class _Remote:
     def has(self, name: str) -> bool:
         return self._in_time(lambda: self.objects.has(name))
 
+    def pointed(self, name: str) -> list[str]:
+        """The keys in a pointer; none if it is missing or damaged."""
+        try:
+            return remote.pointed(self.read(name))
+        except (FileNotFoundError, EntryError):
+            return []
+
     def names(self) -> list[str]:
         """The names of all entries."""
         return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
@@ -118,7 +162,7 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
     Args:
         url: the remote; None is OPJIT_REMOTE's.
         sign: file of the private key; None leaves entries unsigned, which only OPJIT_TRUST=unsigned accepts.
-        ops: the names of the ops to push; empty is all.
+        ops: the names of the ops and extensions (``cpp_extension::NAME``) to push; empty is all.
         say: called with the name of each uploaded object.
 
     Raises:
@@ -140,8 +184,10 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
             place.write(entry.name, entry.content)
             moved.append(entry.name)
             say(entry.name)
-        if not known or not place.has(entry.pointer):
-            place.write(entry.pointer, entry.key)
+        for pointer in entry.pointers:
+            before = place.pointed(pointer)
+            if not known or not before or (entry.most > 1 and entry.key not in before):
+                place.write(pointer, entry.pointing(before))
         there += known
     return TransferReport(moved, there, 0, problems)
 
@@ -153,7 +199,7 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
 
     Args:
         url: the remote; None is OPJIT_REMOTE's.
-        ops: the names of the ops to pull; empty is all.
+        ops: the names of the ops and extensions (``cpp_extension::NAME``) to pull; empty is all.
         say: called with the name of each fetched object.
 
     Raises:
@@ -177,7 +223,7 @@ def _pull_declared(place: _Remote, trusted: Trust, ops: Sequence[str], say: Call
             if layers.find(recipe) or root.find(recipe, warn=False):
                 there += 1
                 continue
-            found = remote.look_up(recipe, place.read, trusted)
+            found = remote.look_up(remote.sought(recipe), place.read, trusted)
         except (EntryError, OSError) as error:  # OSError: of the op's sources
             problems.append(f"{op.qualified} for {target} is left out: {error}")
             continue
@@ -197,7 +243,7 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
     Args:
         path: of the file, which appears by one rename and replaces an existing one.
         sign: file of the private key; None leaves entries unsigned.
-        ops: the names of the ops to pack; empty is all.
+        ops: the names of the ops and extensions (``cpp_extension::NAME``) to pack; empty is all.
 
     Raises:
         RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.
@@ -209,11 +255,11 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
     try:
         with open(staged, "xb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-                pointers = {}
+                pointers = dict[str, bytes]()
                 for entry in _outgoing(Store(default_root()), ops, signer, problems):
                     _add(archive, entry.name, entry.content)
                     names.append(entry.name)
-                    pointers[entry.pointer] = entry.key
+                    pointers |= {name: entry.pointing(pointers.get(name, b"").decode("ascii").split()) for name in entry.pointers}
                 for name, content in sorted(pointers.items()):
                     _add(archive, name, content)
             file.flush()
@@ -291,15 +337,14 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
 
 def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[_Outgoing]:
     """The cache's entries of ops, verified and sorted by name. Adds a line to `problems` for each entry that fails."""
-    folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)
-               if not item.op.startswith("cpp_extension::")}
+    folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
             content = bundle.of(folders[name])
             described = manifest.parse(content.manifest)
-            schema, target = origin(described)
-            remote.examine(described, content.library, folders[name].name, target)
-            if name != f"{remote.folder_name(schema.qualified, target)}/{described.key}.opjit" or not _OBJECT.fullmatch(name):
+            belongs = _origin(described)
+            remote.examine(described, content.library, folders[name].name, belongs.target)
+            if name != f"{belongs.folder}/{described.key}.opjit" or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
             signed = (signer.sign(content) if signer else content).dump()
             if len(signed) > remote.MAX_BYTES:
@@ -310,8 +355,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
         except (OSError, OpjitError, ValueError) as error:
             problems.append(f"{folders[name]} is left out: {error}")
             continue
-        base = base_key(described.document)
-        yield _Outgoing(name, signed, f"{remote.folder_name(schema.qualified, target)}/{base}.key")
+        yield _Outgoing(name, signed, belongs.pointers, belongs.most)
 
 
 def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str) -> Iterator[str]:
@@ -343,10 +387,10 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
             received = bundle.parse(read())
             trusted.check(received)
             described = manifest.parse(received.manifest)
-            schema, target = origin(described)
-            if name != f"{remote.folder_name(schema.qualified, target)}/{described.key}.opjit":
-                raise EntryError(f"it holds an entry of {schema.qualified} for {target}, not the one in its name")
-            remote.examine(described, received.library, described.key, target)
+            belongs = _origin(described)
+            if name != f"{belongs.folder}/{described.key}.opjit":
+                raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
+            remote.examine(described, received.library, described.key, belongs.target)
         except FileNotFoundError:
             continue
         except RemoteError:
@@ -354,13 +398,13 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
         except OpjitError as error:
             problems.append(f"{name} is left out: {error}")
             continue
-        _receive(root, received, place, target)
+        _receive(root, received, place, belongs.target)
         moved.append(name)
         say(name)
     return TransferReport(moved, there, 0, problems)
 
 
-def _receive(root: Store, received: Bundle, place: Path, target: Target) -> None:
+def _receive(root: Store, received: Bundle, place: Path, target: Target | None) -> None:
     try:
         root.receive(received, place, target)
     except (OSError, EntryError) as error:  # the entry is good, so the cache is at fault

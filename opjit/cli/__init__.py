@@ -262,10 +262,13 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @click.option("--arch", default="",
               help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
+@click.option("--extensions", is_flag=True,
+              help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
 @click.option("--store", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
               help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
-def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, store: Path | None) -> None:
+def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, extensions: bool,
+               store: Path | None) -> None:
     """Build each OP, an op's name or folder, ahead of requests; exit code 1 if a build fails."""
     from opjit import progress
     from opjit.ahead.plan import plan_ops, plan_recorded
@@ -273,8 +276,10 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
 
     if bool(ops) + everything + (recorded is not None) != 1:
         raise click.UsageError("name OPs, or give --all, or --from FILE")
+    if extensions and recorded is None:
+        raise click.UsageError("--extensions goes with --from FILE, a list from `opjit record`")
     archs = [each.strip() for each in arch.split(",")] if arch else []
-    plan = plan_recorded(recorded, archs, store) if recorded is not None else plan_ops(ops or None, archs, store)
+    plan = plan_recorded(recorded, archs, store, extensions) if recorded is not None else plan_ops(ops or None, archs, store)
     for remark in plan.remarks:
         click.echo(remark, err=True)
     report = build_plan(plan, jobs, lambda names: progress.live(sys.stdout, names) if sys.stdout.isatty() else progress.plain(click.echo))
@@ -289,7 +294,7 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
               help="The list's file, for `opjit precompile --from`.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
-    """Run COMMAND and list the ops that it uses in all its processes; the exit code is the command's."""
+    """Run COMMAND and list the ops and C++ extensions that it uses in all its processes; the exit code is the command's."""
     from opjit.ahead.record import record as record_ops
 
     sys.exit(record_ops(command, output))

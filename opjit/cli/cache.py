@@ -123,7 +123,10 @@ def clear(ops: tuple[str, ...]) -> None:
 @click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
 @click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
-    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already there."""
+    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already there.
+
+    A C++ extension is the OP cpp_extension::NAME, as in `opjit cache ls`. The same goes for pull and pack.
+    """
     from opjit.cache import transfer
 
     if (sign is None) != unsigned:

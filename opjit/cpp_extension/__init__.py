@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from opjit import files, loader, request
-from opjit.cpp_extension import facade, static_init, vocabulary
+from opjit.cpp_extension import binary, recorded, static_init
 from opjit.cpp_extension.binary import ExtensionBinary
-from opjit.cpp_extension.identity import Extension, Unsupported, describe
-from opjit.errors import CompileError, LoadError
+from opjit.cpp_extension.identity import Extension, Unsupported
+from opjit.errors import LoadError
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
@@ -58,11 +58,12 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
-    - Only the local cache is used, not OPJIT_LAYERS or OPJIT_REMOTE: a binary depends on one version of torch and of Python, and on
-      headers that only its build finds.
     - A C++ program that only names operators, tensors and functions to bind is compiled with light headers, in a twentieth of the time;
       every other one, or one that does not compile with those, with torch's own. `opjit why NAME` shows which and why. The results are the
       same. `fast=False` or OPJIT_FAST=0 always takes torch's own.
+    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push`, `pull`, `pack` and `unpack` serve extensions as they do ops. A binary is found where
+      torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
+    - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
     - ROCm and SYCL builds, and arguments of unexpected types, go to torch unchanged.
 
     Args:
@@ -134,46 +135,40 @@ def __getattr__(name: str) -> Any:
 
 def _load(function: str, given: dict[str, Any]) -> Any:
     arguments = {**given, **given["newer"]}
-    fast = arguments.pop("fast") and os.environ.get("OPJIT_FAST", "1") not in ("", "0")
+    fast = arguments.pop("fast")
     del arguments["newer"]
     try:
-        extension = describe(arguments, Store(default_root()).notes)
+        wanted = binary.of_call(function, arguments, Store(default_root()).notes, fast=fast)
     except Unsupported:
         from opjit.builder import torch_builder
 
+        recorded.refuse(arguments, "only torch can build it")
         return torch_builder.original(function)(**arguments)
-    directory = arguments["build_directory"]
+    return load_wanted(function, wanted)
+
+
+def load_wanted(function: str, wanted: ExtensionBinary, found: Entry | None = None) -> Any:
+    """Do what a call of `load` or `load_inline` does once its request is known. `found` is the entry, if the caller has one."""
+    directory = wanted.arguments["build_directory"]
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    implicit = function == "load_inline" and not arguments.get("no_implicit_headers")
-    reason = vocabulary.refusal(extension, implicit) if fast else "fast=False or OPJIT_FAST=0"
-    if reason is None:
-        try:
-            return _load_binary(ExtensionBinary(extension._replace(facade=facade.version()), arguments), or_else=extension)
-        except (CompileError, LoadError, ImportError, OSError) as error:
-            reason = str(error).splitlines()[0]
-    return _load_binary(ExtensionBinary(extension._replace(reason=reason), arguments))
+    loaded = _load_binary(wanted, found)
+    recorded.note(function, wanted.arguments, wanted.extension.archs)
+    return loaded
 
 
-def _load_binary(wanted: ExtensionBinary, or_else: Extension | None = None) -> Any:
-    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again.
-
-    Args:
-        or_else: the extension as built with torch's own headers, which is as good if it is in the cache: the light ones failed before.
-    """
+def _load_binary(wanted: ExtensionBinary, found: Entry | None) -> Any:
+    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
     for store in request.stores():
-        entry = request.look(wanted, store)
-        if entry is None and or_else is not None:
-            entry = request.look(ExtensionBinary(or_else, wanted.arguments), store)
-        entry = entry or request.obtain(wanted, store)
-        if wanted.arguments["verbose"] and entry.origin == "store":
+        entry = found or request.look(wanted, store) or request.obtain(wanted, store)
+        if wanted.arguments["verbose"] and entry.origin in ("layer", "store"):
             print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
         try:
             return _deliver_and_open(entry, wanted)
         except (OSError, ImportError, LoadError) as error:
             if entry.library.exists():
                 raise
-            gone = error
+            gone, found = error, None
     raise gone
 
 

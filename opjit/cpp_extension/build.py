@@ -26,7 +26,7 @@ from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
 from opjit.cpp_extension import facade, identity, objects, static_init, vocabulary
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import CompileError, EntryError
+from opjit.errors import CompileError, EntryError, LoadError
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import document_key
 from opjit.recipe.toolchain import Compiler, Nvcc
@@ -46,7 +46,7 @@ class _Tools(NamedTuple):
     ninja: str
 
 
-def build(extension: Extension, arguments: Mapping[str, Any], store: Store) -> Entry:
+def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must_store: bool = False) -> Entry:
     """Build an extension and publish it in the store or, if the store cannot be written, for this process only.
 
     Raises:
@@ -57,7 +57,8 @@ def build(extension: Extension, arguments: Mapping[str, Any], store: Store) -> E
     """
     tools = _tools(extension, store)
     extension = extension._replace(toolchain=identity.compiler_identity(tools.cxx, tools.compiler, tools.nvcc))
-    subject = Subject(extension.name, extension.purpose, None, extension.shelf(store), headers.unreadable(extension.inputs))
+    subject = Subject(extension.name, extension.purpose, None, extension.shelf(store), headers.unreadable(extension.inputs),
+                      must_store)
     for attempt in attempts(subject, store):
         with attempt as staged, workspace(staged) as work:
             shared = store if attempt.base == store.base else None
@@ -103,6 +104,8 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
                          {"torch": torch.__version__, "seconds": f"{seconds:.3f}",
                           "headers": "opjit's facade" if extension.facade else f"torch's own: {extension.reason}"})
     files.write_synced(entry / NAME, described.dump())
+    if extension.facade and not static_init.opens(str(library)):
+        raise LoadError("light headers name a function that libtorch lacks")
     if not extension.program:  # before publication, as other processes do not check again
         static_init.check_in_child(str(library), extension.name)
     return described

@@ -1,6 +1,6 @@
 """What decides the bytes of a C++ extension's binary, and where the cache keeps it:
 
-    <root>/v1/cpp_extension.<name>/<python>-torch<version>-<base>/<key>/
+    <root>/v1/cpp_extension.<name>/<python>-torch<version>-<base>/<key>/    <python>: such as cpython-312
 
 <base> covers all that is known before a build: sources, the headers that a scan of #include lines finds, flags, torch, Python, and CUDA
 archs. The key adds the compilers, and the headers that only a compiler finds (through an #include of a macro, say). The manifest lists
@@ -34,6 +34,7 @@ from opjit.recipe.recipe import FORMAT, base_key, document_key
 from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.store.store import Store
 
+MADE_BY = "torch.utils.cpp_extension"
 _CUDA = (".cu", ".cuh")
 # Environment variables that add folders and flags to the compilers' command lines.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
@@ -104,7 +105,7 @@ class Extension(NamedTuple):
         """The document that the key hashes; a build adds the headers that the compiler found."""
         document = {
             "format": FORMAT,
-            "made_by": "torch.utils.cpp_extension",
+            "made_by": MADE_BY,
             "name": self.name,
             "torch": [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
             "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()],
@@ -134,8 +135,7 @@ class Extension(NamedTuple):
 
     def shelf(self, root: Store) -> Path:
         """The folder of entries that differ only in their compilers, and in the headers that those found."""
-        tag = f"{sys.implementation.cache_tag}-torch{torch.__version__}-{self.base[:20]}"
-        return root.base / folder_name(self.name) / tag
+        return root.base / shelf_name(self.document())
 
     def other_headers(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
         """Headers that a compiler read, but that neither the scan nor a version covers: paths by portable name."""
@@ -169,12 +169,28 @@ def folder_name(name: str) -> str:
     return "cpp_extension." + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:100])
 
 
-def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
+def shelf_name(document: Mapping[str, Any]) -> str:
+    """The folder of an extension's entries below v1, by the document of any of them.
+
+    Raises:
+        EntryError: it is not an extension's document.
+    """
+    name, torchs, pythons = (document.get(field) for field in ("name", "torch", "python"))
+    texts = [name, *((known[:1] or [None])[0] if isinstance(known, list) else None for known in (torchs, pythons))]
+    if document.get("made_by") != MADE_BY or not all(isinstance(text, str) for text in texts):
+        raise EntryError("its manifest names no C++ extension")
+    name, version, suffix = map(str, texts)
+    tag = "-".join(suffix.strip(".").split("-")[:2])  # cpython-312
+    return f"{folder_name(name)}/{tag}-torch{version}-{base_key({**document, 'found': {}})[:20]}"
+
+
+def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | None = None) -> Extension:
     """Describe the extension that a call of load or load_inline requests.
 
     Args:
         arguments: of torch's function, by name.
         memory: the folder of notes on compilers.
+        archs: to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; None is those of this machine and its environment.
 
     Raises:
         Unsupported: only torch can handle the call.
@@ -203,8 +219,12 @@ def describe(arguments: Mapping[str, Any], memory: Path | None) -> Extension:
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
     extension = Extension(name, sources, (*sources, *command_line.forced), inline, texts, flags, archives, include, standalone,
-                          cuda_archs(name, _strings("extra_cuda_cflags", arguments)) if cuda else None, {}, compilers)
+                          _archs(arguments, archs) if cuda else None, {}, compilers)
     return extension._replace(inputs=_scan(extension))
+
+
+def _archs(arguments: Mapping[str, Any], given: str | None) -> str:
+    return cuda_archs(arguments["name"], _strings("extra_cuda_cflags", arguments)) if given is None else given
 
 
 def _flags(arguments: Mapping[str, Any], cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:

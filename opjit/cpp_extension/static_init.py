@@ -39,22 +39,33 @@ def check_in_child(path: str, name: str) -> None:
                     + (f"\n{more}" if more else ""))
 
 
+def opens(path: str) -> bool:
+    """Whether a library's symbols are all there; true if there can be no child to try it."""
+    if torch.cuda.is_initialized():
+        return True
+    with open(os.devnull, "wb") as nothing:
+        return _open_in_child(path, nothing.fileno()) <= 0
+
+
 def _open_in_child(path: str, output: int) -> int:
-    """Open the library in a forked child. Returns 0, or the negative number of the signal that ended the child."""
+    """Open the library in a forked child. Returns 0, 1 if it does not open, or the negative number of the signal that ended the child."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks with threads, but this child ends at once
         child = os.fork()
     if child == 0:
+        code = 0
         try:
             os.dup2(output, 1)
             os.dup2(output, 2)
             for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM):
                 signal.signal(number, signal.SIG_DFL)
             signal.alarm(TIMEOUT)
-            with suppress(OSError):  # this process will get the same error, with its message
+            code = 1  # this process will get the same error, with its message
+            with suppress(OSError):
                 ctypes.CDLL(path)
+                code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
     try:
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except ChildProcessError:

@@ -1,11 +1,17 @@
-"""The ops that a program used, as a JSON list, which `opjit record` writes and `opjit precompile --from` reads.
+"""The ops and C++ extensions that a program used, as a JSON list, which `opjit record` writes and `opjit precompile --from` reads.
 
     {"format": 1, "ops": [{"op": "mylib::scale", "schema": "mylib::scale(Tensor x, float a) -> Tensor", "backend": "cpu",
                            "arch": "x86-64-v3", "runtime": "", "folder": "/home/me/my_ops/scale",
                            "flags": {"c": ["-DTILE=64"], "cuda": [], "link": [], "include": []}}]}
 
 An inline op has ``"code"``, its sources by backend, instead of ``"folder"``. A list may come from anywhere, so it is validated strictly,
-and its contents are compiled but never run.
+and its ops are compiled but never run.
+
+If the program loaded C++ extensions, a third field ``"extensions"`` lists these calls, with all arguments but those that are None:
+
+    {"function": "load", "arguments": {"name": "ext", "sources": ["csrc/ext.cpp"], "extra_cflags": ["-O2"]}, "archs": null}
+
+``archs`` is what its CUDA code was compiled for. Paths below the list's folder start from there, all others are absolute.
 """
 
 from __future__ import annotations
@@ -53,6 +59,50 @@ class RecordedOp(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
+class RecordedExtension(NamedTuple):
+    """A call that loaded a C++ extension.
+
+    Attributes:
+        function: ``"load"`` or ``"load_inline"``.
+        arguments: of the function, by name.
+        archs: as in TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
+    """
+
+    function: str
+    arguments: dict[str, Any]
+    archs: str | None
+
+    @property
+    def name(self) -> str:
+        return str(self.arguments["name"])
+
+
+def parse_extension(fields: object) -> RecordedExtension:
+    """Validate one extension of a list.
+
+    Raises:
+        ValueError: the message says what is wrong.
+    """
+    if not isinstance(fields, dict) or fields.keys() != set(RecordedExtension._fields):
+        raise ValueError(f"expected the fields {', '.join(RecordedExtension._fields)} for each extension, not {fields!r:.80}")
+    found = RecordedExtension(**fields)
+    if found.function not in ("load", "load_inline"):
+        raise ValueError(f"expected load or load_inline as 'function', not {found.function!r:.80}")
+    if not isinstance(found.archs, (str, type(None))):
+        raise ValueError(f"expected a string or null as 'archs', not {found.archs!r:.80}")
+    if not isinstance(found.arguments, dict) or not isinstance(found.arguments.get("name"), str):
+        raise ValueError(f"expected an object with a name as 'arguments', not {found.arguments!r:.80}")
+    wrong = [name for name, value in found.arguments.items() if not _is_argument(value)]
+    if wrong:
+        raise ValueError(f"expected a string, a truth value, a list or an object of strings as {wrong[0]!r}")
+    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
+    return found
+
+
+def _is_argument(value: object) -> bool:
+    return isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value)
+
+
 def parse_op(fields: object) -> RecordedOp:
     """Validate one op of a list.
 
@@ -81,49 +131,66 @@ def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def dump_list(ops: Iterable[RecordedOp]) -> str:
-    """The list's text: each op and target once, in an order that does not depend on the input's."""
+def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
+    """The list's text: each op and target and each extension once, in an order that does not depend on the input's."""
     found = {json.dumps(each.fields(), sort_keys=True): each for each in ops}
     ordered = sorted(found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0]))
-    return json.dumps({"format": FORMAT, "ops": [each.fields() for _, each in ordered]}, indent=1) + "\n"
+    fields: dict[str, Any] = {"format": FORMAT, "ops": [each.fields() for _, each in ordered]}
+    loaded = {json.dumps(each._asdict(), sort_keys=True): each for each in extensions}
+    if loaded:
+        fields["extensions"] = [each._asdict() for _, each in sorted(loaded.items(), key=lambda item: (item[1].name, item[0]))]
+    return json.dumps(fields, indent=1) + "\n"
 
 
 def read_list(path: Path) -> list[RecordedOp]:
-    """Read a list.
+    """Read the ops of a list.
 
     Raises:
         RecordError: the file cannot be read, or is not such a list.
     """
+    return _read(path)[0]
+
+
+def read_extensions(path: Path) -> list[RecordedExtension]:
+    """Read the C++ extensions of a list. Raises RecordError, as `read_list` does."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ValueError(f"it is longer than {MAX_BYTES >> 20} MiB")
         fields = json.loads(content)
-        if not isinstance(fields, dict) or fields.keys() != {"format", "ops"} or not isinstance(fields["ops"], list):
+        fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}
+        if fields.keys() != {"format", "ops", "extensions"} or not all(isinstance(fields[name], list) for name in ("ops", "extensions")):
             raise ValueError("expected an object with 'format' and 'ops'")
         if fields["format"] != FORMAT or type(fields["format"]) is not int:
             raise ValueError(f"its format is {fields['format']!r:.80}, and this opjit reads format {FORMAT}")
-        return [parse_op(each) for each in fields["ops"]]
+        return [parse_op(each) for each in fields["ops"]], [parse_extension(each) for each in fields["extensions"]]
     except (OSError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise RecordError(f"{path} is not a list from `opjit record`: {reason}; record it again") from None
 
 
 def note(op: Op, target: Target) -> None:
-    """Append a line about an op and its target to the file that OPJIT_RECORD names; `opjit record` sets it.
+    """Append a line about an op and its target to the file that OPJIT_RECORD names; `opjit record` sets it."""
+    if os.environ.get("OPJIT_RECORD"):
+        append(op.qualified, _recorded(op, target).fields())
+
+
+def append(name: str, fields: dict[str, Any]) -> None:
+    """Append a line about an op or an extension to that file.
 
     It is a single write, because other processes append too. If it fails, a warning says so; the op works.
     """
-    path = os.environ.get("OPJIT_RECORD")
-    if not path:
-        return
-    text = json.dumps(_recorded(op, target).fields(), sort_keys=True) + "\n"
+    path, text = os.environ["OPJIT_RECORD"], json.dumps(fields, sort_keys=True) + "\n"
     try:
         with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)) as file:
             file.write(text.encode("ascii"))
     except OSError as error:
-        warnings.warn(CacheWarning(f"{op.qualified} is not recorded: OPJIT_RECORD names {path!r}: {error}"), stacklevel=2)
+        warnings.warn(CacheWarning(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}"), stacklevel=2)
 
 
 def _recorded(op: Op, target: Target) -> RecordedOp:

@@ -1,7 +1,8 @@
-"""Ops for all ranks of a job: a missing entry is built once in the whole job, and the nodes that lack it get its bytes.
+"""Ops and C++ extensions for all ranks of a job: a missing entry is built once in the whole job, and the nodes that lack it get its bytes.
 
     >>> import opjit.distributed
-    >>> opjit.distributed.ready(["allreduce"])      # at the start of a training script, on every rank
+    >>> opjit.distributed.ready(["allreduce"])                      # at the start of a training script, on every rank
+    >>> module = opjit.distributed.load("ext", ["ext.cpp"])         # instead of opjit.load
 
 job.py has the ranks' protocol, and ranks.py how a process learns its rank.
 """
@@ -9,14 +10,18 @@ job.py has the ranks' protocol, and ranks.py how a process learns its rank.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from opjit import backends, progress, request
+from opjit import backends, cpp_extension, progress, request
 from opjit.backends import targets
 from opjit.backends.targets import Target
+from opjit.cpp_extension import binary
+from opjit.cpp_extension.binary import ExtensionBinary
+from opjit.cpp_extension.identity import Unsupported
+from opjit.cpp_extension.recorded import with_defaults
 from opjit.declare import catalog
 from opjit.declare.op import Op
 from opjit.distributed import ranks
@@ -27,7 +32,8 @@ from opjit.distributed.wanted_entry import WantedEntry
 from opjit.errors import BadSetting, CacheWarning, OpjitError, one_string
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
-from opjit.survey import Survey
+from opjit.survey import Pair, Survey
+from opjit.wanted import OpBinary
 
 _CONNECT_TIMEOUT = 60.0  # seconds that a rank with missing entries waits for the job's store
 _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing
@@ -90,6 +96,38 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     return [outcome.op.overload for outcome in outcomes]
 
 
+def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
+    """`opjit.load` on all ranks of a job: a missing extension is built once in the whole job, as `ready` builds an op.
+
+    Call it on every rank. A rank whose torch, Python, flags or headers differ has an entry of its own. What only torch can build, each rank
+    loads through torch.
+
+    Args:
+        arguments: as for `opjit.load`.
+
+    Example:
+        >>> module = opjit.distributed.load("ext", ["ext.cpp", "ext_kernel.cu"], extra_cflags=["-O2"])
+    """
+    return _load(cpp_extension.load, {"name": name, "sources": sources, **arguments})
+
+
+def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> Any:
+    """`opjit.load_inline` on all ranks of a job; see `load`."""
+    return _load(cpp_extension.load_inline, {"name": name, "cpp_sources": cpp_sources, **arguments})
+
+
+def _load(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    store, given = Store(default_root()), with_defaults(function, arguments)
+    try:
+        wanted = binary.of_call(function.__name__, given, store.notes, fast=given.pop("fast"))
+    except Unsupported:
+        return function(**arguments)
+    [entry] = share_extensions([wanted], store)
+    if entry.error is not None:
+        raise entry.error
+    return cpp_extension.load_wanted(function.__name__, wanted, entry.entry)
+
+
 def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None, *, layers: bool = True, offer: bool = True,
           must_store: bool = False, jobs: int | None = None) -> list[Outcome]:
     """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded.
@@ -107,15 +145,30 @@ def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None, *, la
         NoKernel: an op has no source for a target's backend.
         OpjitError: the environment's variables for ranks are invalid.
     """
-    rank, store = ranks.current(), store or Store(default_root())
-    survey = Survey(store, layers)
-    entries = [WantedEntry(op, target, survey, store, must_store) for op, target in wanted]
+    store = store or Store(default_root())
+    survey, entries, pairs = Survey(store, layers), list[WantedEntry](), list(wanted)
+    for op, target in pairs:
+        recipe = survey.recipe(Pair(op, target))
+        entries.append(WantedEntry(OpBinary(op, target, recipe, must_store), survey.look(recipe), store, must_store))
+    _settle(entries, store, offer, jobs)
+    return [Outcome(op, target, entry.entry, entry.error, entry.origin) for (op, target), entry in zip(pairs, entries, strict=True)]
+
+
+def share_extensions(wanted: Iterable[ExtensionBinary], store: Store, *, offer: bool = True, must_store: bool = False,
+                     jobs: int | None = None) -> list[WantedEntry]:
+    """The same for C++ extensions. A request's own `must_store` says whether a layer's entry will do."""
+    entries = [WantedEntry(each._replace(must_store=must_store), each.find(store), store, must_store) for each in wanted]
+    _settle(entries, store, offer, jobs)
+    return entries
+
+
+def _settle(entries: list[WantedEntry], store: Store, offer: bool, jobs: int | None) -> None:
+    rank = ranks.current()
     if rank is not None and rank.needs_store:
         _settle_with_others(rank, entries, store, offer and rank.leader and not rank.one_node, jobs)
     for entry in entries:
         if not entry.settled:
             entry.build()
-    return [Outcome(entry.binary.op, entry.binary.target, entry.entry, entry.error, entry.origin) for entry in entries]
 
 
 def _settle_with_others(rank: Rank, entries: list[WantedEntry], store: Store, offer: bool, jobs: int | None) -> None:
@@ -123,7 +176,8 @@ def _settle_with_others(rank: Rank, entries: list[WantedEntry], store: Store, of
     offers = [entry for entry in entries if offer and entry.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:
         return
-    with progress.status(f"readying {len(entries)} op{'s' * (len(entries) != 1)} with {rank.size} ranks") as show, progress.on_status(show):
+    what = "binary" if len(entries) == 1 else "binaries"
+    with progress.status(f"readying {len(entries)} {what} with {rank.size} ranks") as show, progress.on_status(show):
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))

@@ -71,7 +71,7 @@ class Job:
 
     def _offer(self, entries: list[WantedEntry]) -> None:
         for wanted in entries:
-            fits = wanted.entry is not None and wanted.name in (wanted.entry.key, wanted.binary.recipe.base)
+            fits = wanted.entry is not None and wanted.name in wanted.binary.names(wanted.entry)
             if fits and self.presence.claim(wanted.name):
                 self._publish(wanted)
 
@@ -124,7 +124,7 @@ class Job:
         if not free or time.monotonic() - self.last_slot_attempt < self.presence.beat_interval:
             return False
         self.last_slot_attempt = time.monotonic()
-        release = self._take_slot(budget.NVCC_JOB if any(wanted.binary.target.backend.uses_nvcc for wanted in free) else budget.C_JOB)
+        release = self._take_slot(budget.NVCC_JOB if any(wanted.binary.large for wanted in free) else budget.C_JOB)
         if release is None:
             return False
         built = False
@@ -179,7 +179,7 @@ class Job:
                 for start in range(0, len(content), _PART_BYTES):
                     self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
                     parts += 1
-        for name in {entry.key, wanted.binary.recipe.base}:
+        for name in wanted.binary.names(entry):
             self.jobstore.set(f"result/{name}", Result(entry.key, parts).dump())
         self.presence.drop_claim(wanted.name)
 

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import errors, files, request
-from opjit.backends.targets import Target
-from opjit.declare.op import Op
 from opjit.environment import is_on
 from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
-from opjit.recipe.recipe import base_key
 from opjit.store import bundle, manifest
+from opjit.store.entry import Entry
 from opjit.store.store import Store
-from opjit.survey import Pair, Survey
-from opjit.wanted import OpBinary
+from opjit.wanted import Shareable
 
 _MAX_PARTS = 1 << 12
 
@@ -28,7 +25,8 @@ class WantedEntry:
     """An entry that this rank wants.
 
     Attributes:
-        name: its key; without a known compiler, the key of everything but the compiler.
+        entry: the one in a cache, if there is one.
+        name: what ranks with the same request call it.
         able: whether this rank may build it.
         failure: why this rank failed to build it, if another rank might succeed.
         taken: whether a live rank has claimed it.
@@ -36,13 +34,10 @@ class WantedEntry:
         checked: when this rank last read the claim.
     """
 
-    def __init__(self, op: Op, target: Target, survey: Survey, store: Store, must_store: bool) -> None:
-        recipe = survey.recipe(Pair(op, target))
-        key = recipe.key
-        self.binary, self.store = OpBinary(op, target, recipe, must_store), store
-        self.name = key or recipe.base
-        self.able = key is not None and not is_on("OPJIT_OFFLINE")
-        self.entry = survey.look(recipe)
+    def __init__(self, binary: Shareable, entry: Entry | None, store: Store, must_store: bool) -> None:
+        self.binary, self.entry, self.store, self.must_store = binary, entry, store, must_store
+        self.name = binary.name
+        self.able = binary.buildable and not is_on("OPJIT_OFFLINE")
         self.error: OpjitError | None = None
         self.failure: OpjitError | None = None
         self.origin = "found"
@@ -60,11 +55,11 @@ class WantedEntry:
     def look(self) -> bool:
         """Look into the cache again, where another process or another node may have put the entry; returns whether it is there."""
         if self.entry is None:
-            shelf = self.store.folder(self.binary.op.qualified, self.binary.target)
+            shelf = self.binary.shelf(self.store)
             for folder in (self.store.base, shelf.parent, shelf):
                 with suppress(OSError):
                     os.listdir(folder)  # NFS remembers a missing name for a minute, unless its folder is opened again
-            self.entry = self.store.find(self.binary.recipe, warn=False)
+            self.entry = self.binary.find(self.store, warn=False)
             self.origin = "taken"
         return self.entry is not None
 
@@ -83,19 +78,18 @@ class WantedEntry:
             EntryError: the bytes are not this entry's.
             OSError: there is no space for them.
         """
-        op, target, recipe, must_store = self.binary
         received = bundle.parse(content)
         described = manifest.parse(received.manifest)
-        if (recipe.key or described.key) != described.key or base_key(described.document) != recipe.base:
+        if not self.binary.takes(described):
             raise EntryError("they belong to another entry")
         try:
-            self.entry = self.store.receive(received, self.store.folder(op.qualified, target) / described.key, target)
+            self.entry = self.store.receive(received, self.binary.shelf(self.store, described) / described.key, self.binary.kind)
         except OSError as error:
-            if must_store:
+            if self.must_store:
                 raise
-            warnings.warn(CacheWarning(f"the cache cannot be used, so {op.qualified} is kept for this process only: {error}"), stacklevel=2)
+            warnings.warn(CacheWarning(f"the cache cannot be used, so {self} is kept for this process only: {error}"), stacklevel=2)
             private = Store(files.until_exit())
-            self.entry = private.receive(received, private.folder(op.qualified, target) / described.key, target)
+            self.entry = private.receive(received, self.binary.shelf(private, described) / described.key, self.binary.kind)
         self.origin = "taken"
 
 

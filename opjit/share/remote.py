@@ -3,6 +3,9 @@
     <url>/v1/<namespace>.<op>/<arch>/<key>.opjit    an entry, as bundle.py writes it
     <url>/v1/<namespace>.<op>/<arch>/<base>.key     the key of an entry from any compiler, for machines that have none and know only `base`
 
+The key of a C++ extension also covers the headers that only its build finds. So a request asks for the pointer that is named by all that it
+knows, and the pointer names a few keys. Each of these entries is compared with what is here, as one in the store is.
+
 An answer is bounded in time and size, and its signature is checked before anything of it is parsed or written. After any failure except
 "not found", the process warns once and does not use the remote again.
 """
@@ -14,10 +17,10 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from opjit import files, processes, progress
 from opjit.backends.targets import Target
@@ -28,25 +31,63 @@ from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
 from opjit.store import bundle, manifest, usage
 from opjit.store.bundle import Bundle
-from opjit.store.entry import Entry, check_library
+from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 MAX_BYTES = 64 << 20  # of an object; a larger one would not arrive in time
-_POINTER_BYTES = 80
-_KEY = re.compile(rb"[0-9a-f]{64}\n?")
+MOST_KEYS = 8  # in a pointer
+MISMATCH = "the entry was built from other sources, flags or targets than the requested one"
+_POINTER_BYTES = 65 * MOST_KEYS
+_KEYS = re.compile(rb"[0-9a-f]{64}(\n[0-9a-f]{64})*\n?")
 # Seconds until a request to the remote is given up, including the import of its protocol. Reading gets _AT_LEAST, as a slow object store
 # needs it (a new client, two round trips of 0.2 s).
 _IN_ALL = 0.9
 _AT_LEAST = 0.6
+_EXTENSION = 20.0  # seconds for an extension that a pointer names: it is larger than an op, and its build takes longer
 _Read = Callable[[str, int], bytes]
 _Result = TypeVar("_Result")
 _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST at that time
 _lock = processes.Lock()  # guards _failed
 
 
-def fetch(recipe: Recipe, store: Store) -> Entry | None:
-    """Fetch a recipe's entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable.
+class Sought(NamedTuple):
+    """An entry that a remote may have. str() names it in messages.
+
+    Attributes:
+        folder: the common prefix of its objects' names.
+        keys: of the entries that match, in the order to ask for them.
+        pointer: the name of an object with more keys; None if no other key can match.
+        target: of an op; None for a C++ extension.
+        fits: whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
+    """
+
+    name: str
+    folder: str
+    keys: Sequence[str]
+    pointer: str | None
+    target: Target | None
+    fits: Callable[[str, dict[str, Any]], bool]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def sought(recipe: Recipe) -> Sought:
+    """What to ask a remote for an op's recipe."""
+    def fits(key: str, known: dict[str, Any]) -> bool:
+        made_by = known.get("toolchain")
+        if known != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
+            raise EntryError(MISMATCH)
+        return True
+
+    others = recipe.toolchain is None or recipe.target.backend.uses_nvcc
+    return Sought(str(recipe), folder_name(recipe.schema.qualified, recipe.target), recipe.keys,
+                  f"{recipe.base}.key" if others else None, recipe.target, fits)
+
+
+def fetch(wanted: Sought, store: Store) -> Entry | None:
+    """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable.
 
     Returns None if the remote does not have it. Any failure gives None, too, with one CacheWarning, and ends the use of the remote.
 
@@ -60,21 +101,33 @@ def fetch(recipe: Recipe, store: Store) -> Entry | None:
     if asked in _failed:
         return None
     try:
-        found = _read_from(objects, lambda read, trusted: look_up(recipe, read, trusted))
-    except Exception as error:  # a failing network or hostile bytes must not keep the op from being built
+        found = _ask(wanted, objects)
+    except Exception as error:  # a failing network or hostile bytes must not keep it from being built
         with _lock:
             first = asked not in _failed
             _failed.add(asked)
         if first:
-            warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. Ops that are in no "
-                                       "cache are built here"), stacklevel=2)
+            warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
+                                       "built here"), stacklevel=2)
         return None
-    entry = None if found is None else _store(found[0], found[1], recipe, store)
+    entry = None if found is None else _store(found[0], found[1], wanted, store)
     if entry is not None:
         entry = replace(entry, origin="remote")
         usage.hit(entry, store.base, started)
-        progress.log(f"{recipe} came from the remote: {entry.folder}")
+        progress.log(f"{wanted} came from the remote: {entry.folder}")
     return entry
+
+
+def _ask(wanted: Sought, objects: Objects) -> tuple[str, Bundle] | None:
+    """Look up an entry within the time limits above. An extension's gets more time once a pointer shows that the remote answers."""
+    if wanted.target is None and wanted.pointer is not None:
+        pointer = f"{wanted.folder}/{wanted.pointer}"
+        try:
+            keys = pointed(_read_from(objects, lambda read, trusted: read(pointer, _POINTER_BYTES)))
+        except FileNotFoundError:
+            return None
+        wanted = wanted._replace(keys=keys, pointer=None)
+    return _read_from(objects, lambda read, trusted: look_up(wanted, read, trusted), _EXTENSION if wanted.target is None else None)
 
 
 def problem() -> str | None:
@@ -88,13 +141,13 @@ def problem() -> str | None:
     return None
 
 
-def holds(recipe: Recipe) -> bool:
-    """Whether OPJIT_REMOTE has a recipe's entry with a trusted signature. Nothing is stored.
+def holds(wanted: Sought) -> bool:
+    """Whether OPJIT_REMOTE has an entry with a trusted signature. Nothing is stored.
 
     Raises:
         Exception: the remote cannot be used, or its entry is rejected; `reason` makes it readable.
     """
-    return _read_from(Objects(os.environ["OPJIT_REMOTE"]), lambda read, trusted: look_up(recipe, read, trusted)) is not None
+    return _ask(wanted, Objects(os.environ["OPJIT_REMOTE"])) is not None
 
 
 def required_trust() -> Trust:
@@ -106,54 +159,50 @@ def required_trust() -> Trust:
     return trusted
 
 
-def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result]) -> _Result:
+def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None) -> _Result:
     """Let a function read from the remote, within the time limits above."""
     started = time.monotonic()
     objects.check()  # first, as a key is useless without a remote
     trusted = required_trust()
     objects.load()
-    seconds = max(_IN_ALL - (time.monotonic() - started), _AT_LEAST)
+    seconds = max(_IN_ALL - (time.monotonic() - started), _AT_LEAST if at_least is None else at_least)
     until = time.monotonic() + seconds
     return with_timeout(lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds)
 
 
-def look_up(recipe: Recipe, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
-    """Return the key and the entry of a recipe, after all checks that need no file; None if it is not there. Raises the errors of `read`,
-    and EntryError if the entry is not trusted or not the requested one.
+def look_up(wanted: Sought, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
+    """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
+    `read`, and EntryError if an entry is not trusted or not the requested one.
 
     Args:
         read: returns the bytes of an object, given its name and maximum size.
     """
-    folder = folder_name(recipe.schema.qualified, recipe.target)
-    for key in _keys(recipe, read, folder):
+    for key in _keys(wanted, read):
         try:
-            found = bundle.parse(read(f"{folder}/{key}.opjit", MAX_BYTES))
-            break
+            found = bundle.parse(read(f"{wanted.folder}/{key}.opjit", MAX_BYTES))
         except FileNotFoundError:
-            pass
-    else:
-        return None
-    trusted.check(found)
-    described = manifest.parse(found.manifest)
-    examine(described, found.library, key, recipe.target)
-    made_by = described.document.get("toolchain")
-    if described.document != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
-        raise EntryError("the entry was built from other sources, flags or targets than the requested one")
-    return key, found
+            continue
+        trusted.check(found)
+        described = manifest.parse(found.manifest)
+        examine(described, found.library, key, wanted.target)
+        if wanted.fits(key, described.document):
+            return key, found
+    return None
 
 
-def _keys(recipe: Recipe, read: _Read, folder: str) -> Iterator[str]:
-    """Yield the keys of the entries that match a recipe: those of the compilers here, then the one that the pointer names."""
-    yield from recipe.keys
-    if recipe.toolchain is None or recipe.target.backend.uses_nvcc:
+def _keys(wanted: Sought, read: _Read) -> Iterator[str]:
+    """Yield the known keys, then those in the pointer."""
+    yield from wanted.keys
+    if wanted.pointer is not None:
         with suppress(FileNotFoundError):
-            yield _pointed(read(f"{folder}/{recipe.base}.key", _POINTER_BYTES))
+            yield from pointed(read(f"{wanted.folder}/{wanted.pointer}", _POINTER_BYTES))
 
 
-def _pointed(content: bytes) -> str:
-    if not _KEY.fullmatch(content):
+def pointed(content: bytes) -> list[str]:
+    """The keys in a pointer. Raises EntryError if it holds something else."""
+    if len(content) > _POINTER_BYTES or not _KEYS.fullmatch(content):
         raise EntryError("its pointer does not hold a key")
-    return content[:64].decode("ascii")
+    return content.decode("ascii").split()
 
 
 def folder_name(qualified: str, target: Target) -> str:
@@ -161,25 +210,25 @@ def folder_name(qualified: str, target: Target) -> str:
     return f"v1/{qualified.replace('::', '.')}/{target.folder}"
 
 
-def examine(described: Manifest, library: bytes, key: str, target: Target) -> None:
-    """Compare an entry's parts with each other, its key and its target. Raises EntryError if they do not match."""
+def examine(described: Manifest, library: bytes, key: str, target: Target | None) -> None:
+    """Compare an entry's parts with each other, its key and its target, which an extension has not. Raises EntryError if they differ."""
     if described.key != key:
         raise EntryError("it has another key")
     if len(library) != described.size or hashlib.sha256(library).hexdigest() != described.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
-    check_library(library, target, described.link)
+    check_binary(described, library, target)
 
 
-def _store(key: str, found: Bundle, recipe: Recipe, store: Store) -> Entry | None:
-    qualified, target = recipe.schema.qualified, recipe.target
+def _store(key: str, found: Bundle, wanted: Sought, store: Store) -> Entry | None:
+    place = f"{wanted.folder}/{key}"
     try:
-        return store.receive(found, store.folder(qualified, target) / key, target)
+        return store.receive(found, store.root / place, wanted.target)
     except (OSError, EntryError) as error:
-        warnings.warn(CacheWarning(f"the cache cannot be used, so {qualified} is fetched for this process only: {error}. Set OPJIT_CACHE "
+        warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted} is fetched for this process only: {error}. Set OPJIT_CACHE "
                                    "to a folder of your own"), stacklevel=2)
     try:
         private = Store(files.until_exit())
-        return private.receive(found, private.folder(qualified, target) / key, target)
+        return private.receive(found, private.root / place, wanted.target)
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
 

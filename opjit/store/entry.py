@@ -49,10 +49,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     described, content = read(folder, trusted_as)
     if described.key != (key or folder.name):
         raise EntryError("its manifest has another key")
-    if target is not None:
-        check_library(content, target, described.link)
-    elif elf.machine(content) != platform.machine():
-        raise EntryError(f"its binary is for {elf.machine(content)}, not {platform.machine()}")
+    check_binary(described, content, target)
     return Entry(folder, described.key, folder / described.library, described.seconds), described
 
 
@@ -77,6 +74,14 @@ def _refuse_distrusted(path: Path, trusted_as: Path | None = None) -> None:
     problem = files.distrusted(path, trusted_as)
     if problem:
         raise EntryError(problem)
+
+
+def check_binary(described: Manifest, content: bytes, target: Target | None) -> None:
+    """Raise EntryError if an entry's binary does not fit the target of an op, or, for a C++ extension, this machine."""
+    if target is not None:
+        check_library(content, target, described.link)
+    elif elf.machine(content) != platform.machine():
+        raise EntryError(f"its binary is for {elf.machine(content)}, not {platform.machine()}")
 
 
 def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> None:

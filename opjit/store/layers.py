@@ -12,7 +12,7 @@ from opjit.recipe.recipe import Recipe
 from opjit.store.entry import Entry
 from opjit.store.store import Store, first
 
-_ADVICE = "deny others write access, or take it out of OPJIT_LAYERS"
+ADVICE = "deny others write access, or take it out of OPJIT_LAYERS"
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
@@ -32,7 +32,7 @@ def _entries(recipe: Recipe) -> Iterator[Entry | None]:
         folder, wanted = Store(beside).folder(recipe.schema.qualified, recipe.target), _as_shipped(recipe.document())
         yield first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, trusted_as=recipe.source)
     for root in named():
-        yield Store(root).find(recipe, advice=_ADVICE)
+        yield Store(root).find(recipe, advice=ADVICE)
 
 
 def named() -> list[Path]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OBJECTS = "objects"  # the folder of object files of C++ extensions
 SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", OBJECTS})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
-_ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
+ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[Path] = set()  # roots that other users cannot replace
 _warned: set[str] = set()  # warnings given about the other roots
@@ -79,7 +79,7 @@ class Store(NamedTuple):
         """The folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
-    def find(self, recipe: Recipe, warn: bool = True, advice: str = _ADVICE) -> Entry | None:
+    def find(self, recipe: Recipe, warn: bool = True, advice: str = ADVICE) -> Entry | None:
         """Return the verified entry of a recipe, or None.
 
         Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
@@ -119,14 +119,14 @@ class Store(NamedTuple):
                 problem = problem or files.distrusted(folder)
         return problem
 
-    def trusted(self, *folders: Path, advice: str = _ADVICE) -> bool:
+    def trusted(self, *folders: Path, advice: str = ADVICE) -> bool:
         """Whether `problem` finds none; warns of the one it finds, with `advice`."""
         problem = self.problem(*folders)
         if problem is not None:
             self.warn_unused(problem, advice)
         return problem is None
 
-    def warn_unused(self, problem: str, advice: str = _ADVICE) -> None:
+    def warn_unused(self, problem: str, advice: str = ADVICE) -> None:
         """Warn, once per process and problem, that the store is not used."""
         if problem not in _warned:
             _warned.add(problem)

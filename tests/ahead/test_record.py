@@ -153,7 +153,8 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
     raw = tmp_path / "raw"
     raw.write_text(json.dumps(one()) + "\n" + json.dumps(one(arch="x"))[:40])
     with pytest.warns(CacheWarning, match="1 ops are not in the list"):
-        assert len(record._gather(raw)) == 1
+        ops, extensions = record._gather(raw)
+    assert (len(ops), extensions) == (1, [])
 
 
 def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
@@ -247,6 +248,12 @@ BAD = {
     **{f"{name} changed": json.dumps({"format": 1, "ops": [one(**{name: value})]}).encode() for name, value in [
         ("op", 1), ("schema", None), ("arch", ["x"]), ("runtime", None), ("folder", 1), ("flags", {}), ("flags", {"c": "-O3"}),
         ("flags", {**{name: [] for name in oplist.FLAGS}, "c": [1]}), ("more", "x"), ("code", {"cpu": "x"}), ("schema", "\ud800")]},
+    **{f"extension {number}": json.dumps({"format": 1, "ops": [], "extensions": [each]}).encode() for number, each in enumerate([
+        1, {}, {"function": "load", "arguments": {"name": "x"}}, {"function": "exec", "arguments": {"name": "x"}, "archs": None},
+        {"function": "load", "arguments": {}, "archs": None}, {"function": "load", "arguments": {"name": "x"}, "archs": 9},
+        {"function": "load", "arguments": {"name": "x", "sources": [1]}, "archs": None},
+        {"function": "load", "arguments": {"name": "\ud800"}, "archs": None}])},
+    "extensions without a list": b'{"format": 1, "ops": [], "extensions": {}}',
     "code without text": json.dumps({"format": 1, "ops": [one(folder=None, code={"cpu": 1})]}).encode(),
     "code of nothing": json.dumps({"format": 1, "ops": [one(folder=None, code={})]}).encode(),
 }

@@ -25,7 +25,7 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        entry = remote.fetch(recipe, store) if sys.argv[1] == "fetch" else request.entry(op, target)
+        entry = remote.fetch(remote.sought(recipe), store) if sys.argv[1] == "fetch" else request.entry(op, target)
         seconds = time.perf_counter() - started
     assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
     built = entry is not None and (entry.folder / "build.ninja").is_file()

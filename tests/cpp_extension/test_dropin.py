@@ -226,6 +226,11 @@ report(value=module.value())
     assert seen["heavy"] == []
 
 
+def test_the_import_of_the_module_does_not_import_torchs() -> None:
+    code = "import sys\nfrom opjit import cpp_extension\nprint('torch.utils.cpp_extension' in sys.modules)"
+    assert fresh(code, cold=True).stdout == "False\n"
+
+
 def test_a_warm_load_needs_no_compiler(cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = opjit.load(name, str(source))
     for variable, setting in helpers.no_compiler(tmp_path).items():

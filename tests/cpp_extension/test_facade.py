@@ -142,7 +142,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Extension]:
     """The extensions that would be built."""
     found: list[Extension] = []
 
-    def built(extension: Extension, arguments: Mapping[str, Any], store: Store) -> Entry:
+    def built(extension: Extension, arguments: Mapping[str, Any], store: Store, must_store: bool) -> Entry:
         found.append(extension)
         raise KeyboardInterrupt
 

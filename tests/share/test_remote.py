@@ -167,7 +167,8 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "again"))
         objects._system(published.pointer)[0].rm(objects._system(published.name)[1])
         monkeypatch.setattr(remote, "_store", None)
-        assert remote.fetch(published.recipe(tmp_path / "again"), Store(tmp_path / "again")) is None  # not there is no failure
+        missing = remote.sought(published.recipe(tmp_path / "again"))
+        assert remote.fetch(missing, Store(tmp_path / "again")) is None  # not there is no failure
     finally:
         server.stop()
 
@@ -221,7 +222,7 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
     with serving(behave) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         recipe = published.recipe(tmp_path / "first")
-        thread = threading.Thread(target=remote.fetch, args=(recipe, Store(tmp_path / "first")))
+        thread = threading.Thread(target=remote.fetch, args=(remote.sought(recipe), Store(tmp_path / "first")))
         thread.start()
         assert asked.wait(10)
         assert _in_child(lambda: _fetched_anew(published, tmp_path / "child"))
@@ -351,7 +352,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
     with serving(behave) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         with pytest.warns(CacheWarning):
-            remote.fetch(published.recipe(tmp_path), Store(tmp_path))
+            remote.fetch(remote.sought(published.recipe(tmp_path)), Store(tmp_path))
         # The server goes on for 30 s.
         until(lambda: not any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before), 10)
 
@@ -425,7 +426,7 @@ def test_many_threads_that_meet_a_dead_remote_warn_once(published: Published, mo
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         recipe, started = published.recipe(tmp_path), time.monotonic()
         with cache_warnings() as texts:
-            threads = [threading.Thread(target=remote.fetch, args=(recipe, Store(tmp_path))) for _ in range(16)]
+            threads = [threading.Thread(target=remote.fetch, args=(remote.sought(recipe), Store(tmp_path))) for _ in range(16)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -632,7 +633,7 @@ def test_nothing_is_parsed_before_its_signature_is_right(
         (held / published.name).write_bytes(content.dump())
         remotes.forget(monkeypatch)
         with pytest.warns(CacheWarning, match="sign"):
-            assert remote.fetch(recipe, Store(tmp_path / "nothing")) is None
+            assert remote.fetch(remote.sought(recipe), Store(tmp_path / "nothing")) is None
     assert parsed == []
 
 
@@ -700,7 +701,7 @@ def test_an_entry_that_is_not_what_a_trusted_key_signed_is_refused_with_one_warn
 ) -> None:
     (held / published.name).write_bytes(attack(published, other).dump())
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(published.recipe(tmp_path / "nothing"), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.sought(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
     assert not (tmp_path / "fresh").exists()
     remotes.forget(monkeypatch)
@@ -731,7 +732,7 @@ def test_a_hostile_body_is_refused_with_one_warning_whether_or_not_a_signature_i
         monkeypatch.setenv("OPJIT_TRUST", "unsigned")
         monkeypatch.setattr(trust, "_warned", {"unsigned"})
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(published.recipe(tmp_path / "nothing"), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.sought(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
     assert not (tmp_path / "fresh").exists()
 
@@ -741,7 +742,7 @@ def test_a_pointer_that_names_no_key_is_refused(published: Published, held: Path
     (held / published.pointer).write_bytes(content)
     unknown = published.recipe(tmp_path)._replace(toolchain=None)
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(unknown, Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.sought(unknown), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
 
 
@@ -754,7 +755,7 @@ def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
     (held / published.pointer).write_text(other.entry.key)
     with pytest.warns(CacheWarning, match="built from other sources"):
-        assert remote.fetch(unknown, Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.sought(unknown), Store(tmp_path / "fresh")) is None
     assert not (tmp_path / "fresh").exists()
 
 

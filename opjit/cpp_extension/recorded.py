@@ -1,0 +1,99 @@
+"""Extensions in the list of `opjit record`: a call in JSON, and the request for the same binary on another machine."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opjit.cpp_extension import binary
+from opjit.cpp_extension.binary import ExtensionBinary
+from opjit.cpp_extension.identity import Unsupported
+from opjit.declare import oplist
+from opjit.declare.oplist import RecordedExtension
+from opjit.errors import RecordError
+from opjit.progress import logger
+from opjit.store.store import Store
+
+_PATHS = ("sources", "extra_include_paths", "build_directory")
+
+
+def note(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
+    """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it.
+
+    Args:
+        archs: of the extension.
+    """
+    if not os.environ.get("OPJIT_RECORD"):
+        return
+    folder = os.path.dirname(os.environ["OPJIT_RECORD"])  # the list's, too
+    try:
+        written = {name: _written(value) for name, value in arguments.items() if value is not None and name != "verbose"}
+        written |= {name: _each(written[name], lambda path: _from(folder, path)) for name in _PATHS if written.get(name)}
+        fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
+    except (TypeError, ValueError) as error:
+        refuse(arguments, f"its arguments cannot be written as JSON: {error}")
+    else:
+        oplist.append(str(arguments["name"]), fields)
+
+
+def refuse(arguments: Mapping[str, Any], reason: str) -> None:
+    """Log why a call is not in the list."""
+    if os.environ.get("OPJIT_RECORD"):
+        logger.warning("the C++ extension %s is not recorded: %s", arguments["name"], reason)
+
+
+def with_defaults(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of load or load_inline, by name."""
+    known = inspect.signature(function).parameters.values()
+    return {**{each.name: each.default for each in known if each.kind is not each.VAR_KEYWORD and each.default is not each.empty},
+            **arguments}
+
+
+def request(recorded: RecordedExtension, function: Callable[..., Any], folder: str, store: Store) -> ExtensionBinary:
+    """Return the request that a recorded call makes, for the archs that it was recorded for.
+
+    Args:
+        function: the one that was called.
+        folder: the list's.
+
+    Raises:
+        RecordError: a source is missing, or only torch can build the extension.
+        BuildError: an argument is wrong.
+    """
+    given = {name: _each(value, lambda path: os.path.join(folder, path)) if name in _PATHS else value
+             for name, value in recorded.arguments.items()}
+    try:
+        arguments = with_defaults(function, given)
+        fast = arguments.pop("fast")
+        return binary.of_call(recorded.function, arguments, store.notes, recorded.archs, fast)
+    except FileNotFoundError as error:
+        raise RecordError(f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
+                          "folder, and others by their absolute paths") from error
+    except (Unsupported, KeyError, TypeError) as error:
+        raise RecordError(f"the C++ extension {recorded.name} is not built: its arguments are not those of "
+                          f"{recorded.function}, or only torch can build it") from error
+
+
+def _written(value: object) -> Any:
+    """An argument in JSON's types. Raises TypeError if it is of another type."""
+    if isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_written(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _written(each) for name, each in value.items()}
+    raise TypeError(f"{value!r:.80} is of type {type(value).__name__}")
+
+
+def _each(value: Any, change: Callable[[str], str]) -> Any:
+    return change(value) if isinstance(value, str) else [change(each) for each in value]
+
+
+def _from(folder: str, path: str) -> str:
+    """A path relative to a folder that it lies in; else the absolute path."""
+    absolute = os.path.abspath(path)
+    return os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute
