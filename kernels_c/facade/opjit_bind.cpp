@@ -24,12 +24,30 @@ static std::string repr(PyObject *object)
 
 /* --- conversions -------------------------------------------------------------------------------------------------------------------------- */
 
+static std::string text_of(PyObject *object, const char *attribute)
+{
+    Object found(PyObject_GetAttrString(object, attribute));
+    const char *letters = found ? PyUnicode_AsUTF8AndSize(found.object, nullptr) : nullptr;
+    PyErr_Clear();
+    return letters ? letters : "";
+}
+
+static bool is_numpy_bool(PyObject *object)
+{
+    Object type(PyObject_GetAttrString(object, "__class__"));
+    PyErr_Clear();
+    if (!type || text_of(type.object, "__module__") != "numpy")
+        return false;
+    std::string name = text_of(type.object, "__name__");
+    return name == "bool" || name == "bool_";
+}
+
 bool load_bool(PyObject *object, bool convert, bool *value)
 {
     *value = object == &_Py_TrueStruct;
     if (*value || object == &_Py_FalseStruct)
         return true;
-    if (!convert)
+    if (!convert && !is_numpy_bool(object))
         return false;
     int truth = object == &_Py_NoneStruct ? 0 : PyObject_HasAttrString(object, "__bool__") ? PyObject_IsTrue(object) : -1;
     PyErr_Clear();
@@ -93,34 +111,29 @@ bool load_string(PyObject *object, std::string *value)
     char *bytes = nullptr;
     if (!text && is_a(object, PyBytes_Type) && PyBytes_AsStringAndSize(object, &bytes, &size) == 0)
         text = bytes;
+    if (!text && is_a(object, PyByteArray_Type)) {
+        text = PyByteArray_AsString(object);
+        size = PyObject_Size(object);
+    }
     PyErr_Clear();
     if (text)
         value->assign(text, size);
     return text != nullptr;
 }
 
-bool load_complex(PyObject *object, bool convert, double *real, double *imaginary)
-{
-    if (!convert && !is_a(object, PyComplex_Type))
-        return false;
-    *real = PyComplex_RealAsDouble(object);
-    *imaginary = PyComplex_ImagAsDouble(object);
-    bool wrong = *real == -1 && PyErr_Occurred();
-    PyErr_Clear();
-    return !wrong;
-}
-
-Object items_of(PyObject *object)
+Object items_of(PyObject *object, bool convert)
 {
     if (is_a(object, PyUnicode_Type) || is_a(object, PyBytes_Type))
         return Object();
     if (!PySequence_Check(object)) {
+        if (!convert)
+            return Object();
         Object type(PyObject_GetAttrString(object, "__class__"));
-        Object name(type ? PyObject_GetAttrString(type.object, "__name__") : nullptr);
+        PyErr_Clear();
+        std::string name = type ? text_of(type.object, "__name__") : "";
         bool known = false;
         for (const char *one : {"generator", "set", "frozenset", "dict_keys", "dict_values", "dict_items", "map", "zip"})
-            known = known || (name && PyUnicode_CompareWithASCIIString(name.object, one) == 0);
-        PyErr_Clear();
+            known = known || name == one;
         if (!known)
             return Object();
     }
@@ -200,6 +213,10 @@ void translate()
     } catch (const py::error_already_set &) {
     } catch (const c10::Error &) {
         torch::translate_exception_to_python(std::current_exception());
+    } catch (const python_error &) {
+        torch::translate_exception_to_python(std::current_exception());
+    } catch (const torch::PyTorchError &) {
+        torch::translate_exception_to_python(std::current_exception());
     } catch (const std::bad_alloc &e) {
         PyErr_SetString(PyExc_MemoryError, e.what());
     } catch (const std::domain_error &e) {
@@ -236,9 +253,11 @@ static PyObject *call_as_torch(const Overload &overload, PyObject *const *slots,
     } catch (...) { /* a warning became an error */
         if (result && result != no_match())
             Py_DecRef(result);
-        if (!PyErr_Occurred())
+        if (!error && !PyErr_Occurred())
             throw;
-        return nullptr;
+        if (!error)
+            return nullptr;
+        PyErr_Clear(); /* the function's own error comes first */
     }
     if (!error)
         return result;
@@ -315,7 +334,7 @@ void module_::set(const char *name, const opjit::Object &value)
 void module_::add(const char *name, opjit::Overload overload)
 {
     opjit::Function *function = nullptr;
-    for (opjit::Function *known : functions)
+    for (opjit::Function *known : *functions)
         function = known->name == name ? known : function;
     if (!function) {
         function = new opjit::Function{name, "", {}, {}};
@@ -325,7 +344,7 @@ void module_::add(const char *name, opjit::Overload overload)
         }));
         opjit::Object module_name(PyModule_GetNameObject(module_object.object));
         set(name, opjit::Object(capsule ? PyCFunction_NewEx(&function->definition, capsule.object, module_name.object) : nullptr));
-        functions.push_back(function);
+        functions->push_back(function);
     }
     function->overloads.push_back(std::move(overload));
     opjit::describe(*function);

@@ -1,9 +1,9 @@
 /*
- * opjit_bind.h - binds functions to Python with pybind11's words: PYBIND11_MODULE, m.def, py::arg.
+ * opjit_bind.h - binds functions to Python with pybind11's names: PYBIND11_MODULE, m.def, py::arg.
  *
  * It holds the part of pybind11 that binds functions of numbers, strings, tensors and containers of them; programs that name anything else
  * are built with pybind11. Conversions, signatures and errors are those of pybind11 3. Python's headers take 0.2 s, so the functions of its
- * C interface that are needed are declared here. opjit_bind.cpp holds what is no template; it is compiled once per compiler and torch.
+ * C interface that are needed are declared here. opjit_bind.cpp holds what is not a template; it is compiled once per compiler and torch.
  */
 #pragma once
 
@@ -67,13 +67,12 @@ PyObject *PyLong_FromLongLong(long long);
 PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
 PyObject *PyBool_FromLong(long);
 PyObject *PyComplex_FromDoubles(double, double);
-double PyComplex_RealAsDouble(PyObject *);
-double PyComplex_ImagAsDouble(PyObject *);
 PyObject *PyUnicode_FromStringAndSize(const char *, Py_ssize_t);
 PyObject *PyUnicode_FromString(const char *);
 const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 int PyUnicode_CompareWithASCIIString(PyObject *, const char *);
 int PyBytes_AsStringAndSize(PyObject *, char **, Py_ssize_t *);
+char *PyByteArray_AsString(PyObject *);
 int PySequence_Check(PyObject *);
 PyObject *PyList_New(Py_ssize_t);
 int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
@@ -91,7 +90,7 @@ PyObject *PyErr_Occurred(void);
 void PyErr_Clear(void);
 void PyErr_SetString(PyObject *, const char *);
 int PyErr_ExceptionMatches(PyObject *);
-extern PyTypeObject PyComplex_Type, PyFloat_Type, PyLong_Type, PyUnicode_Type, PyBytes_Type;
+extern PyTypeObject PyFloat_Type, PyLong_Type, PyUnicode_Type, PyBytes_Type, PyByteArray_Type;
 extern PyTypeObject THPDtypeType, THPDeviceType;
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
@@ -102,7 +101,11 @@ void PyGILState_Release(int);
 /* torch's own conversions, which libtorch_python exports. */
 PyObject *THPDevice_New(const c10::Device &device);
 
+/* Errors that libtorch_python throws and translates. Only their types matter here. */
+struct __attribute__((visibility("default"))) python_error : std::exception {};
+
 namespace torch {
+struct __attribute__((visibility("default"))) PyTorchError : std::exception {};
 PyObject *opjit_dtype(c10::ScalarType dtype) __asm__("_ZN5torch11getTHPDtypeEN3c1010ScalarTypeE");
 void translate_exception_to_python(const std::exception_ptr &error);
 /* Turns warnings of a call into Python's. Only its constructor and its destructor are called; it is smaller than this. */
@@ -134,6 +137,15 @@ template <> struct TORCH_API type_caster<c10::Scalar, void> {
     static handle cast(const c10::Scalar &scalar, return_value_policy policy, handle parent);
 };
 
+template <> struct TORCH_API type_caster<at::IntArrayRef, void> {
+    at::IntArrayRef value;
+    bool load(handle source, bool convert);
+    static handle cast(at::IntArrayRef numbers, return_value_policy policy, handle parent);
+
+private:
+    std::vector<int64_t> numbers;
+};
+
 } // namespace detail
 
 struct gil_scoped_release {
@@ -160,7 +172,7 @@ template <typename... A> struct overload_cast_of {
 };
 template <typename... A> constexpr overload_cast_of<A...> overload_cast{};
 
-/* An error that Python knows already. */
+/* An error that is already set in Python. */
 struct error_already_set : std::exception {
     const char *what() const noexcept override { return "a Python error"; }
 };
@@ -208,9 +220,8 @@ bool load_signed(PyObject *object, bool convert, long *value);
 bool load_unsigned(PyObject *object, bool convert, unsigned long *value);
 bool load_double(PyObject *object, bool convert, double *value);
 bool load_string(PyObject *object, std::string *value);
-bool load_complex(PyObject *object, bool convert, double *real, double *imaginary);
-/* The items of a sequence or of a set, generator or view, which pybind11 takes for one; null for anything else. */
-Object items_of(PyObject *object);
+/* The items of a sequence or, if conversions are allowed, of a set, generator or view; null for anything else. */
+Object items_of(PyObject *object, bool convert);
 PyObject *new_none();
 void translate(); /* Give Python the exception that is being handled, as pybind11 does. */
 
@@ -296,23 +307,9 @@ template <> struct Cast<std::string> {
     static PyObject *make(const std::string &text) { return PyUnicode_FromStringAndSize(text.data(), text.size()); }
 };
 
-/* A complex number: a float's two parts are Python's two. */
-template <typename Complex> struct CastComplex {
-    Complex value;
-    static std::string in() { return "typing.SupportsComplex | typing.SupportsFloat | typing.SupportsIndex"; }
+template <typename T> struct Cast<c10::complex<T>> {
     static std::string out() { return "complex"; }
-    bool load(PyObject *object, bool convert)
-    {
-        double real, imaginary;
-        bool loaded = load_complex(object, convert, &real, &imaginary);
-        value = Complex(real, imaginary);
-        return loaded;
-    }
-    static PyObject *make(const Complex &value) { return PyComplex_FromDoubles(value.real(), value.imag()); }
-};
-template <typename T> struct Cast<std::complex<T>> : CastComplex<std::complex<T>> {};
-template <typename T> struct Cast<c10::complex<T>> : CastComplex<c10::complex<T>> {
-    static std::string in() { return "complex"; }
+    static PyObject *make(const c10::complex<T> &value) { return PyComplex_FromDoubles(value.real(), value.imag()); }
 };
 
 template <> struct Cast<const char *> {
@@ -387,7 +384,7 @@ template <typename T> struct Cast<std::vector<T>> {
     static std::string out() { return "list[" + Cast<T>::out() + "]"; }
     bool load(PyObject *object, bool convert)
     {
-        Object items = items_of(object);
+        Object items = items_of(object, convert);
         Py_ssize_t size = items ? PyObject_Size(items.object) : -1;
         for (Py_ssize_t i = 0; i < size; i++) {
             Cast<T> item;
@@ -410,26 +407,18 @@ template <typename T> struct Cast<std::vector<T>> {
     }
 };
 
-template <> struct Cast<at::IntArrayRef> { /* torch takes lists and tuples of integers */
-    std::vector<int64_t> numbers;
+template <> struct Cast<at::IntArrayRef> {
+    py::detail::type_caster<at::IntArrayRef> caster;
     at::IntArrayRef value;
     static std::string in() { return "Tuple[int, ...]"; }
     static std::string out() { return in(); }
-    bool load(PyObject *object, bool)
+    bool load(PyObject *object, bool convert)
     {
-        Cast<std::vector<int64_t>> list;
-        bool loaded = list.load(object, false);
-        numbers = std::move(list.value);
-        value = numbers;
+        bool loaded = caster.load({object}, convert);
+        value = caster.value;
         return loaded;
     }
-    static PyObject *make(at::IntArrayRef values) /* as torch: a list becomes a tuple */
-    {
-        Object tuple(PyTuple_New(values.size()));
-        for (size_t i = 0; tuple && i < values.size(); i++)
-            PyTuple_SetItem(tuple.object, i, PyLong_FromLongLong(values[i]));
-        return tuple.take();
-    }
+    static PyObject *make(at::IntArrayRef values) { return py::detail::type_caster<at::IntArrayRef>::cast(values, {}, {}).m_ptr; }
 };
 
 template <typename T, size_t N> struct Cast<std::array<T, N>> {
@@ -459,7 +448,7 @@ template <template <typename...> class Tuple, typename... Ts> struct CastTuple {
     Tuple<Ts...> value;
     bool load(PyObject *object, bool convert)
     {
-        Object items = items_of(object);
+        Object items = items_of(object, convert);
         return items && PySequence_Check(object) && PyObject_Size(items.object) == sizeof...(Ts)
             && load_each(items.object, convert, std::index_sequence_for<Ts...>());
     }
@@ -616,7 +605,7 @@ template <typename F> opjit::Wrapped<std::decay_t<F>, false> wrap_pybind_functio
 template <typename F> opjit::Wrapped<std::decay_t<F>, true> wrap_pybind_function_no_gil(F &&function) { return {std::forward<F>(function)}; }
 } // namespace torch
 
-/* --- pybind11's words -------------------------------------------------------------------------------------------------------------------- */
+/* --- pybind11's names -------------------------------------------------------------------------------------------------------------------- */
 
 namespace pybind11 {
 
@@ -677,13 +666,13 @@ private:
         overload.arguments.push_back({a.name, a.value});
     }
     static void note(opjit::Overload &, return_value_policy) {}
-    template <typename... G> static void note(opjit::Overload &, call_guard<G...>) {}
+    template <typename G> static void note(opjit::Overload &, call_guard<G>) {} /* several are left to pybind11 */
 
     void set(const char *name, const opjit::Object &value);
     void add(const char *name, opjit::Overload overload);
 
     opjit::Object module_object;
-    std::vector<opjit::Function *> functions; /* Python owns them */
+    std::shared_ptr<std::vector<opjit::Function *>> functions = std::make_shared<std::vector<opjit::Function *>>(); /* Python owns them */
 };
 using module = module_;
 

@@ -2,13 +2,15 @@
  * opjit_c10.h - the small types of c10 that torch's operators take, without torch's heavy headers.
  *
  * Array references, Scalar, SymInt, Device and the arguments that only pass through have the size, the layout and the name of torch's, as
- * libtorch's functions are called with them. TensorOptions and TypeMeta never reach libtorch: they lie in an inline namespace, so that no
- * symbol of theirs is torch's. The texts of errors are torch's.
+ * libtorch's functions are called with them. TensorOptions and TypeMeta never reach libtorch: the tag of their namespace is part of the
+ * names of all functions that return them, so that none of those is taken for torch's. The texts of errors are torch's.
  */
 #pragma once
 
 #include <array>
 #include <cstring>
+#include <math.h> /* the C++ library's: abs, exp and their like for every type, as torch's headers bring them */
+#include <stdlib.h>
 #include <initializer_list>
 #include <optional>
 #include <ostream>
@@ -74,12 +76,12 @@ inline bool isComplexType(ScalarType type)
     return type == ScalarType::ComplexHalf || type == ScalarType::ComplexFloat || type == ScalarType::ComplexDouble;
 }
 
-inline bool isSignedType(ScalarType type)
+inline bool isReducedFloatingType(ScalarType type)
 {
-    return type != kByte && type != kBool && type != ScalarType::UInt16 && type != ScalarType::UInt32 && type != ScalarType::UInt64;
+    return type == kHalf || type == kBFloat16 || type == ScalarType::Float8_e5m2 || type == ScalarType::Float8_e4m3fn
+        || type == ScalarType::Float8_e5m2fnuz || type == ScalarType::Float8_e4m3fnuz || type == ScalarType::Float8_e8m0fnu
+        || type == ScalarType::Float4_e2m1fn_x2;
 }
-
-inline bool isReducedFloatingType(ScalarType type) { return type == kHalf || type == kBFloat16; }
 
 inline bool isFloatingType(ScalarType type) { return type == kDouble || type == kFloat || isReducedFloatingType(type); }
 
@@ -105,7 +107,7 @@ using std::make_optional;
 using std::nullopt;
 using std::nullopt_t;
 
-/* Complete, as functions pass them; a program that names them is torch's. */
+/* These are complete types because functions pass them by value; a program that names them is built with torch's headers. */
 struct Storage {
     ~Storage() {}
     void *impl;
@@ -379,8 +381,8 @@ private:
     DeviceIndex index_ = -1;
     void validate()
     {
-        TORCH_CHECK(index_ >= -1, "Device index must be -1 or non-negative, got ", static_cast<int>(index_));
-        TORCH_CHECK(!is_cpu() || index_ <= 0, "CPU device index must be -1 or zero, got ", static_cast<int>(index_));
+        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(index_ >= -1, "Device index must be -1 or non-negative, got ", static_cast<int>(index_));
+        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!is_cpu() || index_ <= 0, "CPU device index must be -1 or zero, got ", static_cast<int>(index_));
     }
 };
 C10_API std::ostream &operator<<(std::ostream &out, const Device &device);
@@ -388,7 +390,7 @@ C10_API std::ostream &operator<<(std::ostream &out, const Device &device);
 } // namespace c10
 
 namespace caffe2 {
-inline namespace light {
+inline namespace __attribute__((abi_tag("opjit"))) light {
 
 /* A dtype as Tensor::dtype() returns it; it compares with torch::kFloat and its like. */
 class TypeMeta final {
@@ -409,6 +411,12 @@ public:
         case c10::ScalarType::Float: return "float";
         case c10::ScalarType::Double: return "double";
         case c10::ScalarType::Bool: return "bool";
+        case c10::ScalarType::UInt16: return "short unsigned int";
+        case c10::ScalarType::UInt32: return "unsigned int";
+        case c10::ScalarType::UInt64: return "long unsigned int";
+        case c10::ScalarType::ComplexFloat: return "c10::complex<float>";
+        case c10::ScalarType::ComplexDouble: return "c10::complex<double>";
+        case c10::ScalarType::ComplexHalf: return "c10::complex<c10::Half>";
         case c10::ScalarType::Undefined: return "nullptr (uninitialized)";
         default: return std::string("c10::") + c10::toString(type_);
         }
@@ -440,7 +448,7 @@ inline std::optional<ScalarType> optTypeMetaToScalarType(std::optional<caffe2::T
     return type ? std::optional<ScalarType>(type->toScalarType()) : std::nullopt;
 }
 
-inline namespace light {
+inline namespace __attribute__((abi_tag("opjit"))) light {
 
 struct TensorOptions {
     TensorOptions() = default;

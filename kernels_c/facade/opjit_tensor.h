@@ -120,7 +120,7 @@ public:
         return Device(static_cast<DeviceType>(asked<int32_t>(aoti_torch_get_device_type)),
                       static_cast<DeviceIndex>(asked<int32_t>(aoti_torch_get_device_index)));
     }
-    int64_t get_device() const { return device().index(); }
+    DeviceIndex get_device() const { return device().index(); }
     TensorOptions options() const { return TensorOptions().dtype(dtype()).device(device()).layout(layout()); }
     size_t itemsize() const { return elementSize(scalar_type()); }
     int64_t element_size() const { return static_cast<int64_t>(itemsize()); }
@@ -139,12 +139,11 @@ public:
                                                         : is_contiguous();
     }
     bool is_complex() const { return isComplexType(scalar_type()); }
-    bool is_signed() const { return isSignedType(scalar_type()); }
     bool is_quantized() const { return isQIntType(scalar_type()); }
     bool is_floating_point() const { return isFloatingType(scalar_type()); }
-    bool is_cpu() const { return device().is_cpu(); }
-    bool is_cuda() const { return device().is_cuda(); }
-    bool is_meta() const { return device().is_meta(); }
+    bool is_cpu() const { return defined() && device().is_cpu(); }
+    bool is_cuda() const { return defined() && device().is_cuda(); }
+    bool is_meta() const { return defined() && device().is_meta(); }
     bool is_sparse() const { return layout() == kSparse; }
     bool has_storage() const { return defined() && impl_->has_storage(); }
     TensorBase contiguous(MemoryFormat format = MemoryFormat::Contiguous) const
@@ -307,7 +306,7 @@ public:
     Tensor data() const { return TensorBase::data(); }
     Tensor tensor_data() const { return TensorBase::tensor_data(); }
     Tensor variable_data() const { return TensorBase::variable_data(); }
-    struct Type { /* what is left of the deprecated Tensor::type(): AT_DISPATCH takes it, and its dtype and device are asked */
+    struct [[gnu::abi_tag("opjit")]] Type { /* what is left of the deprecated Tensor::type(): AT_DISPATCH takes it, and its dtype and device are asked */
         ScalarType dtype;
         bool cuda;
         ScalarType scalarType() const { return dtype; }
@@ -371,7 +370,17 @@ public:
         TensorBase::requires_grad_(requires_grad);
         return *this;
     }
-    const Tensor &grad() const { return impl_->grad(); }
+    const Tensor &grad() const
+    {
+        const Tensor &found = impl_->grad();
+        if (!is_leaf() && !retains_grad() && !found.defined())
+            TORCH_WARN("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
+                       "attribute won't be populated during autograd.backward(). If you indeed want the .grad "
+                       "field to be populated for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor. "
+                       "If you access the non-leaf Tensor by mistake, make sure you access the leaf Tensor "
+                       "instead. See github.com/pytorch/pytorch/pull/30531 for more information.");
+        return found;
+    }
     Tensor &mutable_grad() const { return impl_->mutable_grad(); }
 
     void _backward(TensorList inputs, const std::optional<Tensor> &gradient, std::optional<bool> keep_graph, bool create_graph) const;

@@ -1,5 +1,5 @@
 /*
- * opjit_torch.h - an extension's <torch/extension.h>, in a thirtieth of its time.
+ * opjit_torch.h - an extension's <torch/extension.h>, in a tenth of its time.
  *
  * torch's own header brings all operators, torch::nn, pybind11 and half of the C++ library. This one brings the names that the program
  * mentions; opjit.cpp_extension.facade writes the lists.
@@ -16,6 +16,7 @@ namespace at {
 inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *strides, std::function<void(void *)> *deleter,
                               const TensorOptions &options)
 {
+    TORCH_CHECK(options.layout() == Layout::Strided, "from_blob makes strided tensors, got layout ", options.layout());
     std::vector<int64_t> contiguous(sizes.size(), 1);
     for (size_t i = sizes.size(); i-- > 1;)
         contiguous[i - 1] = contiguous[i] * std::max<int64_t>(sizes[i], 1);
@@ -36,18 +37,27 @@ inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *stri
         made.set_requires_grad(true);
     return made;
 }
+inline const int64_t *opjit_strides(IntArrayRef sizes, IntArrayRef strides)
+{
+    TORCH_CHECK(sizes.size() == strides.size(), "expected as many strides as sizes, got ", strides.size(), " and ", sizes.size());
+    return strides.data();
+}
+inline std::function<void(void *)> *opjit_kept(const std::function<void(void *)> &deleter)
+{
+    return deleter ? new std::function<void(void *)>(deleter) : nullptr;
+}
 inline Tensor from_blob(void *data, IntArrayRef sizes, IntArrayRef strides, const std::function<void(void *)> &deleter,
                         const TensorOptions &options = {})
 {
-    return opjit_from_blob(data, sizes, strides.data(), new std::function<void(void *)>(deleter), options);
+    return opjit_from_blob(data, sizes, opjit_strides(sizes, strides), opjit_kept(deleter), options);
 }
 inline Tensor from_blob(void *data, IntArrayRef sizes, const std::function<void(void *)> &deleter, const TensorOptions &options = {})
 {
-    return opjit_from_blob(data, sizes, nullptr, new std::function<void(void *)>(deleter), options);
+    return opjit_from_blob(data, sizes, nullptr, opjit_kept(deleter), options);
 }
 inline Tensor from_blob(void *data, IntArrayRef sizes, IntArrayRef strides, const TensorOptions &options = {})
 {
-    return opjit_from_blob(data, sizes, strides.data(), nullptr, options);
+    return opjit_from_blob(data, sizes, opjit_strides(sizes, strides), nullptr, options);
 }
 inline Tensor from_blob(void *data, IntArrayRef sizes, const TensorOptions &options = {})
 {
@@ -62,7 +72,7 @@ template <typename T> Tensor tensor(ArrayRef<T> values, const TensorOptions &opt
         options.has_dtype() ? TensorOptions() : here));
 }
 
-struct AutoDispatchBelowAutograd { /* torch::tensor runs below autograd; what it calls records nothing anyhow */
+struct AutoDispatchBelowAutograd { /* torch::tensor runs below autograd; what it calls records nothing anyway */
     ~AutoDispatchBelowAutograd() {}
 };
 

@@ -39,7 +39,7 @@ _opened: dict[str, set[tuple[int, int]]] = {}  # by name: the device and inode o
 def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
          extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None, extra_include_paths: list[str] | None = None,
          build_directory: str | None = None, verbose: bool = False, with_cuda: bool | None = None, with_sycl: bool | None = None,
-         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, fast: bool = True,
+         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, *, fast: bool = True,
          **newer: Any) -> Any:
     """torch.utils.cpp_extension.load with opjit's cache.
 
@@ -58,9 +58,9 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
-    - A C++ program that only names operators, tensors and functions to bind is compiled with light headers, in a twentieth of the time;
-      every other one, or one that does not compile with those, with torch's own. `opjit why NAME` shows which and why. The results are the
-      same. `fast=False` or OPJIT_FAST=0 always takes torch's own.
+    - A C++ program that only names operators, tensors and functions to bind is compiled with light headers, in a tenth of the time;
+      every other one, or one that does not compile with those, with torch's own. `opjit why NAME` shows which and why. `fast=False` or
+      OPJIT_FAST=0 always takes torch's own.
     - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push`, `pull`, `pack` and `unpack` serve extensions as they do ops. A binary is found where
       torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
     - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
@@ -90,7 +90,7 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
                 extra_include_paths: list[str] | None = None, build_directory: str | None = None, verbose: bool = False,
                 with_cuda: bool | None = None, with_sycl: bool | None = None, is_python_module: bool = True,
                 with_pytorch_error_handling: bool = True, keep_intermediates: bool = True, use_pch: bool = False,
-                no_implicit_headers: bool = False, fast: bool = True, **newer: Any) -> Any:
+                no_implicit_headers: bool = False, *, fast: bool = True, **newer: Any) -> Any:
     """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences. `use_pch` changes nothing: torch writes a
     precompiled header of 749 MB into its own folder, which takes longer than most builds.
 

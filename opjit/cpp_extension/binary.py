@@ -161,6 +161,6 @@ class ExtensionBinary(NamedTuple):
         if light.facade:
             try:
                 return build.build(light, self.arguments, store, self.must_store)
-            except (CompileError, LoadError) as error:
-                own = own._replace(reason=str(error).splitlines()[0])
+            except (BuildError, CompileError, LoadError) as error:
+                own = own._replace(reason=str(error).partition("\n")[0])
         return build.build(own, self.arguments, store, self.must_store)

@@ -1,8 +1,8 @@
 """The fast way for C++ extensions: light headers with torch's names, which bring what a program mentions and nothing else.
 
-torch/extension.h takes a C++ compiler 17 to 20 seconds, whatever a program uses. The facade (kernels_c/facade) takes half a second: a
+torch/extension.h takes a C++ compiler 17 to 20 seconds, whatever a program uses. The facade (kernels_c/facade) takes about one: a
 tensor that libtorch's functions accept as their own, the declarations of the operators that the program names, cut out of torch's headers,
-and a binding for functions. A program that names anything else goes torch's way, as does one that does not compile this way.
+and a binding for functions. A program that names anything else is built with torch's headers, as is one that does not compile.
 
     work/facade/torch/extension.h, ATen/ATen.h, ...     the headers of torch that the facade replaces: each includes opjit_torch.h
     work/facade/opjit_operators.h                       at::_ops, torch's declarations
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @functools.cache
 def version() -> str:
-    """What the key has of the facade: a digest of its headers and of the modules that choose from torch's."""
+    """The facade's part of the key: a digest of its headers and of the modules that choose from torch's."""
     made = hashlib.sha256()
     for path in (*sorted(HEADERS.iterdir()), HEADERS.parent / "opjit_shim.h", Path(__file__), Path(vocabulary.__file__)):
         made.update(path.read_bytes())

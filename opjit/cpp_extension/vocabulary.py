@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -73,9 +74,20 @@ _ONLY_TORCH = {  # what light headers do not have, with the reason to name
     re.compile(r"\bPYBIND11_(?!MODULE\b)\w+|\bnoconvert\b|\bdef_submodule\b"): "a part of pybind11 beyond functions",
     re.compile(rf"\b(?:at|c10|torch)\s*::\s*(?:\w+\s*::\s*)*({_CLASSES})\b"): "{}",
     re.compile(r"\b(?:getDefault\w+Generator|manual_seed)\b"): "torch's random numbers",
-    re.compile(r"\bPy(?!Torch\b)[A-Z]\w+"): "Python's C interface",
+    re.compile(r"\b(?:PY_\w+|Py_\w+|Py(?!Torch\b)[A-Z]\w+)"): "Python's C interface",
+    re.compile(r"(?:\.|->|::)\s*(?:std|var)(?:_mean)?\s*\("
+               r"|\b(?:var|(?:std|var)_mean)\s*\("): "std or var",
+    re.compile(r"\bthrow_with_nested\b"): "std::throw_with_nested",
+    re.compile(r"\bR\""): "a raw string",
 }
-_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.S)
+# Words of #if and #ifdef that mean the same with both kinds of headers, and flags for the linker that bring no code.
+_ANYWHERE = re.compile(r"defined|__cplusplus|__CUDACC__|__CUDA_ARCH__|_OPENMP|NDEBUG|__GNUC__|__clang__|_WIN32|_MSC_VER|__linux__|__x86_64__|"
+                       r"__aarch64__|__(?:AVX|SSE|FMA|ARM|F16C)\w*|TORCH_VERSION\w*|TORCH_EXTENSION_NAME|[uU]?[lL]*|true|false")
+_LINK = re.compile(r"-l(?:m|pthread|dl|rt|gomp|stdc\+\+)|-fopenmp|-pthread|-O\d|-s|-Wl,-(?:O\d|z,\w+|s|-as-needed)")
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*(?:\\\n.*)*)", re.M)
+_DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/', re.S)
 
 
 def texts(extension: Extension) -> list[str]:
@@ -95,19 +107,28 @@ def refusal(extension: Extension, implicit: bool) -> str | None:
         return "it is a program" if extension.program else "it has CUDA sources"
     if not _TESTED[0] <= tuple(map(int, torch.__version__.split(".")[:2])) <= _TESTED[1]:
         return f"the light headers were not tested with torch {torch.__version__}"
-    found = texts(extension)
+    if extension.libraries or not all(_LINK.fullmatch(word) for word in extension.flags["link"]):
+        return "it links a library, which may hold functions of torch's headers"
+    if any(word.startswith(("-D_GLIBCXX", "-U")) for word in extension.flags["c"]) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "its flags or this Python change the layout of objects"
+    try:
+        found = texts(extension)
+    except OSError as error:
+        return f"{error.filename} cannot be read"
     included = {header for text in found for header in includes(text)}
     unknown = sorted(header for header in included if header.startswith(_TORCHS) and header not in (*REPLACED, *_KEPT))
     if unknown:
         return f"it includes {unknown[0]}"
     if not implicit and not included & {*REPLACED}:
         return "it includes none of torch's headers"
-    for code in map(code_of, found):
-        for pattern, reason in _ONLY_TORCH.items():
-            named = pattern.search(code)
-            if named:
-                return f"it names {reason.format(named[named.lastindex or 0])}"
-    return None
+    code = "\n".join(map(code_of, found))
+    for pattern, reason in _ONLY_TORCH.items():
+        named = pattern.search(code)
+        if named:
+            return f"it names {reason.format(named[named.lastindex or 0])}"
+    asked = {word for line in _CONDITION.findall(code) for word in _WORD.findall(line)}
+    unknown = sorted(word for word in asked - set(_DEFINED.findall(code)) if not _ANYWHERE.fullmatch(word))
+    return f"a condition of its preprocessor names {unknown[0]}, which torch's headers may define" if unknown else None
 
 
 def includes(text: str) -> list[str]:

@@ -121,9 +121,10 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
         "archs": one._replace(archs="9.0"),
         "inputs": one._replace(inputs={**one.inputs, "plain.cpp": "0" * 64}),
         "toolchain": one._replace(toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
+        "facade": one._replace(facade="0" * 16),
     }
-    # The content of these is in `inputs`, `inline` or `sources`, and `arguments` is what all fields follow from.
-    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "arguments"}
+    # The content of these is in `inputs`, `inline` or `sources`, `reason` is for people, and `arguments` is what all fields follow from.
+    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "arguments", "reason"}
     assert len({one.key, *(another.key for another in changed.values())}) == len(changed) + 1
 
 

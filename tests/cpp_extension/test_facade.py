@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sysconfig
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -162,7 +163,104 @@ def test_light_headers_can_be_switched_off(asked: list[Extension], monkeypatch: 
     assert asked[0].key != asked[0]._replace(facade="" if light else facade.version()).key
 
 
+MEANING = """
+#include <cmath>
+#include <functional>
+double magnitude(double x) { return abs(x); }
+int64_t whole(int64_t x) { return abs(x); }
+std::vector<int64_t> widths(double y) {
+    float x = static_cast<float>(y);
+    return {sizeof(exp(x)), sizeof(sqrt(x)), sizeof(pow(x, x)), sizeof(floor(x)), sizeof(fabs(x)), sizeof(tanh(x)), sizeof(fmaxf(x, x))};
+}
+std::vector<bool> undefined() { torch::Tensor x; return {x.defined(), x.is_cuda(), x.is_cpu(), x.is_meta()}; }
+bool floats(torch::Tensor x) { return x.is_floating_point(); }
+torch::Tensor blob(int64_t strides, bool deleter) {
+    static float values[6] = {1, 2, 3, 4, 5, 6};
+    auto none = std::function<void(void *)>();
+    if (deleter)
+        return torch::from_blob(values, {2, 3}, none).clone();
+    return torch::from_blob(values, {2, 3}, std::vector<int64_t>(strides, 3)).clone();
+}
+std::string pick(std::vector<double> values) { return "list of " + std::to_string(values.size()); }
+std::string text(std::string value) { return value; }
+int64_t product(at::IntArrayRef values) { int64_t p = 1; for (auto v : values) p *= v; return p; }
+void warn_and_fail() { TORCH_WARN("a warning"); TORCH_CHECK(false, "the error"); }
+bool with_gradients() { return at::GradMode::is_enabled(); }
+static void more(py::module_ m) { m.def("late", [](int64_t) { return "int"; }); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    m.def("magnitude", &magnitude); m.def("whole", &whole); m.def("widths", &widths); m.def("undefined", &undefined);
+    m.def("floats", &floats); m.def("blob", &blob); m.def("text", &text); m.def("product", &product);
+    m.def("warn_and_fail", torch::wrap_pybind_function(warn_and_fail));
+    m.def("with_gradients", &with_gradients, py::call_guard<torch::NoGradGuard>());
+    m.def("pick", &pick); m.def("pick", &text);
+    m.def("kind", [](int64_t) { return "int"; }); m.def("kind", [](bool) { return "bool"; });
+    more(m); m.def("late", [](std::string) { return "str"; });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def meaning() -> Any:
+    module = loaded("meaning", MEANING)
+    assert [one.built_with["headers"] for one in described("meaning")] == ["opjit's facade"]
+    return module
+
+
+def test_functions_of_the_c_library_have_the_overloads_of_c_plus_plus(meaning: Any) -> None:
+    assert meaning.magnitude(-0.5) == 0.5
+    assert meaning.whole(-(1 << 40)) == 1 << 40
+    assert meaning.widths(1.0) == [4] * 7
+
+
+def test_an_undefined_tensor_is_on_no_device(meaning: Any) -> None:
+    assert meaning.undefined() == [False] * 4
+
+
+def test_float8_is_a_floating_point_type(meaning: Any) -> None:
+    assert meaning.floats(torch.zeros(2).to(torch.float8_e5m2))
+    assert not meaning.floats(torch.zeros(2, dtype=torch.int64))
+
+
+def test_memory_becomes_a_tensor_only_if_its_strides_fit(meaning: Any) -> None:
+    assert meaning.blob(0, True).tolist() == [[1, 2, 3], [4, 5, 6]]  # an empty deleter is none
+    with pytest.raises(RuntimeError, match="as many strides as sizes, got 1 and 2"):
+        meaning.blob(1, False)
+
+
+def test_an_overload_takes_what_pybind11_takes(meaning: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    assert meaning.pick(i for i in (1.0, 2.0)) == "list of 2"
+    assert meaning.pick("a") == "a"
+    assert meaning.text(bytearray(b"ab")) == "ab"
+    assert [meaning.kind(value) for value in (numpy.bool_(True), True, 1, numpy.int64(1))] == ["bool", "int", "int", "int"]
+    assert [meaning.late(1), meaning.late("a")] == ["int", "str"]
+
+
+def test_sizes_are_lists_and_tuples(meaning: Any) -> None:
+    assert [meaning.product([2, 3]), meaning.product((2, 3))] == [6, 6]
+    for wrong in (range(2, 4), {2, 3}, (i for i in (2, 3)), 2, "23"):
+        with pytest.raises(TypeError):
+            meaning.product(wrong)
+
+
+def test_an_error_comes_before_a_warning_that_is_one(meaning: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="the error"):
+            meaning.warn_and_fail()
+
+
+def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
+    assert torch.is_grad_enabled()
+    assert not meaning.with_gradients()
+
+
 REFUSED = {
+    "#if PY_MAJOR_VERSION >= 3\n#endif": "Python's C interface",
+    "#ifdef AT_MKL_ENABLED\n#endif": "AT_MKL_ENABLED",
+    "at::Tensor f(at::Tensor x) { return x.std(0); }": "std or var",
+    'const char *text = R"(a)";': "raw string",
+    "const char quote = '\"'; TORCH_LIBRARY(ns, m) {} // \"": "TORCH_LIBRARY",
     "TORCH_LIBRARY(ns, m) {}": "TORCH_LIBRARY",
     "struct F : torch::autograd::Function<F> {};": "torch::autograd::Function",
     "torch::nn::Linear linear(1, 2);": "beyond operators",
@@ -188,6 +286,14 @@ def test_comments_and_names_of_ones_own_are_not_refused(asked: list[Extension], 
     with pytest.raises(KeyboardInterrupt):
         loaded("taken", text + PROGRAM, functions="doubled")
     assert asked[0].facade
+
+
+@pytest.mark.parametrize("arguments", [{"extra_ldflags": ["-lhelper"]}, {"extra_ldflags": ["helper.o"]},
+                                       {"extra_cflags": ["-D_GLIBCXX_DEBUG"]}])
+def test_code_of_others_keeps_torchs_headers(asked: list[Extension], arguments: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        opjit.load_inline("linked", PROGRAM, functions="doubled", **arguments)
+    assert not asked[0].facade
 
 
 def test_a_header_of_the_program_is_read_too(tmp_path: Path, asked: list[Extension]) -> None:
