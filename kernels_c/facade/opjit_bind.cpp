@@ -1,7 +1,8 @@
 /* opjit_bind.cpp - the part of opjit_bind.h that is the same for every extension. */
 #include "opjit_torch.h"
 
-namespace opjit {
+namespace opjit
+{
 
 bool is_a(PyObject *object, PyTypeObject &type)
 {
@@ -11,7 +12,10 @@ bool is_a(PyObject *object, PyTypeObject &type)
     return found > 0;
 }
 
-PyObject *new_none() { return borrowed(&_Py_NoneStruct).take(); }
+PyObject *new_none()
+{
+    return borrowed(&_Py_NoneStruct).take();
+}
 
 static std::string repr(PyObject *object)
 {
@@ -49,14 +53,17 @@ bool load_bool(PyObject *object, bool convert, bool *value)
         return true;
     if (!convert && !is_numpy_bool(object))
         return false;
-    int truth = object == &_Py_NoneStruct ? 0 : PyObject_HasAttrString(object, "__bool__") ? PyObject_IsTrue(object) : -1;
+    int truth = object == &_Py_NoneStruct                    ? 0
+                : PyObject_HasAttrString(object, "__bool__") ? PyObject_IsTrue(object)
+                                                             : -1;
     PyErr_Clear();
     *value = truth > 0;
     return truth >= 0;
 }
 
 /* A number as an int, by __index__ and, if conversions are allowed, by __int__; `read` returns whether it fits. */
-template <typename R> static bool load_integer(PyObject *object, bool convert, R read)
+template <typename R>
+static bool load_integer(PyObject *object, bool convert, R read)
 {
     if (is_a(object, PyFloat_Type))
         return false;
@@ -132,7 +139,8 @@ Object items_of(PyObject *object, bool convert)
         PyErr_Clear();
         std::string name = type ? text_of(type.object, "__name__") : "";
         bool known = false;
-        for (const char *one : {"generator", "set", "frozenset", "dict_keys", "dict_values", "dict_items", "map", "zip"})
+        for (const char *one :
+             {"generator", "set", "frozenset", "dict_keys", "dict_values", "dict_items", "map", "zip"})
             known = known || name == one;
         if (!known)
             return Object();
@@ -156,8 +164,8 @@ void sign(Overload &overload, const std::vector<std::string> &types)
     for (size_t i = overload.arguments.size(); !overload.named && i < count; i++)
         overload.arguments.push_back({"arg" + std::to_string(i), Object()});
     if (overload.arguments.size() != count)
-        throw std::runtime_error("a function of " + std::to_string(count) + " arguments was given names for "
-                                 + std::to_string(overload.arguments.size()));
+        throw std::runtime_error("a function of " + std::to_string(count) + " arguments was given names for " +
+                                 std::to_string(overload.arguments.size()));
     overload.signature = "(";
     for (size_t i = 0; i < count; i++) {
         const Argument &argument = overload.arguments[i];
@@ -169,7 +177,8 @@ void sign(Overload &overload, const std::vector<std::string> &types)
 }
 
 /* Fill `slots` with an argument for each parameter; false if the call does not fit. */
-static bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **slots)
+static bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                    PyObject **slots)
 {
     Py_ssize_t size = static_cast<Py_ssize_t>(overload.arguments.size()), named = names ? PyTuple_Size(names) : 0;
     if (count > size || (named && !overload.named))
@@ -178,7 +187,8 @@ static bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t 
         slots[i] = i < count ? args[i] : nullptr;
     for (Py_ssize_t k = 0; k < named; k++) {
         Py_ssize_t i = count;
-        while (i < size && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, k), overload.arguments[i].name.c_str()) != 0)
+        while (i < size &&
+               PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, k), overload.arguments[i].name.c_str()) != 0)
             i++;
         if (i == size)
             return false;
@@ -192,7 +202,8 @@ static bool arrange(const Overload &overload, PyObject *const *args, Py_ssize_t 
 
 static void refuse(const Function &function, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    std::string text = function.name + "(): incompatible function arguments. The following argument types are supported:\n";
+    std::string text =
+        function.name + "(): incompatible function arguments. The following argument types are supported:\n";
     for (size_t i = 0; i < function.overloads.size(); i++)
         text += "    " + std::to_string(i + 1) + ". " + function.overloads[i].signature + "\n";
     text += "\nInvoked with: ";
@@ -200,7 +211,10 @@ static void refuse(const Function &function, PyObject *const *args, Py_ssize_t c
         text += (i ? ", " : "") + repr(args[i]);
     for (Py_ssize_t k = 0; names && k < PyTuple_Size(names); k++) {
         const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, k), nullptr);
-        text += (k ? ", " : count ? "; kwargs: " : "kwargs: ") + std::string(name ? name : "?") + "=" + repr(args[count + k]);
+        text += (k       ? ", "
+                 : count ? "; kwargs: "
+                         : "kwargs: ") +
+                std::string(name ? name : "?") + "=" + repr(args[count + k]);
     }
     PyErr_Clear();
     PyErr_SetString(PyExc_TypeError, text.c_str());
@@ -281,8 +295,9 @@ static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count,
                 std::vector<PyObject *> slots(overload.arguments.size() + 1);
                 if (!arrange(overload, args, count, names, slots.data()))
                     continue;
-                PyObject *result = overload.torch_errors ? call_as_torch(overload, slots.data(), convert)
-                                                         : overload.call(overload.function.get(), slots.data(), convert);
+                PyObject *result = overload.torch_errors
+                                       ? call_as_torch(overload, slots.data(), convert)
+                                       : overload.call(overload.function.get(), slots.data(), convert);
                 if (result != no_match())
                     return result;
             }
@@ -323,7 +338,8 @@ int filled(PyObject *module, void (*fill)(py::module_ &))
 
 } // namespace opjit
 
-namespace pybind11 {
+namespace pybind11
+{
 
 void module_::set(const char *name, const opjit::Object &value)
 {
@@ -338,12 +354,14 @@ void module_::add(const char *name, opjit::Overload overload)
         function = known->name == name ? known : function;
     if (!function) {
         function = new opjit::Function{name, "", {}, {}};
-        function->definition = {function->name.c_str(), opjit::called, 0x0080 | 0x0002 /* METH_FASTCALL | METH_KEYWORDS */, ""};
+        function->definition = {function->name.c_str(), opjit::called,
+                                0x0080 | 0x0002 /* METH_FASTCALL | METH_KEYWORDS */, ""};
         opjit::Object capsule(PyCapsule_New(function, nullptr, [](PyObject *owner) {
             delete static_cast<opjit::Function *>(PyCapsule_GetPointer(owner, nullptr));
         }));
         opjit::Object module_name(PyModule_GetNameObject(module_object.object));
-        set(name, opjit::Object(capsule ? PyCFunction_NewEx(&function->definition, capsule.object, module_name.object) : nullptr));
+        set(name, opjit::Object(capsule ? PyCFunction_NewEx(&function->definition, capsule.object, module_name.object)
+                                        : nullptr));
         functions->push_back(function);
     }
     function->overloads.push_back(std::move(overload));

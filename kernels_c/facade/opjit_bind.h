@@ -40,7 +40,8 @@ struct OpjitModuleDef {
     } *slots;
     void *traverse, *clear, *free;
 };
-extern PyObject *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_ValueError, *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OverflowError;
+extern PyObject *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_ValueError, *PyExc_IndexError, *PyExc_MemoryError,
+    *PyExc_OverflowError;
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 void Py_IncRef(PyObject *);
 void Py_DecRef(PyObject *);
@@ -102,10 +103,13 @@ void PyGILState_Release(int);
 PyObject *THPDevice_New(const c10::Device &device);
 
 /* Errors that libtorch_python throws and translates. Only their types matter here. */
-struct __attribute__((visibility("default"))) python_error : std::exception {};
+struct __attribute__((visibility("default"))) python_error : std::exception {
+};
 
-namespace torch {
-struct __attribute__((visibility("default"))) PyTorchError : std::exception {};
+namespace torch
+{
+struct __attribute__((visibility("default"))) PyTorchError : std::exception {
+};
 PyObject *opjit_dtype(c10::ScalarType dtype) __asm__("_ZN5torch11getTHPDtypeEN3c1010ScalarTypeE");
 void translate_exception_to_python(const std::exception_ptr &error);
 /* Turns warnings of a call into Python's. Only its constructor and its destructor are called; it is smaller than this. */
@@ -116,33 +120,47 @@ struct PyWarningHandler {
 };
 } // namespace torch
 
-namespace pybind11 {
+namespace pybind11
+{
 
 struct handle {
     PyObject *m_ptr = nullptr;
 };
-enum class return_value_policy : uint8_t { automatic, automatic_reference, take_ownership, copy, move, reference, reference_internal };
+enum class return_value_policy : uint8_t {
+    automatic,
+    automatic_reference,
+    take_ownership,
+    copy,
+    move,
+    reference,
+    reference_internal
+};
 
-namespace detail {
+namespace detail
+{
 
-template <typename T, typename = void> struct type_caster;
-template <> struct TORCH_API type_caster<at::Tensor, void> {
+template <typename T, typename = void>
+struct type_caster;
+template <>
+struct TORCH_API type_caster<at::Tensor, void> {
     at::Tensor value;
     bool load(handle source, bool convert);
     static handle cast(const at::Tensor &tensor, return_value_policy policy, handle parent);
 };
-template <> struct TORCH_API type_caster<c10::Scalar, void> {
+template <>
+struct TORCH_API type_caster<c10::Scalar, void> {
     c10::Scalar value;
     bool load(handle source, bool convert);
     static handle cast(const c10::Scalar &scalar, return_value_policy policy, handle parent);
 };
 
-template <> struct TORCH_API type_caster<at::IntArrayRef, void> {
+template <>
+struct TORCH_API type_caster<at::IntArrayRef, void> {
     at::IntArrayRef value;
     bool load(handle source, bool convert);
     static handle cast(at::IntArrayRef numbers, return_value_policy policy, handle parent);
 
-private:
+  private:
     std::vector<int64_t> numbers;
 };
 
@@ -153,7 +171,7 @@ struct gil_scoped_release {
     gil_scoped_release(const gil_scoped_release &) = delete;
     ~gil_scoped_release() { PyEval_RestoreThread(state); }
 
-private:
+  private:
     void *state;
 };
 
@@ -162,23 +180,31 @@ struct gil_scoped_acquire {
     gil_scoped_acquire(const gil_scoped_acquire &) = delete;
     ~gil_scoped_acquire() { PyGILState_Release(state); }
 
-private:
+  private:
     int state;
 };
 
 /* Picks one of several functions of one name: py::overload_cast<int, int>(add). */
-template <typename... A> struct overload_cast_of {
-    template <typename R> constexpr auto operator()(R (*function)(A...)) const { return function; }
+template <typename... A>
+struct overload_cast_of {
+    template <typename R>
+    constexpr auto operator()(R (*function)(A...)) const
+    {
+        return function;
+    }
 };
-template <typename... A> constexpr overload_cast_of<A...> overload_cast{};
+template <typename... A>
+constexpr overload_cast_of<A...> overload_cast{};
 
 /* An error that is already set in Python. */
 struct error_already_set : std::exception {
     const char *what() const noexcept override { return "a Python error"; }
 };
 
-struct none {};
-template <typename... Guards> struct call_guard {
+struct none {
+};
+template <typename... Guards>
+struct call_guard {
     using Guard = std::tuple<Guards...>;
 };
 
@@ -186,7 +212,8 @@ template <typename... Guards> struct call_guard {
 
 namespace py = pybind11;
 
-namespace opjit {
+namespace opjit
+{
 
 struct Function; /* of Python: a name and its overloads */
 
@@ -226,9 +253,11 @@ PyObject *new_none();
 void translate(); /* Give Python the exception that is being handled, as pybind11 does. */
 
 /* How a C++ type looks to Python: `in` and `out` are its names in signatures, load() reads it, make() gives a new reference. */
-template <typename T, typename = void> struct Cast;
+template <typename T, typename = void>
+struct Cast;
 
-template <> struct Cast<at::Tensor> {
+template <>
+struct Cast<at::Tensor> {
     at::Tensor value;
     static std::string in() { return "torch.Tensor"; }
     static std::string out() { return in(); }
@@ -239,10 +268,14 @@ template <> struct Cast<at::Tensor> {
         value = std::move(caster.value);
         return loaded;
     }
-    static PyObject *make(const at::Tensor &tensor) { return py::detail::type_caster<at::Tensor>::cast(tensor, {}, {}).m_ptr; }
+    static PyObject *make(const at::Tensor &tensor)
+    {
+        return py::detail::type_caster<at::Tensor>::cast(tensor, {}, {}).m_ptr;
+    }
 };
 
-template <> struct Cast<c10::Scalar> {
+template <>
+struct Cast<c10::Scalar> {
     c10::Scalar value;
     static std::string in() { return "Union[Number, torch.SymInt, torch.SymFloat, torch.SymBool]"; }
     static std::string out() { return in(); }
@@ -253,10 +286,14 @@ template <> struct Cast<c10::Scalar> {
         value = caster.value;
         return loaded;
     }
-    static PyObject *make(const c10::Scalar &scalar) { return py::detail::type_caster<c10::Scalar>::cast(scalar, {}, {}).m_ptr; }
+    static PyObject *make(const c10::Scalar &scalar)
+    {
+        return py::detail::type_caster<c10::Scalar>::cast(scalar, {}, {}).m_ptr;
+    }
 };
 
-template <> struct Cast<bool> {
+template <>
+struct Cast<bool> {
     bool value;
     static std::string in() { return "bool"; }
     static std::string out() { return in(); }
@@ -264,7 +301,8 @@ template <> struct Cast<bool> {
     static PyObject *make(bool value) { return PyBool_FromLong(value); }
 };
 
-template <typename T> struct Cast<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, char>>> {
+template <typename T>
+struct Cast<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, char>>> {
     T value;
     static std::string in() { return "typing.SupportsInt | typing.SupportsIndex"; }
     static std::string out() { return "int"; }
@@ -285,7 +323,8 @@ template <typename T> struct Cast<T, std::enable_if_t<std::is_integral_v<T> && !
     }
 };
 
-template <typename T> struct Cast<T, std::enable_if_t<std::is_floating_point_v<T>>> {
+template <typename T>
+struct Cast<T, std::enable_if_t<std::is_floating_point_v<T>>> {
     T value;
     static std::string in() { return "typing.SupportsFloat | typing.SupportsIndex"; }
     static std::string out() { return "float"; }
@@ -299,7 +338,8 @@ template <typename T> struct Cast<T, std::enable_if_t<std::is_floating_point_v<T
     static PyObject *make(T value) { return PyFloat_FromDouble(value); }
 };
 
-template <> struct Cast<std::string> {
+template <>
+struct Cast<std::string> {
     std::string value;
     static std::string in() { return "str"; }
     static std::string out() { return in(); }
@@ -307,12 +347,14 @@ template <> struct Cast<std::string> {
     static PyObject *make(const std::string &text) { return PyUnicode_FromStringAndSize(text.data(), text.size()); }
 };
 
-template <typename T> struct Cast<c10::complex<T>> {
+template <typename T>
+struct Cast<c10::complex<T>> {
     static std::string out() { return "complex"; }
     static PyObject *make(const c10::complex<T> &value) { return PyComplex_FromDoubles(value.real(), value.imag()); }
 };
 
-template <> struct Cast<const char *> {
+template <>
+struct Cast<const char *> {
     std::string kept;
     const char *value = nullptr;
     static std::string in() { return "str"; }
@@ -331,17 +373,20 @@ template <> struct Cast<const char *> {
 };
 
 /* torch.dtype and torch.device hold theirs right after the head of a Python object. */
-template <typename T, PyTypeObject &type> struct Held {
+template <typename T, PyTypeObject &type>
+struct Held {
     T value;
     bool load(PyObject *object, bool)
     {
         bool fits = is_a(object, type);
         if (fits)
-            std::memcpy(static_cast<void *>(&value), reinterpret_cast<char *>(object) + 2 * sizeof(void *), sizeof value);
+            std::memcpy(static_cast<void *>(&value), reinterpret_cast<char *>(object) + 2 * sizeof(void *),
+                        sizeof value);
         return fits;
     }
 };
-template <> struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
+template <>
+struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
     static std::string in() { return "torch.dtype"; }
     static std::string out() { return in(); }
     static PyObject *make(c10::ScalarType dtype)
@@ -354,14 +399,16 @@ template <> struct Cast<c10::ScalarType> : Held<c10::ScalarType, THPDtypeType> {
         }
     }
 };
-template <> struct Cast<c10::Device> : Held<c10::Device, THPDeviceType> {
+template <>
+struct Cast<c10::Device> : Held<c10::Device, THPDeviceType> {
     Cast() : Held{c10::Device(c10::kCPU)} {}
     static std::string in() { return "torch.device"; }
     static std::string out() { return in(); }
     static PyObject *make(const c10::Device &device) { return THPDevice_New(device); }
 };
 
-template <typename T> struct Cast<std::optional<T>> {
+template <typename T>
+struct Cast<std::optional<T>> {
     std::optional<T> value;
     static std::string in() { return Cast<T>::in() + " | None"; }
     static std::string out() { return Cast<T>::out() + " | None"; }
@@ -378,7 +425,8 @@ template <typename T> struct Cast<std::optional<T>> {
     static PyObject *make(const std::optional<T> &value) { return value ? Cast<T>::make(*value) : new_none(); }
 };
 
-template <typename T> struct Cast<std::vector<T>> {
+template <typename T>
+struct Cast<std::vector<T>> {
     std::vector<T> value;
     static std::string in() { return "collections.abc.Sequence[" + Cast<T>::in() + "]"; }
     static std::string out() { return "list[" + Cast<T>::out() + "]"; }
@@ -407,7 +455,8 @@ template <typename T> struct Cast<std::vector<T>> {
     }
 };
 
-template <> struct Cast<at::IntArrayRef> {
+template <>
+struct Cast<at::IntArrayRef> {
     py::detail::type_caster<at::IntArrayRef> caster;
     at::IntArrayRef value;
     static std::string in() { return "Tuple[int, ...]"; }
@@ -418,13 +467,24 @@ template <> struct Cast<at::IntArrayRef> {
         value = caster.value;
         return loaded;
     }
-    static PyObject *make(at::IntArrayRef values) { return py::detail::type_caster<at::IntArrayRef>::cast(values, {}, {}).m_ptr; }
+    static PyObject *make(at::IntArrayRef values)
+    {
+        return py::detail::type_caster<at::IntArrayRef>::cast(values, {}, {}).m_ptr;
+    }
 };
 
-template <typename T, size_t N> struct Cast<std::array<T, N>> {
+template <typename T, size_t N>
+struct Cast<std::array<T, N>> {
     std::array<T, N> value;
-    static std::string in() { return "typing.Annotated[collections.abc.Sequence[" + Cast<T>::in() + "], \"FixedSize(" + std::to_string(N) + ")\"]"; }
-    static std::string out() { return "typing.Annotated[list[" + Cast<T>::out() + "], \"FixedSize(" + std::to_string(N) + ")\"]"; }
+    static std::string in()
+    {
+        return "typing.Annotated[collections.abc.Sequence[" + Cast<T>::in() + "], \"FixedSize(" + std::to_string(N) +
+               ")\"]";
+    }
+    static std::string out()
+    {
+        return "typing.Annotated[list[" + Cast<T>::out() + "], \"FixedSize(" + std::to_string(N) + ")\"]";
+    }
     bool load(PyObject *object, bool convert)
     {
         Cast<std::vector<T>> list;
@@ -434,25 +494,31 @@ template <typename T, size_t N> struct Cast<std::array<T, N>> {
             value[i] = std::move(list.value[i]);
         return true;
     }
-    static PyObject *make(const std::array<T, N> &values) { return Cast<std::vector<T>>::make({values.begin(), values.end()}); }
+    static PyObject *make(const std::array<T, N> &values)
+    {
+        return Cast<std::vector<T>>::make({values.begin(), values.end()});
+    }
 };
 
-template <typename T, typename... Ts> std::string joined(std::string (*)(), T first, Ts... rest)
+template <typename T, typename... Ts>
+std::string joined(std::string (*)(), T first, Ts... rest)
 {
     std::string text = first();
     ((text += ", " + rest()), ...);
     return text;
 }
 
-template <template <typename...> class Tuple, typename... Ts> struct CastTuple {
+template <template <typename...> class Tuple, typename... Ts>
+struct CastTuple {
     Tuple<Ts...> value;
     bool load(PyObject *object, bool convert)
     {
         Object items = items_of(object, convert);
-        return items && PySequence_Check(object) && PyObject_Size(items.object) == sizeof...(Ts)
-            && load_each(items.object, convert, std::index_sequence_for<Ts...>());
+        return items && PySequence_Check(object) && PyObject_Size(items.object) == sizeof...(Ts) &&
+               load_each(items.object, convert, std::index_sequence_for<Ts...>());
     }
-    template <size_t... I> bool load_each(PyObject *items, bool convert, std::index_sequence<I...>)
+    template <size_t... I>
+    bool load_each(PyObject *items, bool convert, std::index_sequence<I...>)
     {
         std::tuple<Cast<Ts>...> casts;
         bool loaded = (std::get<I>(casts).load(PyList_GetItem(items, I), convert) && ...);
@@ -462,7 +528,8 @@ template <template <typename...> class Tuple, typename... Ts> struct CastTuple {
     }
     static std::string in() { return "tuple[" + joined(nullptr, Cast<Ts>::in...) + "]"; }
     static std::string out() { return "tuple[" + joined(nullptr, Cast<Ts>::out...) + "]"; }
-    template <size_t... I> static PyObject *make_each(const Tuple<Ts...> &values, std::index_sequence<I...>)
+    template <size_t... I>
+    static PyObject *make_each(const Tuple<Ts...> &values, std::index_sequence<I...>)
     {
         Object made[] = {Object(Cast<Ts>::make(std::get<I>(values)))...};
         Object tuple(PyTuple_New(sizeof...(Ts)));
@@ -473,29 +540,44 @@ template <template <typename...> class Tuple, typename... Ts> struct CastTuple {
     }
     static PyObject *make(const Tuple<Ts...> &values) { return make_each(values, std::index_sequence_for<Ts...>()); }
 };
-template <typename... Ts> struct Cast<std::tuple<Ts...>> : CastTuple<std::tuple, Ts...> {};
-template <typename A, typename B> struct Cast<std::pair<A, B>> : CastTuple<std::pair, A, B> {};
+template <typename... Ts>
+struct Cast<std::tuple<Ts...>> : CastTuple<std::tuple, Ts...> {
+};
+template <typename A, typename B>
+struct Cast<std::pair<A, B>> : CastTuple<std::pair, A, B> {
+};
 
-template <typename Map> struct CastMap {
-    static std::string out() { return "dict[" + Cast<typename Map::key_type>::out() + ", " + Cast<typename Map::mapped_type>::out() + "]"; }
+template <typename Map>
+struct CastMap {
+    static std::string out()
+    {
+        return "dict[" + Cast<typename Map::key_type>::out() + ", " + Cast<typename Map::mapped_type>::out() + "]";
+    }
     static PyObject *make(const Map &map)
     {
         Object dict(PyDict_New());
         for (const auto &[key, value] : map) {
-            Object made_key(Cast<typename Map::key_type>::make(key)), made(Cast<typename Map::mapped_type>::make(value));
+            Object made_key(Cast<typename Map::key_type>::make(key)),
+                made(Cast<typename Map::mapped_type>::make(value));
             if (!dict || !made_key || !made || PyDict_SetItem(dict.object, made_key.object, made.object) != 0)
                 return nullptr;
         }
         return dict.take();
     }
 };
-template <typename K, typename V> struct Cast<std::map<K, V>> : CastMap<std::map<K, V>> {};
-template <typename K, typename V> struct Cast<std::unordered_map<K, V>> : CastMap<std::unordered_map<K, V>> {};
+template <typename K, typename V>
+struct Cast<std::map<K, V>> : CastMap<std::map<K, V>> {
+};
+template <typename K, typename V>
+struct Cast<std::unordered_map<K, V>> : CastMap<std::unordered_map<K, V>> {
+};
 
-template <> struct Cast<std::nullopt_t> {
+template <>
+struct Cast<std::nullopt_t> {
     static PyObject *make(std::nullopt_t) { return new_none(); }
 };
-template <> struct Cast<py::none> {
+template <>
+struct Cast<py::none> {
     static PyObject *make(py::none) { return new_none(); }
 };
 
@@ -513,31 +595,47 @@ struct Overload {
     bool named = false;
     bool torch_errors = false; /* errors and warnings arrive as torch's own functions give them */
     std::shared_ptr<const void> function;
-    PyObject *(*call)(const void *function, PyObject *const *args, bool convert); /* no_match() if an argument does not convert */
+    PyObject *(*call)(const void *function, PyObject *const *args,
+                      bool convert); /* no_match() if an argument does not convert */
 };
 
-inline PyObject *no_match() { return reinterpret_cast<PyObject *>(1); }
+inline PyObject *no_match()
+{
+    return reinterpret_cast<PyObject *>(1);
+}
 
 /* Name the arguments and write the signature; `types` has one for each argument, and the result's. */
 void sign(Overload &overload, const std::vector<std::string> &types);
 
-template <typename R> struct Result {
+template <typename R>
+struct Result {
     static std::string name() { return Cast<std::decay_t<R>>::out(); }
-    template <typename F> static PyObject *of(F &&function) { return Cast<std::decay_t<R>>::make(function()); }
+    template <typename F>
+    static PyObject *of(F &&function)
+    {
+        return Cast<std::decay_t<R>>::make(function());
+    }
 };
-template <> struct Result<void> {
+template <>
+struct Result<void> {
     static std::string name() { return "None"; }
-    template <typename F> static PyObject *of(F &&function)
+    template <typename F>
+    static PyObject *of(F &&function)
     {
         function();
         return new_none();
     }
 };
 
-template <typename A> A &&passed(Cast<std::decay_t<A>> &cast) { return static_cast<A &&>(cast.value); }
+template <typename A>
+A &&passed(Cast<std::decay_t<A>> &cast)
+{
+    return static_cast<A &&>(cast.value);
+}
 
 /* Runs a function without Python's lock if a guard says so, and makes its result with the lock. */
-template <typename Guard, typename R, typename F> auto guarded(F &&function)
+template <typename Guard, typename R, typename F>
+auto guarded(F &&function)
 {
     if constexpr (std::is_void_v<R>) {
         Guard guard;
@@ -566,11 +664,13 @@ PyObject *invoke(const F &function, PyObject *const *args, bool convert, std::in
 }
 
 /* torch::wrap_pybind_function: errors and warnings as torch's own functions give them. */
-template <typename F, bool no_gil> struct Wrapped {
+template <typename F, bool no_gil>
+struct Wrapped {
     F function;
 };
 
-template <typename Guard, typename R, typename... A, typename F> void bind(Overload &overload, F function)
+template <typename Guard, typename R, typename... A, typename F>
+void bind(Overload &overload, F function)
 {
     sign(overload, {Cast<std::decay_t<A>>::in()..., Result<R>::name()});
     overload.function = std::make_shared<F>(std::move(function));
@@ -579,7 +679,8 @@ template <typename Guard, typename R, typename... A, typename F> void bind(Overl
     };
 }
 
-template <typename Guard, typename R, typename... A> void bind_any(Overload &overload, R (*function)(A...))
+template <typename Guard, typename R, typename... A>
+void bind_any(Overload &overload, R (*function)(A...))
 {
     bind<Guard, R, A...>(overload, function);
 }
@@ -588,11 +689,13 @@ void bind_object(Overload &overload, const F &function, R (F::*)(A...) const)
 {
     bind<Guard, R, A...>(overload, function);
 }
-template <typename Guard, typename F, typename = decltype(&F::operator())> void bind_any(Overload &overload, const F &function)
+template <typename Guard, typename F, typename = decltype(&F::operator())>
+void bind_any(Overload &overload, const F &function)
 {
     bind_object<Guard>(overload, function, &F::operator());
 }
-template <typename Guard, typename F, bool no_gil> void bind_any(Overload &overload, const Wrapped<F, no_gil> &wrapped)
+template <typename Guard, typename F, bool no_gil>
+void bind_any(Overload &overload, const Wrapped<F, no_gil> &wrapped)
 {
     overload.torch_errors = true;
     bind_any<std::conditional_t<no_gil, py::gil_scoped_release, Guard>>(overload, wrapped.function);
@@ -600,14 +703,24 @@ template <typename Guard, typename F, bool no_gil> void bind_any(Overload &overl
 
 } // namespace opjit
 
-namespace torch {
-template <typename F> opjit::Wrapped<std::decay_t<F>, false> wrap_pybind_function(F &&function) { return {std::forward<F>(function)}; }
-template <typename F> opjit::Wrapped<std::decay_t<F>, true> wrap_pybind_function_no_gil(F &&function) { return {std::forward<F>(function)}; }
+namespace torch
+{
+template <typename F>
+opjit::Wrapped<std::decay_t<F>, false> wrap_pybind_function(F &&function)
+{
+    return {std::forward<F>(function)};
+}
+template <typename F>
+opjit::Wrapped<std::decay_t<F>, true> wrap_pybind_function_no_gil(F &&function)
+{
+    return {std::forward<F>(function)};
+}
 } // namespace torch
 
 /* --- pybind11's names -------------------------------------------------------------------------------------------------------------------- */
 
-namespace pybind11 {
+namespace pybind11
+{
 
 struct arg_v {
     std::string name;
@@ -615,7 +728,8 @@ struct arg_v {
 };
 struct arg {
     explicit arg(const char *name) : name(name) {}
-    template <typename T> arg_v operator=(T &&value) const
+    template <typename T>
+    arg_v operator=(T &&value) const
     {
         using Plain = std::decay_t<T>;
         return {name, opjit::Object(opjit::Cast<Plain>::make(value))};
@@ -624,11 +738,13 @@ struct arg {
     std::string name;
 };
 
-class module_ {
-public:
+class module_
+{
+  public:
     explicit module_(PyObject *module) : module_object(opjit::borrowed(module)) {}
 
-    template <typename F, typename... Extra> module_ &def(const char *name, F &&function, const Extra &...extra)
+    template <typename F, typename... Extra>
+    module_ &def(const char *name, F &&function, const Extra &...extra)
     {
         opjit::Overload overload;
         (note(overload, extra), ...);
@@ -640,19 +756,27 @@ public:
     struct Attribute {
         module_ &owner;
         std::string name;
-        template <typename T> void operator=(T &&value) { owner.set(name.c_str(), opjit::Object(opjit::Cast<std::decay_t<T>>::make(value))); }
+        template <typename T>
+        void operator=(T &&value)
+        {
+            owner.set(name.c_str(), opjit::Object(opjit::Cast<std::decay_t<T>>::make(value)));
+        }
     };
     Attribute attr(const char *name) { return {*this, name}; }
     Attribute doc() { return {*this, "__doc__"}; }
 
-private:
-    template <typename... Extra> struct Guard {
+  private:
+    template <typename... Extra>
+    struct Guard {
         using type = void;
     };
-    template <typename G, typename... Extra> struct Guard<call_guard<G>, Extra...> {
+    template <typename G, typename... Extra>
+    struct Guard<call_guard<G>, Extra...> {
         using type = G;
     };
-    template <typename E, typename... Extra> struct Guard<E, Extra...> : Guard<Extra...> {};
+    template <typename E, typename... Extra>
+    struct Guard<E, Extra...> : Guard<Extra...> {
+    };
 
     static void note(opjit::Overload &overload, const char *doc) { overload.doc = doc; }
     static void note(opjit::Overload &overload, const arg &a)
@@ -666,32 +790,42 @@ private:
         overload.arguments.push_back({a.name, a.value});
     }
     static void note(opjit::Overload &, return_value_policy) {}
-    template <typename G> static void note(opjit::Overload &, call_guard<G>) {} /* several are left to pybind11 */
+    template <typename G>
+    static void note(opjit::Overload &, call_guard<G>)
+    {
+    } /* several are left to pybind11 */
 
     void set(const char *name, const opjit::Object &value);
     void add(const char *name, opjit::Overload overload);
 
     opjit::Object module_object;
-    std::shared_ptr<std::vector<opjit::Function *>> functions = std::make_shared<std::vector<opjit::Function *>>(); /* Python owns them */
+    std::shared_ptr<std::vector<opjit::Function *>> functions =
+        std::make_shared<std::vector<opjit::Function *>>(); /* Python owns them */
 };
 using module = module_;
 
 } // namespace pybind11
 
-namespace opjit {
+namespace opjit
+{
 
 int filled(PyObject *module, void (*fill)(py::module_ &));
 
 } // namespace opjit
 
-#define OPJIT_MODULE(name, variable)                                                                                                      \
-    static void opjit_fill_##name(py::module_ &variable);                                                                                 \
-    static int opjit_exec_##name(PyObject *module) { return opjit::filled(module, opjit_fill_##name); }                                   \
-    extern "C" __attribute__((visibility("default"))) PyObject *PyInit_##name()                                                           \
-    {                                                                                                                                     \
-        static OpjitModuleDef::Slot slots[] = {{2 /* Py_mod_exec */, reinterpret_cast<void *>(opjit_exec_##name)}, {0, nullptr}};         \
-        static OpjitModuleDef definition = {1, nullptr, nullptr, 0, nullptr, #name, nullptr, 0, nullptr, slots, nullptr, nullptr, nullptr}; \
-        return PyModuleDef_Init(&definition);                                                                                             \
-    }                                                                                                                                     \
+#define OPJIT_MODULE(name, variable) \
+    static void opjit_fill_##name(py::module_ &variable); \
+    static int opjit_exec_##name(PyObject *module) \
+    { \
+        return opjit::filled(module, opjit_fill_##name); \
+    } \
+    extern "C" __attribute__((visibility("default"))) PyObject *PyInit_##name() \
+    { \
+        static OpjitModuleDef::Slot slots[] = {{2 /* Py_mod_exec */, reinterpret_cast<void *>(opjit_exec_##name)}, \
+                                               {0, nullptr}}; \
+        static OpjitModuleDef definition = {1, nullptr, nullptr, 0,       nullptr, #name,  nullptr, \
+                                            0, nullptr, slots,   nullptr, nullptr, nullptr}; \
+        return PyModuleDef_Init(&definition); \
+    } \
     static void opjit_fill_##name(py::module_ &variable)
 #define PYBIND11_MODULE(name, variable, ...) OPJIT_MODULE(name, variable)

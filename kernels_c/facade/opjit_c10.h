@@ -20,10 +20,12 @@
 #include <utility>
 #include <vector>
 
-namespace std {
+namespace std
+{
 
 /* torch prints vectors so: at most a hundred values, separated by spaces. */
-template <typename T, typename A> ostream &operator<<(ostream &out, const vector<T, A> &values)
+template <typename T, typename A>
+ostream &operator<<(ostream &out, const vector<T, A> &values)
 {
     int left = 100;
     for (auto it = values.begin(); it != values.end() && left > 0; left--) {
@@ -45,14 +47,16 @@ template <typename T, typename A> ostream &operator<<(ostream &out, const vector
 #include <torch/headeronly/core/MemoryFormat.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-namespace at {
+namespace at
+{
 class Tensor;
 class TensorBase;
 class OptionalTensorRef;
 class Dimname;
 } // namespace at
 
-namespace c10 {
+namespace c10
+{
 
 /* --- dtypes ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -66,8 +70,8 @@ AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(OPJIT_K)
 
 inline bool isIntegralType(ScalarType type, bool include_bool)
 {
-    bool integral = type == kByte || type == kChar || type == kInt || type == kLong || type == kShort || type == ScalarType::UInt16
-        || type == ScalarType::UInt32 || type == ScalarType::UInt64;
+    bool integral = type == kByte || type == kChar || type == kInt || type == kLong || type == kShort ||
+                    type == ScalarType::UInt16 || type == ScalarType::UInt32 || type == ScalarType::UInt64;
     return integral || (include_bool && type == kBool);
 }
 
@@ -78,19 +82,22 @@ inline bool isComplexType(ScalarType type)
 
 inline bool isReducedFloatingType(ScalarType type)
 {
-    return type == kHalf || type == kBFloat16 || type == ScalarType::Float8_e5m2 || type == ScalarType::Float8_e4m3fn
-        || type == ScalarType::Float8_e5m2fnuz || type == ScalarType::Float8_e4m3fnuz || type == ScalarType::Float8_e8m0fnu
-        || type == ScalarType::Float4_e2m1fn_x2;
+    return type == kHalf || type == kBFloat16 || type == ScalarType::Float8_e5m2 || type == ScalarType::Float8_e4m3fn ||
+           type == ScalarType::Float8_e5m2fnuz || type == ScalarType::Float8_e4m3fnuz ||
+           type == ScalarType::Float8_e8m0fnu || type == ScalarType::Float4_e2m1fn_x2;
 }
 
-inline bool isFloatingType(ScalarType type) { return type == kDouble || type == kFloat || isReducedFloatingType(type); }
+inline bool isFloatingType(ScalarType type)
+{
+    return type == kDouble || type == kFloat || isReducedFloatingType(type);
+}
 
 C10_API ScalarType get_default_dtype_as_scalartype();
 
 /* Sizes of one element in bytes. */
 inline size_t elementSize(ScalarType type)
 {
-#define OPJIT_CASE(ctype, name)                                                                                                          \
+#define OPJIT_CASE(ctype, name) \
     case ScalarType::name: return sizeof(ctype);
     switch (type) {
         AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(OPJIT_CASE)
@@ -101,7 +108,8 @@ inline size_t elementSize(ScalarType type)
 
 using string_view = std::string_view;
 class DispatchKeySet;
-template <typename T> using optional = std::optional<T>;
+template <typename T>
+using optional = std::optional<T>;
 using std::in_place;
 using std::make_optional;
 using std::nullopt;
@@ -112,17 +120,20 @@ struct Storage {
     ~Storage() {}
     void *impl;
 };
-class Stream {
+class Stream
+{
     int64_t device_and_id[2];
 };
-template <typename T> class List;
+template <typename T>
+class List;
 enum class DispatchKey : uint16_t;
 
 /* --- arrays ------------------------------------------------------------------------------------------------------------------------- */
 
 template <typename T>
-class ArrayRef final {
-public:
+class ArrayRef final
+{
+  public:
     using iterator = const T *;
     using const_iterator = const T *;
     using size_type = size_t;
@@ -132,14 +143,24 @@ public:
     constexpr ArrayRef(const T &one) : data_(&one), length_(1) {}
     constexpr ArrayRef(const T *data, size_t length) : data_(data), length_(length) {}
     constexpr ArrayRef(const T *begin, const T *end) : data_(begin), length_(end - begin) {}
-    template <typename A> ArrayRef(const std::vector<T, A> &v) : data_(v.data()), length_(v.size())
+    template <typename A>
+    ArrayRef(const std::vector<T, A> &v) : data_(v.data()), length_(v.size())
     {
-        static_assert(!std::is_same_v<T, bool>, "ArrayRef<bool> cannot be constructed from a std::vector<bool> bitfield.");
+        static_assert(!std::is_same_v<T, bool>,
+                      "ArrayRef<bool> cannot be constructed from a std::vector<bool> bitfield.");
     }
-    template <size_t N> constexpr ArrayRef(const std::array<T, N> &a) : data_(a.data()), length_(N) {}
-    template <size_t N> constexpr ArrayRef(const T (&a)[N]) : data_(a), length_(N) {}
+    template <size_t N>
+    constexpr ArrayRef(const std::array<T, N> &a) : data_(a.data()), length_(N)
+    {
+    }
+    template <size_t N>
+    constexpr ArrayRef(const T (&a)[N]) : data_(a), length_(N)
+    {
+    }
     constexpr ArrayRef(const std::initializer_list<T> &list)
-        : data_(list.begin() == list.end() ? nullptr : list.begin()), length_(list.size()) {}
+        : data_(list.begin() == list.end() ? nullptr : list.begin()), length_(list.size())
+    {
+    }
 
     constexpr const T *begin() const { return data_; }
     constexpr const T *end() const { return data_ + length_; }
@@ -177,23 +198,48 @@ public:
     }
     ArrayRef slice(size_t start, size_t length) const
     {
-        TORCH_CHECK(start + length <= length_, "ArrayRef: invalid slice, N = ", start, "; M = ", length, "; size = ", length_);
+        TORCH_CHECK(start + length <= length_, "ArrayRef: invalid slice, N = ", start, "; M = ", length,
+                    "; size = ", length_);
         return ArrayRef(data_ + start, length);
     }
     ArrayRef slice(size_t start) const { return slice(start, length_ - start); }
     std::vector<T> vec() const { return std::vector<T>(begin(), end()); }
 
-private:
+  private:
     const T *data_;
     size_t length_;
 };
 
-template <typename T> bool operator==(ArrayRef<T> a, ArrayRef<T> b) { return a.equals(b); }
-template <typename T> bool operator!=(ArrayRef<T> a, ArrayRef<T> b) { return !a.equals(b); }
-template <typename T> bool operator==(const std::vector<T> &a, ArrayRef<T> b) { return ArrayRef<T>(a).equals(b); }
-template <typename T> bool operator!=(const std::vector<T> &a, ArrayRef<T> b) { return !ArrayRef<T>(a).equals(b); }
-template <typename T> bool operator==(ArrayRef<T> a, const std::vector<T> &b) { return a.equals(ArrayRef<T>(b)); }
-template <typename T> bool operator!=(ArrayRef<T> a, const std::vector<T> &b) { return !a.equals(ArrayRef<T>(b)); }
+template <typename T>
+bool operator==(ArrayRef<T> a, ArrayRef<T> b)
+{
+    return a.equals(b);
+}
+template <typename T>
+bool operator!=(ArrayRef<T> a, ArrayRef<T> b)
+{
+    return !a.equals(b);
+}
+template <typename T>
+bool operator==(const std::vector<T> &a, ArrayRef<T> b)
+{
+    return ArrayRef<T>(a).equals(b);
+}
+template <typename T>
+bool operator!=(const std::vector<T> &a, ArrayRef<T> b)
+{
+    return !ArrayRef<T>(a).equals(b);
+}
+template <typename T>
+bool operator==(ArrayRef<T> a, const std::vector<T> &b)
+{
+    return a.equals(ArrayRef<T>(b));
+}
+template <typename T>
+bool operator!=(ArrayRef<T> a, const std::vector<T> &b)
+{
+    return !a.equals(ArrayRef<T>(b));
+}
 
 template <typename T>
 std::ostream &operator<<(std::ostream &out, ArrayRef<T> list)
@@ -207,8 +253,9 @@ std::ostream &operator<<(std::ostream &out, ArrayRef<T> list)
 using IntArrayRef = ArrayRef<int64_t>;
 
 template <typename T>
-class OptionalArrayRef final {
-public:
+class OptionalArrayRef final
+{
+  public:
     OptionalArrayRef() noexcept = default;
     OptionalArrayRef(std::nullopt_t) noexcept {}
     OptionalArrayRef(const T &one) : array_(one) {}
@@ -216,21 +263,25 @@ public:
     OptionalArrayRef(const std::initializer_list<T> &list) : array_(ArrayRef<T>(list)) {}
     OptionalArrayRef(const std::vector<T> &v) : array_(ArrayRef<T>(v)) {}
     OptionalArrayRef(const std::optional<ArrayRef<T>> &array) : array_(array) {}
-    template <size_t N> OptionalArrayRef(const std::array<T, N> &a) : array_(ArrayRef<T>(a)) {}
+    template <size_t N>
+    OptionalArrayRef(const std::array<T, N> &a) : array_(ArrayRef<T>(a))
+    {
+    }
     bool has_value() const noexcept { return array_.has_value(); }
     explicit operator bool() const noexcept { return array_.has_value(); }
     const ArrayRef<T> &value() const { return array_.value(); }
     const ArrayRef<T> &operator*() const { return *array_; }
     const ArrayRef<T> *operator->() const { return &*array_; }
 
-private:
+  private:
     std::optional<ArrayRef<T>> array_;
 };
 
 /* --- symbolic numbers: libtorch takes them, a compiled extension only has plain ones -------------------------------------------------- */
 
-class C10_API SymInt {
-public:
+class C10_API SymInt
+{
+  public:
     SymInt() : data_(0) {}
     SymInt(int64_t value) : data_(value)
     {
@@ -250,7 +301,7 @@ public:
 
     static constexpr int64_t LIMIT = -(1LL << 62);
 
-private:
+  private:
     int64_t plain() const
     {
         TORCH_CHECK(data_ >= LIMIT, "expected a plain number, got a symbolic one");
@@ -264,14 +315,16 @@ using SymIntArrayRef = ArrayRef<SymInt>;
 inline SymIntArrayRef fromIntArrayRefSlow(IntArrayRef array)
 {
     for (int64_t value : array)
-        TORCH_CHECK(value >= SymInt::LIMIT, "IntArrayRef contains an int that cannot be represented as a SymInt: ", value);
+        TORCH_CHECK(value >= SymInt::LIMIT,
+                    "IntArrayRef contains an int that cannot be represented as a SymInt: ", value);
     return SymIntArrayRef(reinterpret_cast<const SymInt *>(array.data()), array.size());
 }
 
 /* --- Scalar ------------------------------------------------------------------------------------------------------------------------- */
 
-class C10_API Scalar {
-public:
+class C10_API Scalar
+{
+  public:
     Scalar() : Scalar(int64_t(0)) {}
     Scalar(const Scalar &) = default;
     Scalar &operator=(const Scalar &) = default;
@@ -293,13 +346,19 @@ public:
     Scalar(c10::complex<float> value) : tag(Tag::HAS_z) { v.z = c10::complex<double>(value.real(), value.imag()); }
     Scalar(c10::complex<double> value) : tag(Tag::HAS_z) { v.z = value; }
     template <typename T, std::enable_if_t<std::is_same_v<T, bool>, bool> * = nullptr>
-    Scalar(T value) : tag(Tag::HAS_b) { v.i = value; }
+    Scalar(T value) : tag(Tag::HAS_b)
+    {
+        v.i = value;
+    }
     Scalar(const SymInt &value) : Scalar(value.guard_int(__FILE__, __LINE__)) {}
 
     bool isFloatingPoint() const { return tag == Tag::HAS_d; }
     bool isComplex() const { return tag == Tag::HAS_z; }
     bool isBoolean() const { return tag == Tag::HAS_b; }
-    bool isIntegral(bool include_bool) const { return tag == Tag::HAS_i || tag == Tag::HAS_u || (include_bool && isBoolean()); }
+    bool isIntegral(bool include_bool) const
+    {
+        return tag == Tag::HAS_i || tag == Tag::HAS_u || (include_bool && isBoolean());
+    }
     ScalarType type() const
     {
         switch (tag) {
@@ -311,9 +370,13 @@ public:
         }
         TORCH_CHECK(false, "Unknown scalar type.");
     }
-    template <typename T> T to() const { return converted<T>("value"); }
+    template <typename T>
+    T to() const
+    {
+        return converted<T>("value");
+    }
 
-#define OPJIT_TO(type, name)                                                                                                              \
+#define OPJIT_TO(type, name) \
     type to##name() const { return converted<type>(#type); }
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(OPJIT_TO)
 #undef OPJIT_TO
@@ -322,10 +385,11 @@ public:
     Scalar conj() const;
     Scalar log() const;
 
-private:
+  private:
     enum class Tag { HAS_d, HAS_i, HAS_u, HAS_z, HAS_b };
 
-    template <typename T> T converted(const char *name) const
+    template <typename T>
+    T converted(const char *name) const
     {
         switch (tag) {
         case Tag::HAS_d: return checked_convert<T, double>(v.d, name);
@@ -348,8 +412,12 @@ private:
     } v;
 };
 
-#define OPJIT_TO(type, name)                                                                                                              \
-    template <> inline type Scalar::to<type>() const { return to##name(); }
+#define OPJIT_TO(type, name) \
+    template <> \
+    inline type Scalar::to<type>() const \
+    { \
+        return to##name(); \
+    }
 AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(OPJIT_TO)
 #undef OPJIT_TO
 
@@ -376,175 +444,291 @@ struct C10_API Device final {
     bool is_meta() const noexcept { return type_ == DeviceType::Meta; }
     std::string str() const;
 
-private:
+  private:
     DeviceType type_;
     DeviceIndex index_ = -1;
     void validate()
     {
-        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(index_ >= -1, "Device index must be -1 or non-negative, got ", static_cast<int>(index_));
-        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!is_cpu() || index_ <= 0, "CPU device index must be -1 or zero, got ", static_cast<int>(index_));
+        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(index_ >= -1, "Device index must be -1 or non-negative, got ",
+                                         static_cast<int>(index_));
+        TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!is_cpu() || index_ <= 0, "CPU device index must be -1 or zero, got ",
+                                         static_cast<int>(index_));
     }
 };
 C10_API std::ostream &operator<<(std::ostream &out, const Device &device);
 
 } // namespace c10
 
-namespace caffe2 {
-inline namespace __attribute__((abi_tag("opjit"))) light {
+namespace caffe2
+{
+inline namespace __attribute__((abi_tag("opjit"))) light
+{
 
-/* A dtype as Tensor::dtype() returns it; it compares with torch::kFloat and its like. */
-class TypeMeta final {
-public:
-    TypeMeta() : type_(c10::ScalarType::Undefined) {}
-    TypeMeta(c10::ScalarType type) : type_(type) {}
-    c10::ScalarType toScalarType() const { return type_; }
-    operator c10::ScalarType() const { return type_; }
-    size_t itemsize() const { return c10::elementSize(type_); }
-    std::string name() const
+    /* A dtype as Tensor::dtype() returns it; it compares with torch::kFloat and its like. */
+    class TypeMeta final
     {
-        switch (type_) {
-        case c10::ScalarType::Byte: return "unsigned char";
-        case c10::ScalarType::Char: return "signed char";
-        case c10::ScalarType::Short: return "short int";
-        case c10::ScalarType::Int: return "int";
-        case c10::ScalarType::Long: return "long int";
-        case c10::ScalarType::Float: return "float";
-        case c10::ScalarType::Double: return "double";
-        case c10::ScalarType::Bool: return "bool";
-        case c10::ScalarType::UInt16: return "short unsigned int";
-        case c10::ScalarType::UInt32: return "unsigned int";
-        case c10::ScalarType::UInt64: return "long unsigned int";
-        case c10::ScalarType::ComplexFloat: return "c10::complex<float>";
-        case c10::ScalarType::ComplexDouble: return "c10::complex<double>";
-        case c10::ScalarType::ComplexHalf: return "c10::complex<c10::Half>";
-        case c10::ScalarType::Undefined: return "nullptr (uninitialized)";
-        default: return std::string("c10::") + c10::toString(type_);
+      public:
+        TypeMeta() : type_(c10::ScalarType::Undefined) {}
+        TypeMeta(c10::ScalarType type) : type_(type) {}
+        c10::ScalarType toScalarType() const { return type_; }
+        operator c10::ScalarType() const { return type_; }
+        size_t itemsize() const { return c10::elementSize(type_); }
+        std::string name() const
+        {
+            switch (type_) {
+            case c10::ScalarType::Byte: return "unsigned char";
+            case c10::ScalarType::Char: return "signed char";
+            case c10::ScalarType::Short: return "short int";
+            case c10::ScalarType::Int: return "int";
+            case c10::ScalarType::Long: return "long int";
+            case c10::ScalarType::Float: return "float";
+            case c10::ScalarType::Double: return "double";
+            case c10::ScalarType::Bool: return "bool";
+            case c10::ScalarType::UInt16: return "short unsigned int";
+            case c10::ScalarType::UInt32: return "unsigned int";
+            case c10::ScalarType::UInt64: return "long unsigned int";
+            case c10::ScalarType::ComplexFloat: return "c10::complex<float>";
+            case c10::ScalarType::ComplexDouble: return "c10::complex<double>";
+            case c10::ScalarType::ComplexHalf: return "c10::complex<c10::Half>";
+            case c10::ScalarType::Undefined: return "nullptr (uninitialized)";
+            default: return std::string("c10::") + c10::toString(type_);
+            }
         }
-    }
-    static TypeMeta fromScalarType(c10::ScalarType type) { return type; }
-    template <typename T> static TypeMeta Make() { return c10::CppTypeToScalarType<T>::value; }
-    friend std::ostream &operator<<(std::ostream &out, TypeMeta type) { return out << type.name(); }
-    friend bool operator==(TypeMeta a, TypeMeta b) { return a.type_ == b.type_; }
-    friend bool operator!=(TypeMeta a, TypeMeta b) { return a.type_ != b.type_; }
-    friend bool operator==(TypeMeta a, c10::ScalarType b) { return a.type_ == b; }
-    friend bool operator!=(TypeMeta a, c10::ScalarType b) { return a.type_ != b; }
-    friend bool operator==(c10::ScalarType a, TypeMeta b) { return a == b.type_; }
-    friend bool operator!=(c10::ScalarType a, TypeMeta b) { return a != b.type_; }
+        static TypeMeta fromScalarType(c10::ScalarType type) { return type; }
+        template <typename T>
+        static TypeMeta Make()
+        {
+            return c10::CppTypeToScalarType<T>::value;
+        }
+        friend std::ostream &operator<<(std::ostream &out, TypeMeta type) { return out << type.name(); }
+        friend bool operator==(TypeMeta a, TypeMeta b) { return a.type_ == b.type_; }
+        friend bool operator!=(TypeMeta a, TypeMeta b) { return a.type_ != b.type_; }
+        friend bool operator==(TypeMeta a, c10::ScalarType b) { return a.type_ == b; }
+        friend bool operator!=(TypeMeta a, c10::ScalarType b) { return a.type_ != b; }
+        friend bool operator==(c10::ScalarType a, TypeMeta b) { return a == b.type_; }
+        friend bool operator!=(c10::ScalarType a, TypeMeta b) { return a != b.type_; }
 
-private:
-    c10::ScalarType type_;
-};
+      private:
+        c10::ScalarType type_;
+    };
 
 } // namespace light
 } // namespace caffe2
 
-namespace c10 {
+namespace c10
+{
 
-inline ScalarType typeMetaToScalarType(caffe2::TypeMeta type) { return type.toScalarType(); }
-inline caffe2::TypeMeta scalarTypeToTypeMeta(ScalarType type) { return type; }
-inline caffe2::TypeMeta get_default_dtype() { return get_default_dtype_as_scalartype(); }
+inline ScalarType typeMetaToScalarType(caffe2::TypeMeta type)
+{
+    return type.toScalarType();
+}
+inline caffe2::TypeMeta scalarTypeToTypeMeta(ScalarType type)
+{
+    return type;
+}
+inline caffe2::TypeMeta get_default_dtype()
+{
+    return get_default_dtype_as_scalartype();
+}
 inline std::optional<ScalarType> optTypeMetaToScalarType(std::optional<caffe2::TypeMeta> type)
 {
     return type ? std::optional<ScalarType>(type->toScalarType()) : std::nullopt;
 }
 
-inline namespace __attribute__((abi_tag("opjit"))) light {
+inline namespace __attribute__((abi_tag("opjit"))) light
+{
 
-struct TensorOptions {
-    TensorOptions() = default;
-    TensorOptions(Layout layout) : layout_(layout) {}
-    template <typename T, typename = std::enable_if_t<std::is_same_v<std::decay_t<T>, Device>>> TensorOptions(T &&device) : device_(device) {}
-    TensorOptions(DeviceType type, DeviceIndex index = -1) : device_(Device(type, index)) {}
-    TensorOptions(const char *device) : device_(Device(std::string(device))) {}
-    TensorOptions(caffe2::TypeMeta dtype) : dtype_(dtype) {}
-    TensorOptions(ScalarType dtype) : dtype_(dtype) {}
-    TensorOptions(MemoryFormat format) : memory_format_(format) {}
+    struct TensorOptions {
+        TensorOptions() = default;
+        TensorOptions(Layout layout) : layout_(layout) {}
+        template <typename T, typename = std::enable_if_t<std::is_same_v<std::decay_t<T>, Device>>>
+        TensorOptions(T &&device) : device_(device)
+        {
+        }
+        TensorOptions(DeviceType type, DeviceIndex index = -1) : device_(Device(type, index)) {}
+        TensorOptions(const char *device) : device_(Device(std::string(device))) {}
+        TensorOptions(caffe2::TypeMeta dtype) : dtype_(dtype) {}
+        TensorOptions(ScalarType dtype) : dtype_(dtype) {}
+        TensorOptions(MemoryFormat format) : memory_format_(format) {}
 
-#define OPJIT_SET(type, name, member)                                                                                                     \
-    [[nodiscard]] TensorOptions name(std::optional<type> value) const noexcept                                                            \
-    {                                                                                                                                     \
-        TensorOptions changed = *this;                                                                                                    \
-        changed.member = value;                                                                                                           \
-        return changed;                                                                                                                   \
+#define OPJIT_SET(type, name, member) \
+    [[nodiscard]] TensorOptions name(std::optional<type> value) const noexcept \
+    { \
+        TensorOptions changed = *this; \
+        changed.member = value; \
+        return changed; \
     }
-    OPJIT_SET(Device, device, device_)
-    OPJIT_SET(Layout, layout, layout_)
-    OPJIT_SET(bool, requires_grad, requires_grad_)
-    OPJIT_SET(bool, pinned_memory, pinned_memory_)
-    OPJIT_SET(MemoryFormat, memory_format, memory_format_)
-    OPJIT_SET(ScalarType, dtype, dtype_)
+        OPJIT_SET(Device, device, device_)
+        OPJIT_SET(Layout, layout, layout_)
+        OPJIT_SET(bool, requires_grad, requires_grad_)
+        OPJIT_SET(bool, pinned_memory, pinned_memory_)
+        OPJIT_SET(MemoryFormat, memory_format, memory_format_)
+        OPJIT_SET(ScalarType, dtype, dtype_)
 #undef OPJIT_SET
-    template <typename... Args> [[nodiscard]] TensorOptions device(Args &&...args) const noexcept
-    {
-        return device(std::optional<Device>(std::in_place, std::forward<Args>(args)...));
-    }
-    [[nodiscard]] TensorOptions dtype(ScalarType type) const noexcept { return dtype(std::optional<ScalarType>(type)); }
-    [[nodiscard]] TensorOptions dtype(caffe2::TypeMeta type) const noexcept { return dtype(std::optional<ScalarType>(type.toScalarType())); }
-    template <typename T> TensorOptions dtype() const { return dtype(std::optional<ScalarType>(CppTypeToScalarType<T>::value)); }
-    [[nodiscard]] TensorOptions device_index(DeviceIndex index) const noexcept { return device(Device(DeviceType::CUDA, index)); }
+        template <typename... Args>
+        [[nodiscard]] TensorOptions device(Args &&...args) const noexcept
+        {
+            return device(std::optional<Device>(std::in_place, std::forward<Args>(args)...));
+        }
+        [[nodiscard]] TensorOptions dtype(ScalarType type) const noexcept
+        {
+            return dtype(std::optional<ScalarType>(type));
+        }
+        [[nodiscard]] TensorOptions dtype(caffe2::TypeMeta type) const noexcept
+        {
+            return dtype(std::optional<ScalarType>(type.toScalarType()));
+        }
+        template <typename T>
+        TensorOptions dtype() const
+        {
+            return dtype(std::optional<ScalarType>(CppTypeToScalarType<T>::value));
+        }
+        [[nodiscard]] TensorOptions device_index(DeviceIndex index) const noexcept
+        {
+            return device(Device(DeviceType::CUDA, index));
+        }
 
-    Device device() const noexcept { return device_.value_or(Device(kCPU)); }
-    Layout layout() const noexcept { return layout_.value_or(kStrided); }
-    caffe2::TypeMeta dtype() const noexcept { return dtype_.value_or(get_default_dtype_as_scalartype()); }
-    bool requires_grad() const noexcept { return requires_grad_.value_or(false); }
-    bool pinned_memory() const noexcept { return pinned_memory_.value_or(false); }
-    bool has_device() const noexcept { return device_.has_value(); }
-    bool has_dtype() const noexcept { return dtype_.has_value(); }
-    bool has_layout() const noexcept { return layout_.has_value(); }
-    bool has_memory_format() const noexcept { return memory_format_.has_value(); }
-    bool has_requires_grad() const noexcept { return requires_grad_.has_value(); }
-    bool has_pinned_memory() const noexcept { return pinned_memory_.has_value(); }
-    bool is_sparse() const { return layout_ == Layout::Sparse; }
-    std::optional<Device> device_opt() const noexcept { return device_; }
-    std::optional<Layout> layout_opt() const noexcept { return layout_; }
-    std::optional<caffe2::TypeMeta> dtype_opt() const noexcept
-    {
-        return dtype_ ? std::optional<caffe2::TypeMeta>(*dtype_) : std::nullopt;
-    }
-    std::optional<bool> pinned_memory_opt() const noexcept { return pinned_memory_; }
-    std::optional<bool> requires_grad_opt() const noexcept { return requires_grad_; }
-    std::optional<MemoryFormat> memory_format_opt() const noexcept { return memory_format_; }
+        Device device() const noexcept
+        {
+            return device_.value_or(Device(kCPU));
+        }
+        Layout layout() const noexcept
+        {
+            return layout_.value_or(kStrided);
+        }
+        caffe2::TypeMeta dtype() const noexcept
+        {
+            return dtype_.value_or(get_default_dtype_as_scalartype());
+        }
+        bool requires_grad() const noexcept
+        {
+            return requires_grad_.value_or(false);
+        }
+        bool pinned_memory() const noexcept
+        {
+            return pinned_memory_.value_or(false);
+        }
+        bool has_device() const noexcept
+        {
+            return device_.has_value();
+        }
+        bool has_dtype() const noexcept
+        {
+            return dtype_.has_value();
+        }
+        bool has_layout() const noexcept
+        {
+            return layout_.has_value();
+        }
+        bool has_memory_format() const noexcept
+        {
+            return memory_format_.has_value();
+        }
+        bool has_requires_grad() const noexcept
+        {
+            return requires_grad_.has_value();
+        }
+        bool has_pinned_memory() const noexcept
+        {
+            return pinned_memory_.has_value();
+        }
+        bool is_sparse() const
+        {
+            return layout_ == Layout::Sparse;
+        }
+        std::optional<Device> device_opt() const noexcept
+        {
+            return device_;
+        }
+        std::optional<Layout> layout_opt() const noexcept
+        {
+            return layout_;
+        }
+        std::optional<caffe2::TypeMeta> dtype_opt() const noexcept
+        {
+            return dtype_ ? std::optional<caffe2::TypeMeta>(*dtype_) : std::nullopt;
+        }
+        std::optional<bool> pinned_memory_opt() const noexcept
+        {
+            return pinned_memory_;
+        }
+        std::optional<bool> requires_grad_opt() const noexcept
+        {
+            return requires_grad_;
+        }
+        std::optional<MemoryFormat> memory_format_opt() const noexcept
+        {
+            return memory_format_;
+        }
 
-    TensorOptions merge_in(TensorOptions other) const noexcept
-    {
-        TensorOptions merged = other;
-        merged.device_ = other.device_ ? other.device_ : device_;
-        merged.dtype_ = other.dtype_ ? other.dtype_ : dtype_;
-        merged.layout_ = other.layout_ ? other.layout_ : layout_;
-        merged.requires_grad_ = other.requires_grad_ ? other.requires_grad_ : requires_grad_;
-        merged.pinned_memory_ = other.pinned_memory_ ? other.pinned_memory_ : pinned_memory_;
-        merged.memory_format_ = other.memory_format_ ? other.memory_format_ : memory_format_;
-        return merged;
-    }
+        TensorOptions merge_in(TensorOptions other) const noexcept
+        {
+            TensorOptions merged = other;
+            merged.device_ = other.device_ ? other.device_ : device_;
+            merged.dtype_ = other.dtype_ ? other.dtype_ : dtype_;
+            merged.layout_ = other.layout_ ? other.layout_ : layout_;
+            merged.requires_grad_ = other.requires_grad_ ? other.requires_grad_ : requires_grad_;
+            merged.pinned_memory_ = other.pinned_memory_ ? other.pinned_memory_ : pinned_memory_;
+            merged.memory_format_ = other.memory_format_ ? other.memory_format_ : memory_format_;
+            return merged;
+        }
 
-private:
-    std::optional<Device> device_;
-    std::optional<ScalarType> dtype_;
-    std::optional<Layout> layout_;
-    std::optional<bool> requires_grad_, pinned_memory_;
-    std::optional<MemoryFormat> memory_format_;
-};
+      private:
+        std::optional<Device> device_;
+        std::optional<ScalarType> dtype_;
+        std::optional<Layout> layout_;
+        std::optional<bool> requires_grad_, pinned_memory_;
+        std::optional<MemoryFormat> memory_format_;
+    };
 
 } // namespace light
 
-inline TensorOptions dtype(ScalarType dtype) { return TensorOptions(dtype); }
-inline TensorOptions dtype(caffe2::TypeMeta dtype) { return TensorOptions(dtype); }
-template <typename T> inline TensorOptions dtype() { return TensorOptions(CppTypeToScalarType<T>::value); }
-inline TensorOptions layout(Layout layout) { return TensorOptions(layout); }
-inline TensorOptions device(Device device) { return TensorOptions(device); }
-inline TensorOptions device_index(int16_t index) { return TensorOptions().device_index(static_cast<DeviceIndex>(index)); }
-inline TensorOptions requires_grad(bool requires_grad = true) { return TensorOptions().requires_grad(requires_grad); }
-inline TensorOptions memory_format(MemoryFormat format) { return TensorOptions(format); }
+inline TensorOptions dtype(ScalarType dtype)
+{
+    return TensorOptions(dtype);
+}
+inline TensorOptions dtype(caffe2::TypeMeta dtype)
+{
+    return TensorOptions(dtype);
+}
+template <typename T>
+inline TensorOptions dtype()
+{
+    return TensorOptions(CppTypeToScalarType<T>::value);
+}
+inline TensorOptions layout(Layout layout)
+{
+    return TensorOptions(layout);
+}
+inline TensorOptions device(Device device)
+{
+    return TensorOptions(device);
+}
+inline TensorOptions device_index(int16_t index)
+{
+    return TensorOptions().device_index(static_cast<DeviceIndex>(index));
+}
+inline TensorOptions requires_grad(bool requires_grad = true)
+{
+    return TensorOptions().requires_grad(requires_grad);
+}
+inline TensorOptions memory_format(MemoryFormat format)
+{
+    return TensorOptions(format);
+}
 
-namespace impl {
+namespace impl
+{
 
 inline std::optional<MemoryFormat> check_tensor_options_and_extract_memory_format(const TensorOptions &options,
                                                                                   std::optional<MemoryFormat> format)
 {
-    TORCH_CHECK(!options.requires_grad_opt().value_or(false), "Operators taking TensorOptions cannot take a TensorOptions with "
+    TORCH_CHECK(!options.requires_grad_opt().value_or(false),
+                "Operators taking TensorOptions cannot take a TensorOptions with "
                 "options.requires_grad set as true. This isn't implemented yet.");
-    TORCH_CHECK(!(options.has_memory_format() && format.has_value()),
-                "Cannot set memory_format both in TensorOptions and explicit argument; please delete the redundant setter.");
+    TORCH_CHECK(
+        !(options.has_memory_format() && format.has_value()),
+        "Cannot set memory_format both in TensorOptions and explicit argument; please delete the redundant setter.");
     return format.has_value() ? format : options.memory_format_opt();
 }
 
@@ -562,7 +746,7 @@ struct AutoGradMode {
     AutoGradMode(const AutoGradMode &) = delete;
     ~AutoGradMode() { GradMode::set_enabled(before_); }
 
-private:
+  private:
     bool before_;
 };
 
@@ -574,16 +758,20 @@ enum class IListRefTag { Unboxed, Boxed, Materialized, None };
 
 /* A list of tensors as torch::cat and torch::stack take it. */
 template <typename T>
-class IListRef {
-public:
+class IListRef
+{
+  public:
     IListRef() : tag_(IListRefTag::None) {}
     IListRef(const ArrayRef<T> &list) : IListRef(list.data(), list.size()) {}
     IListRef(const std::vector<T> &list) : IListRef(list.data(), list.size()) {}
     IListRef(const std::initializer_list<T> &list) : IListRef(list.begin(), list.size()) {}
-    template <size_t N> IListRef(const std::array<T, N> &list) : IListRef(list.data(), N) {}
+    template <size_t N>
+    IListRef(const std::array<T, N> &list) : IListRef(list.data(), N)
+    {
+    }
     IListRef(const T &one) : IListRef(&one, 1) {}
 
-private:
+  private:
     IListRef(const T *data, size_t size) : tag_(IListRefTag::Unboxed)
     {
         payload_.unboxed.data = data;
@@ -603,7 +791,8 @@ private:
 
 } // namespace c10
 
-namespace at {
+namespace at
+{
 
 using namespace c10;
 
@@ -612,7 +801,7 @@ struct Generator {
     Generator() = default;
     ~Generator() {}
 
-private:
+  private:
     void *impl_ = nullptr;
 };
 

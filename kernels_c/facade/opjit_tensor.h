@@ -22,12 +22,14 @@ torch_error aoti_torch_get_storage_offset(torch_tensor tensor, int64_t *offset);
 torch_error aoti_torch_get_layout(torch_tensor tensor, int32_t *layout);
 torch_error aoti_torch_is_contiguous(torch_tensor tensor, bool *contiguous);
 size_t aoti_torch_dtype_element_size(int32_t dtype);
-torch_error torch_from_blob(void *data, int64_t dim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype,
-                            int32_t device_type, int32_t device_index, torch_tensor *tensor, int32_t layout, const uint8_t *metadata,
-                            int64_t metadata_size, void (*deleter)(void *data, void *context), void *context);
+torch_error torch_from_blob(void *data, int64_t dim, const int64_t *sizes, const int64_t *strides, int64_t offset,
+                            int32_t dtype, int32_t device_type, int32_t device_index, torch_tensor *tensor,
+                            int32_t layout, const uint8_t *metadata, int64_t metadata_size,
+                            void (*deleter)(void *data, void *context), void *context);
 }
 
-namespace c10 {
+namespace c10
+{
 
 /* Only addresses of it are used, and functions that libtorch exports. */
 struct C10_API TensorImpl {
@@ -42,8 +44,10 @@ struct C10_API UndefinedTensorImpl final : TensorImpl {
     static UndefinedTensorImpl _singleton;
 };
 
-namespace detail {
-template <typename T> C10_API T maybe_wrap_dim_slow(T dim, T dim_post_expr, bool wrap_scalar);
+namespace detail
+{
+template <typename T>
+C10_API T maybe_wrap_dim_slow(T dim, T dim_post_expr, bool wrap_scalar);
 } // namespace detail
 
 inline int64_t maybe_wrap_dim(int64_t dim, int64_t range, bool wrap_scalar = true)
@@ -55,21 +59,27 @@ inline int64_t maybe_wrap_dim(int64_t dim, int64_t range, bool wrap_scalar = tru
 
 } // namespace c10
 
-namespace at {
+namespace at
+{
 
 /* The stable interface takes the address of a tensor, as it is torch's own object. */
-inline torch_tensor opjit_handle(const TensorBase *tensor) { return reinterpret_cast<torch_tensor>(const_cast<TensorBase *>(tensor)); }
+inline torch_tensor opjit_handle(const TensorBase *tensor)
+{
+    return reinterpret_cast<torch_tensor>(const_cast<TensorBase *>(tensor));
+}
 
 inline void opjit_ok(torch_error error)
 {
     if (error) {
-        const char *what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+        const char *what =
+            torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
         TORCH_CHECK(false, what ? what : "a function of libtorch failed");
     }
 }
 
-class TORCH_API TensorBase {
-public:
+class TORCH_API TensorBase
+{
+  public:
     TensorBase() : impl_(undefined()) {}
     TensorBase(const TensorBase &other) : impl_(other.defined() ? new_reference(other) : undefined()) {}
     TensorBase(TensorBase &&other) noexcept : impl_(std::exchange(other.impl_, undefined())) {}
@@ -126,7 +136,8 @@ public:
     int64_t element_size() const { return static_cast<int64_t>(itemsize()); }
     size_t nbytes() const
     {
-        TORCH_CHECK(layout() != kSparse, "nbytes is not defined for sparse tensors.  If you want the size of the constituent "
+        TORCH_CHECK(layout() != kSparse,
+                    "nbytes is not defined for sparse tensors.  If you want the size of the constituent "
                     "tensors, add the nbytes of the indices and values.  If you want the size of the  "
                     "equivalent dense tensor, multiply numel() by element_size()");
         return numel() * itemsize();
@@ -135,7 +146,7 @@ public:
     bool is_contiguous(MemoryFormat format) const
     {
         return format == MemoryFormat::ChannelsLast     ? is_channels_last(4)
-            : format == MemoryFormat::ChannelsLast3d    ? is_channels_last(5)
+               : format == MemoryFormat::ChannelsLast3d ? is_channels_last(5)
                                                         : is_contiguous();
     }
     bool is_complex() const { return isComplexType(scalar_type()); }
@@ -154,24 +165,31 @@ public:
     void *data_ptr() const { return mutable_data_ptr(); }
     void *mutable_data_ptr() const { return asked<void *>(torch_get_mutable_data_ptr); }
     const void *const_data_ptr() const { return asked<const void *>(torch_get_const_data_ptr); }
-    template <typename T> T *data_ptr() const; /* libtorch's, for each dtype */
-    template <typename T> T *mutable_data_ptr() const;
-    template <typename T> const T *const_data_ptr() const;
+    template <typename T>
+    T *data_ptr() const; /* libtorch's, for each dtype */
+    template <typename T>
+    T *mutable_data_ptr() const;
+    template <typename T>
+    const T *const_data_ptr() const;
 
-    template <typename T, size_t N> TensorAccessor<T, N> accessor() const &
+    template <typename T, size_t N>
+    TensorAccessor<T, N> accessor() const &
     {
         static_assert(N > 0, "accessor is used for indexing tensor, for scalars use *data_ptr<T>()");
         TORCH_CHECK(dim() == N, "TensorAccessor expected ", N, " dims but tensor has ", dim());
         return TensorAccessor<T, N>(data_of<T>(), sizes().data(), strides().data());
     }
-    template <typename T, size_t N> TensorAccessor<T, N> accessor() && = delete;
-    template <typename T, size_t N, template <typename U> class PtrTraits = DefaultPtrTraits, typename index_t = int64_t>
+    template <typename T, size_t N>
+    TensorAccessor<T, N> accessor() && = delete;
+    template <typename T, size_t N, template <typename U> class PtrTraits = DefaultPtrTraits,
+              typename index_t = int64_t>
     GenericPackedTensorAccessor<T, N, PtrTraits, index_t> generic_packed_accessor() const &
     {
         static_assert(N > 0, "accessor is used for indexing tensor, for scalars use *data_ptr<T>()");
         TORCH_CHECK(dim() == N, "TensorAccessor expected ", N, " dims but tensor has ", dim());
-        return GenericPackedTensorAccessor<T, N, PtrTraits, index_t>(static_cast<typename PtrTraits<T>::PtrType>(data_of<T>()),
-                                                                     sizes().data(), strides().data());
+        return GenericPackedTensorAccessor<T, N, PtrTraits,
+                                           index_t>(static_cast<typename PtrTraits<T>::PtrType>(data_of<T>()),
+                                                    sizes().data(), strides().data());
     }
     template <typename T, size_t N, template <typename U> class PtrTraits = DefaultPtrTraits>
     PackedTensorAccessor32<T, N, PtrTraits> packed_accessor32() const &
@@ -210,14 +228,15 @@ public:
     std::string toString() const;
     void print() const;
 
-protected:
+  protected:
     c10::TensorImpl *impl_;
 
-private:
+  private:
     static c10::TensorImpl *undefined() { return &c10::UndefinedTensorImpl::_singleton; }
     TensorBase __dispatch_contiguous(c10::MemoryFormat format) const;
 
-    template <typename R, typename F> R asked(F *function) const
+    template <typename R, typename F>
+    R asked(F *function) const
     {
         R result;
         opjit_ok(function(opjit_handle(this), &result));
@@ -243,7 +262,8 @@ private:
                 return false;
         return fits(0);
     }
-    template <typename T> T *data_of() const
+    template <typename T>
+    T *data_of() const
     {
         if constexpr (std::is_const_v<T>)
             return const_data_ptr<T>();
@@ -269,12 +289,14 @@ private:
     }
 };
 
-namespace indexing {
+namespace indexing
+{
 struct TensorIndex;
 }
 
-class TORCH_API Tensor : public TensorBase {
-public:
+class TORCH_API Tensor : public TensorBase
+{
+  public:
     Tensor() = default;
     Tensor(const Tensor &) = default;
     Tensor(Tensor &&) = default;
@@ -301,12 +323,18 @@ public:
     using TensorBase::data;
     using TensorBase::size;
     using TensorBase::stride;
-    template <typename T> T item() const;
-    template <typename T> T *data() const { return data_ptr<T>(); }
+    template <typename T>
+    T item() const;
+    template <typename T>
+    T *data() const
+    {
+        return data_ptr<T>();
+    }
     Tensor data() const { return TensorBase::data(); }
     Tensor tensor_data() const { return TensorBase::tensor_data(); }
     Tensor variable_data() const { return TensorBase::variable_data(); }
-    struct [[gnu::abi_tag("opjit")]] Type { /* what is left of the deprecated Tensor::type(): AT_DISPATCH takes it, and its dtype and device are asked */
+    struct [[gnu::abi_tag("opjit")]]
+    Type { /* what is left of the deprecated Tensor::type(): AT_DISPATCH takes it, and its dtype and device are asked */
         ScalarType dtype;
         bool cuda;
         ScalarType scalarType() const { return dtype; }
@@ -316,7 +344,8 @@ public:
     Tensor toType(ScalarType type) const { return to(options().dtype(type)); }
     Tensor cpu() const { return to(options().device(DeviceType::CPU)); }
     Tensor cuda() const { return to(options().device(DeviceType::CUDA)); }
-    template <typename T, size_t N, template <typename U> class PtrTraits = DefaultPtrTraits, typename index_t = int64_t>
+    template <typename T, size_t N, template <typename U> class PtrTraits = DefaultPtrTraits,
+              typename index_t = int64_t>
     GenericPackedTensorAccessor<T, N, PtrTraits, index_t> packed_accessor() const &
     {
         return generic_packed_accessor<T, N, PtrTraits, index_t>();
@@ -354,8 +383,8 @@ public:
     Tensor &index_put_(std::initializer_list<at::indexing::TensorIndex> indices, Tensor const &values);
     Tensor &index_put_(std::initializer_list<at::indexing::TensorIndex> indices, const Scalar &value);
 
-    void backward(const Tensor &gradient = {}, std::optional<bool> retain_graph = std::nullopt, bool create_graph = false,
-                  std::optional<TensorList> inputs = std::nullopt) const
+    void backward(const Tensor &gradient = {}, std::optional<bool> retain_graph = std::nullopt,
+                  bool create_graph = false, std::optional<TensorList> inputs = std::nullopt) const
     {
         TORCH_CHECK(!inputs || inputs->size() > 0, "'inputs' argument to backward cannot be empty");
         _backward(inputs.value_or(TensorList()), gradient, retain_graph, create_graph);
@@ -383,7 +412,8 @@ public:
     }
     Tensor &mutable_grad() const { return impl_->mutable_grad(); }
 
-    void _backward(TensorList inputs, const std::optional<Tensor> &gradient, std::optional<bool> keep_graph, bool create_graph) const;
+    void _backward(TensorList inputs, const std::optional<Tensor> &gradient, std::optional<bool> keep_graph,
+                   bool create_graph) const;
 
 #include "opjit_methods.h"
 };
@@ -392,12 +422,22 @@ public:
 
 #include "opjit_functions.h" /* the methods' bodies and at::'s functions, as torch defines them */
 
-namespace at {
+namespace at
+{
 
-#define OPJIT_BINARY(op, body, swapped)                                                                                                  \
-    inline Tensor operator op(const Tensor &x, const Tensor &y) { return body; }                                                         \
-    inline Tensor operator op(const Tensor &x, const Scalar &y) { return body; }                                                         \
-    inline Tensor operator op(const Scalar &x, const Tensor &y) { return swapped; }
+#define OPJIT_BINARY(op, body, swapped) \
+    inline Tensor operator op(const Tensor &x, const Tensor &y) \
+    { \
+        return body; \
+    } \
+    inline Tensor operator op(const Tensor &x, const Scalar &y) \
+    { \
+        return body; \
+    } \
+    inline Tensor operator op(const Scalar &x, const Tensor &y) \
+    { \
+        return swapped; \
+    }
 OPJIT_BINARY(+, x.add(y), y.add(x))
 OPJIT_BINARY(*, x.mul(y), y.mul(x))
 OPJIT_BINARY(-, x.sub(y), at::empty_like(y, MemoryFormat::Preserve).fill_(x).sub_(y))
@@ -415,11 +455,15 @@ OPJIT_BINARY(!=, x.ne(y), y.ne(x))
 #undef OPJIT_BINARY
 
 TORCH_API std::ostream &print(std::ostream &out, const Tensor &tensor, int64_t linesize);
-inline std::ostream &operator<<(std::ostream &out, const Tensor &tensor) { return print(out, tensor, 80); }
+inline std::ostream &operator<<(std::ostream &out, const Tensor &tensor)
+{
+    return print(out, tensor, 80);
+}
 
 /* --- indices ------------------------------------------------------------------------------------------------------------------------- */
 
-namespace indexing {
+namespace indexing
+{
 
 enum class TensorIndexType { None, Ellipsis, SymInt, Boolean, Slice, Tensor };
 constexpr std::nullopt_t None = std::nullopt;
@@ -429,7 +473,8 @@ struct TORCH_API EllipsisIndexType final {
 TORCH_API extern const EllipsisIndexType Ellipsis;
 
 struct TORCH_API Slice final {
-    Slice(std::optional<SymInt> start = std::nullopt, std::optional<SymInt> stop = std::nullopt, std::optional<SymInt> step = std::nullopt)
+    Slice(std::optional<SymInt> start = std::nullopt, std::optional<SymInt> stop = std::nullopt,
+          std::optional<SymInt> step = std::nullopt)
     {
         constexpr int64_t least = SymInt::LIMIT, greatest = -(SymInt::LIMIT + 1);
         int64_t by = step ? step->expect_int() : 1;
@@ -439,7 +484,7 @@ struct TORCH_API Slice final {
         stop_ = stop ? *stop : SymInt(by < 0 ? least : greatest);
     }
 
-private:
+  private:
     SymInt start_, stop_, step_;
 };
 
@@ -448,17 +493,20 @@ struct TORCH_API TensorIndex final {
     TensorIndex(EllipsisIndexType) : type_(TensorIndexType::Ellipsis) {}
     TensorIndex(const char *text) : type_(TensorIndexType::Ellipsis)
     {
-        TORCH_CHECK_VALUE(std::strcmp(text, "...") == 0, "Expected \"...\" to represent an ellipsis index, but got \"", text, "\"");
+        TORCH_CHECK_VALUE(std::strcmp(text, "...") == 0, "Expected \"...\" to represent an ellipsis index, but got \"",
+                          text, "\"");
     }
     TensorIndex(SymInt integer) : integer_(integer), type_(TensorIndexType::SymInt) {}
     TensorIndex(int64_t integer) : TensorIndex(SymInt(integer)) {}
     TensorIndex(int integer) : TensorIndex(SymInt(integer)) {}
     template <class T, class = std::enable_if_t<std::is_same_v<bool, T>>>
-    TensorIndex(T boolean) : boolean_(boolean), type_(TensorIndexType::Boolean) {}
+    TensorIndex(T boolean) : boolean_(boolean), type_(TensorIndexType::Boolean)
+    {
+    }
     TensorIndex(Slice slice) : slice_(std::move(slice)), type_(TensorIndexType::Slice) {}
     TensorIndex(Tensor tensor) : tensor_(std::move(tensor)), type_(TensorIndexType::Tensor) {}
 
-private:
+  private:
     SymInt integer_ = 0;
     bool boolean_ = false;
     Slice slice_;

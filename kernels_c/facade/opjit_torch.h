@@ -10,11 +10,12 @@
 
 #include <functional>
 
-namespace at {
+namespace at
+{
 
 /* A tensor over memory that the caller keeps, or that `deleter` frees. Without strides it is contiguous. */
-inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *strides, std::function<void(void *)> *deleter,
-                              const TensorOptions &options)
+inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *strides,
+                              std::function<void(void *)> *deleter, const TensorOptions &options)
 {
     TORCH_CHECK(options.layout() == Layout::Strided, "from_blob makes strided tensors, got layout ", options.layout());
     std::vector<int64_t> contiguous(sizes.size(), 1);
@@ -22,15 +23,17 @@ inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *stri
         contiguous[i - 1] = contiguous[i] * std::max<int64_t>(sizes[i], 1);
     Device device = options.device();
     torch_tensor handle;
-    opjit_ok(torch_from_blob(data, sizes.size(), sizes.data(), strides ? strides : contiguous.data(), 0,
-                             static_cast<int32_t>(options.dtype().toScalarType()), static_cast<int32_t>(device.type()), device.index(),
-                             &handle, static_cast<int32_t>(Layout::Strided), nullptr, 0,
-                             [](void *freed, void *context) {
-                                 auto *kept = static_cast<std::function<void(void *)> *>(context);
-                                 if (kept)
-                                     (*kept)(freed);
-                                 delete kept;
-                             }, deleter));
+    opjit_ok(torch_from_blob(
+        data, sizes.size(), sizes.data(), strides ? strides : contiguous.data(), 0,
+        static_cast<int32_t>(options.dtype().toScalarType()), static_cast<int32_t>(device.type()), device.index(),
+        &handle, static_cast<int32_t>(Layout::Strided), nullptr, 0,
+        [](void *freed, void *context) {
+            auto *kept = static_cast<std::function<void(void *)> *>(context);
+            if (kept)
+                (*kept)(freed);
+            delete kept;
+        },
+        deleter));
     Tensor made(*reinterpret_cast<Tensor *>(handle));
     aoti_torch_delete_tensor_object(handle);
     if (options.requires_grad())
@@ -39,7 +42,8 @@ inline Tensor opjit_from_blob(void *data, IntArrayRef sizes, const int64_t *stri
 }
 inline const int64_t *opjit_strides(IntArrayRef sizes, IntArrayRef strides)
 {
-    TORCH_CHECK(sizes.size() == strides.size(), "expected as many strides as sizes, got ", strides.size(), " and ", sizes.size());
+    TORCH_CHECK(sizes.size() == strides.size(), "expected as many strides as sizes, got ", strides.size(), " and ",
+                sizes.size());
     return strides.data();
 }
 inline std::function<void(void *)> *opjit_kept(const std::function<void(void *)> &deleter)
@@ -51,7 +55,8 @@ inline Tensor from_blob(void *data, IntArrayRef sizes, IntArrayRef strides, cons
 {
     return opjit_from_blob(data, sizes, opjit_strides(sizes, strides), opjit_kept(deleter), options);
 }
-inline Tensor from_blob(void *data, IntArrayRef sizes, const std::function<void(void *)> &deleter, const TensorOptions &options = {})
+inline Tensor from_blob(void *data, IntArrayRef sizes, const std::function<void(void *)> &deleter,
+                        const TensorOptions &options = {})
 {
     return opjit_from_blob(data, sizes, nullptr, opjit_kept(deleter), options);
 }
@@ -65,11 +70,13 @@ inline Tensor from_blob(void *data, IntArrayRef sizes, const TensorOptions &opti
 }
 
 /* A tensor of a vector's values, for torch::tensor. */
-template <typename T> Tensor tensor(ArrayRef<T> values, const TensorOptions &options)
+template <typename T>
+Tensor tensor(ArrayRef<T> values, const TensorOptions &options)
 {
     auto here = TensorOptions(c10::CppTypeToScalarType<T>::value);
-    return from_blob(const_cast<T *>(values.data()), {static_cast<int64_t>(values.size())}, here).clone().to(options.merge_in(
-        options.has_dtype() ? TensorOptions() : here));
+    return from_blob(const_cast<T *>(values.data()), {static_cast<int64_t>(values.size())}, here)
+        .clone()
+        .to(options.merge_in(options.has_dtype() ? TensorOptions() : here));
 }
 
 struct AutoDispatchBelowAutograd { /* torch::tensor runs below autograd; what it calls records nothing anyway */
@@ -78,7 +85,8 @@ struct AutoDispatchBelowAutograd { /* torch::tensor runs below autograd; what it
 
 } // namespace at
 
-namespace torch {
+namespace torch
+{
 
 using namespace at;
 using std::nullopt;
@@ -93,15 +101,18 @@ constexpr auto kF16 = kFloat16, kF32 = kFloat32, kF64 = kFloat64;
 
 namespace indexing = at::indexing;
 
-namespace autograd {
+namespace autograd
+{
 
 using Variable = at::Tensor;
 using variable_list = std::vector<Variable>;
 using at::AutoGradMode;
-TORCH_API variable_list grad(const variable_list &outputs, const variable_list &inputs, const variable_list &grad_outputs = {},
-                             std::optional<bool> retain_graph = std::nullopt, bool create_graph = false, bool allow_unused = false);
+TORCH_API variable_list grad(const variable_list &outputs, const variable_list &inputs,
+                             const variable_list &grad_outputs = {}, std::optional<bool> retain_graph = std::nullopt,
+                             bool create_graph = false, bool allow_unused = false);
 TORCH_API void backward(const variable_list &tensors, const variable_list &grad_tensors = {},
-                        std::optional<bool> retain_graph = std::nullopt, bool create_graph = false, const variable_list &inputs = {});
+                        std::optional<bool> retain_graph = std::nullopt, bool create_graph = false,
+                        const variable_list &inputs = {});
 
 inline Variable make_variable(at::Tensor data, bool requires_grad)
 {

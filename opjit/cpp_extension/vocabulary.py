@@ -81,8 +81,8 @@ _ONLY_TORCH = {  # what light headers do not have, with the reason to name
     re.compile(r"\bR\""): "a raw string",
 }
 # Words of #if and #ifdef that mean the same with both kinds of headers, and flags for the linker that bring no code.
-_ANYWHERE = re.compile(r"defined|__cplusplus|__CUDACC__|__CUDA_ARCH__|_OPENMP|NDEBUG|__GNUC__|__clang__|_WIN32|_MSC_VER|__linux__|__x86_64__|"
-                       r"__aarch64__|__(?:AVX|SSE|FMA|ARM|F16C)\w*|TORCH_VERSION\w*|TORCH_EXTENSION_NAME|[uU]?[lL]*|true|false")
+_ANYWHERE = re.compile(r"defined|__cplusplus|__CUDACC__|__CUDA_ARCH__|_OPENMP|NDEBUG|__GNUC__|__clang__|_WIN32|_MSC_VER|__linux__|"
+                       r"__x86_64__|__aarch64__|__(?:AVX|SSE|FMA|ARM|F16C)\w*|TORCH_VERSION\w*|TORCH_EXTENSION_NAME|[uU]?[lL]*|true|false")
 _LINK = re.compile(r"-l(?:m|pthread|dl|rt|gomp|stdc\+\+)|-fopenmp|-pthread|-O\d|-s|-Wl,-(?:O\d|z,\w+|s|-as-needed)")
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*(?:\\\n.*)*)", re.M)
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
