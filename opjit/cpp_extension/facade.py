@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 
 from opjit import resources
-from opjit.builder import parts
 from opjit.cpp_extension import vocabulary
 from opjit.recipe.toolchain import Compiler
 
@@ -82,6 +81,8 @@ def runtime(base: Path, cxx: Compiler) -> Path:
         BuildError: the compiler failed.
         OSError: the folder is not writable.
     """
+    from opjit.builder import parts
+
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             include = [*(f"-I{path}" for path in write([], Path(folder))), "-isystem", str(_INCLUDE)]

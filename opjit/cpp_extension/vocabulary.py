@@ -11,6 +11,7 @@ import torch
 from opjit.cpp_extension.identity import Extension
 
 _TESTED = ((2, 13), (2, 15))  # versions of torch whose layouts were compared
+_LARGEST = 1 << 20  # characters; a request reads them all, and a program of this size spends its time elsewhere
 _TORCHS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "Python.h", "numpy/")
 # Headers of torch's that light ones replace.
 REPLACED = (
@@ -115,6 +116,8 @@ def refusal(extension: Extension, implicit: bool) -> str | None:
         found = texts(extension)
     except OSError as error:
         return f"{error.filename} cannot be read"
+    if sum(map(len, found)) > _LARGEST:
+        return "it is large"
     included = {header for text in found for header in includes(text)}
     unknown = sorted(header for header in included if header.startswith(_TORCHS) and header not in (*REPLACED, *_KEPT))
     if unknown:
