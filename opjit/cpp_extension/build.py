@@ -79,7 +79,8 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     entry.mkdir(mode=0o700)
     started = time.time_ns()
     progress.step("compiling")
-    progress.log(f"{extension.name} is built with " + ("light headers" if extension.facade else f"torch's own headers: {extension.reason}"))
+    with_headers = "light headers" if extension.facade else f"torch's own headers: {extension.reason}"
+    progress.log(f"{extension.name} is built with {with_headers}")
     trusted = _trusted(extension, tools, work)
     kept = nullcontext() if extension.facade else objects.reused(extension, tools.cxx.path, trusted, work, shared, started)
     _compile(extension, arguments, tools, work, base, kept)
@@ -101,8 +102,7 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     if extension.program:
         library.chmod(0o755)
     described = Manifest(document_key(document), document, extension.file_name, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}",
-                          "headers": "opjit's facade" if extension.facade else f"torch's own: {extension.reason}"})
+                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "headers": with_headers})
     files.write_synced(entry / NAME, described.dump())
     if extension.facade and not static_init.opens(str(library)):
         raise LoadError("light headers name a function that libtorch lacks")

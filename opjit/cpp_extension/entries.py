@@ -25,12 +25,14 @@ class ExtensionEntry(NamedTuple):
         folder: of the entry.
         built: when, in seconds since 1970.
         document: what it was made from; see `opjit.cpp_extension.identity`.
+        headers: which it was built with, and why not with light ones.
         differences: from the entry that was built before it; none for the first.
     """
 
     folder: Path
     built: float
     document: Mapping[str, Any]
+    headers: str
     differences: tuple[Difference, ...]
 
     def fields(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class ExtensionEntry(NamedTuple):
         return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
                           f"    from {', '.join([*made['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
                           f"    for torch {made['torch'][0]}, Python {made['python'][1]}{archs}; by {tools}",
+                          f"    with {self.headers}",
                           *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
 
 
@@ -60,11 +63,11 @@ def entries(name: str, store: Store) -> list[ExtensionEntry]:
         except (EntryError, OSError):  # damaged, being removed, or not an entry
             continue
         if described.document.get("name") == name:
-            found.append((built, folder, described.document))
+            found.append((built, folder, described.document, described.built_with.get("headers", "torch's own headers")))
     found.sort(key=lambda each: each[:2])
-    before = [None, *(document for _, _, document in found)]
-    return [ExtensionEntry(folder, built, document, () if older is None else _differences(older, document))
-            for (built, folder, document), older in zip(found, before, strict=False)][::-1]
+    before = [None, *(document for _, _, document, _ in found)]
+    return [ExtensionEntry(folder, built, document, headers, () if older is None else _differences(older, document))
+            for (built, folder, document, headers), older in zip(found, before, strict=False)][::-1]
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -105,7 +105,7 @@ def counting() -> ModuleType:
     """
     names = ["same", "reference", "many", "moved", "fails", "fails_inside", "maybe", "pair", "column", "joined", "filled"]
     module = loaded("counting", text, functions=names)
-    assert [one.built_with["headers"] for one in described("counting")] == ["opjit's facade"]
+    assert [one.built_with["headers"] for one in described("counting")] == ["light headers"]
     assert isinstance(module, ModuleType)
     return module
 
@@ -202,8 +202,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 @pytest.fixture(scope="module")
 def meaning() -> Any:
     module = loaded("meaning", MEANING)
-    assert [one.built_with["headers"] for one in described("meaning")] == ["opjit's facade"]
+    assert [one.built_with["headers"] for one in described("meaning")] == ["light headers"]
     return module
+
+
+def test_opjit_why_names_the_headers(meaning: Any) -> None:
+    [entry] = entries.entries("meaning", Store(default_root()))
+    assert entry.headers == "light headers"
+    assert "\n    with light headers" in str(entry)
 
 
 def test_functions_of_the_c_library_have_the_overloads_of_c_plus_plus(meaning: Any) -> None:
@@ -318,7 +324,7 @@ def test_a_program_that_light_headers_cannot_compile_is_built_with_torchs_own() 
     assert module.count(torch.ones(2)) >= 1
     headers = [one.built_with["headers"] for one in described("counted")]
     assert len(headers) == 1
-    assert headers[0].startswith("torch's own: ")
+    assert headers[0].startswith("torch's own headers: ")
     assert "use_count" in headers[0]
     arguments = {"name": "counted", "cpp_sources": text, "cuda_sources": None, "functions": "count", "extra_cflags": ["-O1"]}
     program = f"""
