@@ -50,7 +50,7 @@ def test_the_environment_may_change_while_the_builder_is_imported() -> None:
 import os, sys, opjit, torch
 class Clear:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch.utils.file_baton":  # the builder imports it
+        if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:  # the first import of the builder's
             print(os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK"), end=" ")
 sys.meta_path.insert(0, Clear())
 """ + GET)
