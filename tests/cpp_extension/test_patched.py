@@ -100,7 +100,7 @@ def test_opjit_run_takes_a_module_shows_its_traceback_and_runs_the_next_sitecust
 
 
 def test_opjit_run_finds_an_opjit_that_only_its_own_path_has(tmp_path: Path) -> None:
-    if (Path(torch.__file__).parents[1] / "opjit").exists():
+    if (Path(torch.__file__).parents[1] / "opjit" / "__init__.py").exists():
         pytest.skip("opjit is installed beside torch")
     program = tmp_path / "program.py"
     program.write_text("import os, sys\nsys.path[:] = [path for path in sys.path if not os.path.isfile(f'{path}/opjit/__init__.py')]\n"
