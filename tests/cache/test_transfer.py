@@ -274,7 +274,7 @@ def test_a_push_to_an_unwritable_place_is_a_one_line_error(published: Published)
 def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
-    with serving(lambda handler: time.sleep(30)) as server, pytest.raises(RemoteError, match="no answer|timed out"):
+    with serving(lambda handler: time.sleep(30)) as server, pytest.raises(RemoteError, match=r"no answer|timed out"):
         transfer.pull(server.url, ops=["allreduce"])
 
 
