@@ -125,7 +125,7 @@ def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expe
     original = build.build
     monkeypatch.setattr(build, "build", built)
     module = fast_module(program)
-    assert (ways[-1] == "light") == (name not in SLOW)
+    assert not ways or (ways[-1] == "light") == (name not in SLOW)  # none: an earlier run built it
     found = json.loads(json.dumps(results(module, program)))
     different = [(one, other) for one, other in zip(found, expected[name], strict=True) if one != other]
     assert different == []

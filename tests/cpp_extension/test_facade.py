@@ -106,7 +106,7 @@ def counting() -> ModuleType:
     """
     names = ["same", "reference", "many", "moved", "fails", "fails_inside", "maybe", "pair", "column", "joined", "filled"]
     module = loaded("counting", text, functions=names)
-    assert [one.built_with["headers"] for one in described("counting")] == ["light headers"]
+    assert described("counting")[0].built_with["headers"] == "light headers"
     assert isinstance(module, ModuleType)
     return module
 
@@ -203,12 +203,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 @pytest.fixture(scope="module")
 def meaning() -> Any:
     module = loaded("meaning", MEANING)
-    assert [one.built_with["headers"] for one in described("meaning")] == ["light headers"]
+    assert described("meaning")[0].built_with["headers"] == "light headers"
     return module
 
 
 def test_opjit_why_names_the_headers(meaning: Any) -> None:
-    [entry] = entries.entries("meaning", Store(default_root()))
+    entry = entries.entries("meaning", Store(default_root()))[0]
     assert entry.headers == "light headers"
     assert "\n    with light headers" in str(entry)
 
@@ -323,10 +323,9 @@ def test_a_program_that_light_headers_cannot_compile_is_built_with_torchs_own() 
     text = "int64_t count(const torch::Tensor &x) { return x.use_count(); }"  # no method of light headers
     module = loaded("counted", text, functions="count")
     assert module.count(torch.ones(2)) >= 1
-    headers = [one.built_with["headers"] for one in described("counted")]
-    assert len(headers) == 1
-    assert headers[0].startswith("torch's own headers: ")
-    assert "use_count" in headers[0]
+    headers = described("counted")[0].built_with["headers"]
+    assert headers.startswith("torch's own headers: ")
+    assert "use_count" in headers
     arguments = {"name": "counted", "cpp_sources": text, "cuda_sources": None, "functions": "count", "extra_cflags": ["-O1"]}
     program = f"""
 import opjit
