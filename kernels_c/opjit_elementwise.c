@@ -3,6 +3,7 @@
  *
  * Contents: results, elements, rows
  */
+#define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
 #include "opjit_elementwise.h"
 
 /* ---------------------------------------------------------------------------------------------- */

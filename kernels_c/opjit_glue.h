@@ -22,15 +22,29 @@ typedef struct opjit_block {
     void *padding; /* keeps the memory behind it 16-byte aligned */
 } opjit_block;
 
+/*
+ * The functions of a device with streams, as opjit.backends.Stream names them: of torch, or of the device's own library.
+ * Each returns 0 for success. NULL stands for what torch does for every device.
+ */
+typedef struct opjit_device {
+    const char *name;
+    int32_t (*current)(int32_t device_index, void **stream);
+    int32_t (*exchange)(int32_t device_index, int32_t *before); /* else torch's device guard */
+    int32_t (*allocate)(uint64_t bytes, void **memory);         /* else a tensor; for the current stream */
+    int32_t (*free)(void *memory);
+    bool torchs; /* torch keeps the text of an error */
+} opjit_device;
+
 /* One call of an op. */
 typedef struct opjit_call {
     opjit_block *blocks;
-    /* The device's own allocator for the current stream, where the backend has one: cheaper than a tensor. */
-    torch_error (*device_alloc)(uint64_t bytes, void **memory);
-    torch_error (*device_free)(void *memory);
-    torch_guard guard;   /* of the device that was current before, where that is another one */
-    int32_t device_type; /* of every tensor argument; -1 until the first was seen */
+    const opjit_device *device; /* NULL for one without streams */
+    torch_guard guard;          /* of the device that was current before, where that is another one */
+    int32_t before;             /* the index of that device, where the device exchanges it itself; else -1 */
+    int32_t device_type;        /* of every tensor argument; -1 until the first was seen */
     int32_t device_index;
+    uint64_t interrupts; /* that had arrived when the call began */
+    bool interrupted;    /* the kernel asked, and knows of one that arrived since */
 } opjit_call;
 
 /* The op that a library holds, for its registration. */
@@ -96,11 +110,17 @@ OPJIT_MUST_USE opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue va
 /* Host memory until the call ends, 16-byte aligned. */
 OPJIT_MUST_USE opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory);
 
-/* Make the device of the tensors current; opjit_free_call makes the former one current again. */
-OPJIT_MUST_USE opjit_status opjit_enter_device(opjit_call *call);
+/* Make the device of the tensors current, and get its stream; opjit_free_call makes the former one current again. */
+OPJIT_MUST_USE opjit_status opjit_enter_device(opjit_call *call, const opjit_device *device, void **stream);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* After the kernel                                                                               */
+
+/*
+ * After a call that a Ctrl-C cut short: have Python raise what its handler raises once the op has returned. Where it raises
+ * nothing, or in another thread than the main one, return an error in place of OPJIT_OK: the results are not whole.
+ */
+__attribute__((cold)) opjit_status opjit_end_interrupted(opjit_status status);
 
 /* Tell autograd that a tensor was written: copying it to itself moves nothing and counts its version up. */
 OPJIT_MUST_USE opjit_status opjit_wrote(const opjit_tensor *view);
@@ -116,6 +136,15 @@ OPJIT_MUST_USE opjit_status opjit_check_fresh(opjit_status status, torch_ivalue 
                                               const char *name);
 OPJIT_MUST_USE opjit_status opjit_check_fresh_list(opjit_status status, torch_ivalue others, opjit_tensor *out,
                                                    const char *name);
+
+OPJIT_MUST_USE opjit_status opjit_check_outputs(const opjit_outputs *list, const char *name);
+
+/*
+ * Box a result as torch wants it, which then owns its tensors; an optional that was not made is None. If the call failed, or
+ * this does: box nothing, and free a list's tensors, which would be lost with the call's memory.
+ */
+OPJIT_MUST_USE opjit_status opjit_box_list(opjit_status status, opjit_outputs *list, torch_ivalue *box);
+OPJIT_MUST_USE opjit_status opjit_box_optional(opjit_status status, opjit_tensor *out, torch_ivalue *box);
 
 void opjit_free_tensor(torch_ivalue value);
 void opjit_free_tensors(torch_ivalue value); /* a list, with its tensors */

@@ -113,4 +113,41 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     return result;
 }
 
+/*
+ * An element of any floating dtype as a number to compute with, and back: opjit_store(to, 2 * opjit_load(from)). In C++ these are
+ * overloaded functions, in C they choose by the pointer's type.
+ */
+#ifdef __cplusplus
+#define OPJIT_OVERLOAD(name_, type_) name_
+#else
+#define OPJIT_OVERLOAD(name_, type_) name_##_at_##type_
+#define opjit_load(from_) \
+    _Generic(*(from_), \
+        opjit_half: opjit_load_at_opjit_half, \
+        opjit_bfloat16: opjit_load_at_opjit_bfloat16, \
+        float: opjit_load_at_float, \
+        double: opjit_load_at_double)(from_)
+#define opjit_store(to_, value_) \
+    _Generic(*(to_), \
+        opjit_half: opjit_store_at_opjit_half, \
+        opjit_bfloat16: opjit_store_at_opjit_bfloat16, \
+        float: opjit_store_at_float, \
+        double: opjit_store_at_double)((to_), (value_))
+#endif
+
+#define OPJIT_LOAD_AND_STORE(type_, number_, load_, store_) \
+    OPJIT_HOST_DEVICE number_ OPJIT_OVERLOAD(opjit_load, type_)(const type_ *from) \
+    { \
+        return load_(*from); \
+    } \
+    OPJIT_HOST_DEVICE void OPJIT_OVERLOAD(opjit_store, type_)(type_ * to, number_ value) \
+    { \
+        *to = store_(value); \
+    }
+
+OPJIT_LOAD_AND_STORE(opjit_half, float, opjit_half_to_float, opjit_float_to_half)
+OPJIT_LOAD_AND_STORE(opjit_bfloat16, float, opjit_bfloat16_to_float, opjit_float_to_bfloat16)
+OPJIT_LOAD_AND_STORE(float, float, , )
+OPJIT_LOAD_AND_STORE(double, double, , )
+
 #endif

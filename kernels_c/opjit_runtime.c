@@ -2,16 +2,20 @@
  * opjit_runtime.c - the functions of opjit.h and opjit_glue.h, and an op's registration with torch.
  *
  * Compiled once for a compiler and linked with every op. The state of a library is all here: torch's numbers for its
- * dtypes, read once before the op is registered; the registration; and the kernel that calls go to, which a reload
- * replaces.
+ * dtypes, read once before the op is registered; the registration; the kernel that calls go to, which a reload replaces;
+ * and the count of interrupts, which the libraries of a process share.
  *
  * Contents: 1 dtypes  2 errors  3 memory  4 reading arguments  5 outputs  6 threads  7 strided access
- *           8 after the kernel  9 registration
+ *           8 after the kernel  9 interrupts  10 registration
  */
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
 #include "opjit_glue.h"
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -69,7 +73,7 @@ typedef struct opjit_error {
 } opjit_error;
 
 /* Stands in for an error when there is no memory to make one; never freed. */
-static opjit_error no_memory = {__FILE__, __LINE__, "out of memory"};
+static opjit_error no_memory = {NULL, 0, "out of memory"};
 
 opjit_status opjit_error_new(const char *file, int line, const char *format, ...)
 {
@@ -85,6 +89,15 @@ opjit_status opjit_error_new(const char *file, int line, const char *format, ...
     return error;
 }
 
+opjit_status opjit_error_at(opjit_status error, const char *file, int line)
+{
+    if (!error->file && error != &no_memory) {
+        error->file = file;
+        error->line = line;
+    }
+    return error;
+}
+
 static void error_free(opjit_status status)
 {
     if (status != &no_memory)
@@ -97,6 +110,20 @@ opjit_status opjit_torch_error(const char *file, int line, const char *what)
     const char *text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : NULL;
     return opjit_error_new(file, line, "%s", text && *text ? text : what);
 }
+
+/* The result of one of a device's functions. */
+static opjit_status device_status(const opjit_device *device, int32_t code, const char *what)
+{
+    if (code == 0)
+        return OPJIT_OK;
+    if (device->torchs)
+        return opjit_torch_error(OPJIT_PLACE, what);
+    return opjit_error_new(OPJIT_PLACE, "the function `%s` of device %s failed with code %d", what, device->name,
+                           (int)code);
+}
+
+#define OPJIT_DEVICE(device_, function_, ...) \
+    OPJIT_TRY(device_status(device_, (device_)->function_(__VA_ARGS__), #function_))
 
 /* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
 static void make_utf8(char *text)
@@ -119,12 +146,15 @@ static void make_utf8(char *text)
 void opjit_raise(const char *op, opjit_status status)
 {
     char text[sizeof status->text + 400];
-    snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, status->file, status->line);
-    make_utf8(text);
     const char *file = status->file;
+    if (file)
+        snprintf(text, sizeof text, "%s: %s [%s:%d]", op, status->text, file, status->line);
+    else
+        snprintf(text, sizeof text, "%s: %s", op, status->text);
+    make_utf8(text);
     uint32_t line = (uint32_t)status->line;
     error_free(status);
-    aoti_torch_check(false, op, file, line, text);
+    aoti_torch_check(false, op, file ? file : "opjit", line, text);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -149,14 +179,38 @@ opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *lik
     void *header;
     OPJIT_CHECK(bytes >= 0, "scratch of %lld bytes", (long long)bytes);
     OPJIT_TRY(opjit_host_block(like->call, 0, &header));
-    if (like->call->device_alloc) {
-        OPJIT_TORCH(like->call->device_alloc((uint64_t)bytes, memory));
+    if (like->call->device && like->call->device->allocate) {
+        OPJIT_DEVICE(like->call->device, allocate, (uint64_t)bytes, memory);
         like->call->blocks->device_memory = *memory;
         return OPJIT_OK;
     }
     OPJIT_TORCH(aoti_torch_empty_strided(1, &bytes, &stride, torch_dtypes[OPJIT_UINT8], like->device_type,
                                          like->device_index, &like->call->blocks->tensor));
     OPJIT_TORCH(torch_get_mutable_data_ptr(like->call->blocks->tensor, memory));
+    return OPJIT_OK;
+}
+
+opjit_status opjit_contiguous(opjit_tensor *copy, const opjit_tensor *x)
+{
+    int64_t packed[OPJIT_MAX_DIM], step = 1;
+    void *header;
+    *copy = *x;
+    copy->handle = NULL; /* so that nothing takes it for a result */
+    if (x->contiguous)
+        return OPJIT_OK;
+    for (int64_t d = x->dim - 1; d >= 0; d--) {
+        packed[d] = step;
+        step *= x->sizes[d];
+    }
+    OPJIT_CHECK(x->dtype != OPJIT_OTHER_DTYPE, "opjit_contiguous takes the dtypes that opjit.h names");
+    OPJIT_TRY(opjit_host_block(x->call, (size_t)x->dim * sizeof *packed, &header));
+    opjit_block *block = x->call->blocks;
+    OPJIT_TORCH(aoti_torch_empty_strided(x->dim, x->sizes, packed, torch_dtypes[x->dtype], x->device_type,
+                                         x->device_index, &block->tensor));
+    OPJIT_TORCH(aoti_torch_copy_(block->tensor, x->handle, 0));
+    OPJIT_TORCH(torch_get_mutable_data_ptr(block->tensor, &copy->data));
+    copy->strides = (const int64_t *)memcpy(header, packed, (size_t)x->dim * sizeof *packed);
+    copy->contiguous = true;
     return OPJIT_OK;
 }
 
@@ -200,12 +254,15 @@ static opjit_status describe(opjit_tensor *view)
     return OPJIT_OK;
 }
 
+static uint64_t interrupts_so_far(void);
+
 /* Every tensor of a call is on one device. */
 static opjit_status same_device(opjit_call *call, const opjit_tensor *view, const char *name)
 {
     if (call->device_type < 0) {
         call->device_type = view->device_type;
         call->device_index = view->device_index;
+        call->interrupts = interrupts_so_far();
     }
     OPJIT_CHECK(
         view->device_type == call->device_type && view->device_index == call->device_index,
@@ -287,13 +344,20 @@ opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool write
     return OPJIT_OK;
 }
 
-opjit_status opjit_enter_device(opjit_call *call)
+opjit_status opjit_enter_device(opjit_call *call, const opjit_device *device, void **stream)
 {
     int32_t current;
     OPJIT_CHECK(call->device_index >= 0, "expected at least one tensor argument that is not None");
-    OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
-    if (current != call->device_index)
-        OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    call->device = device;
+    if (device->exchange) {
+        OPJIT_DEVICE(device, exchange, call->device_index, &current);
+        call->before = current;
+    } else {
+        OPJIT_TORCH(aoti_torch_get_current_device_index(&current));
+        if (current != call->device_index)
+            OPJIT_TORCH(aoti_torch_create_device_guard(call->device_index, &call->guard));
+    }
+    OPJIT_DEVICE(device, current, call->device_index, stream);
     return OPJIT_OK;
 }
 
@@ -390,6 +454,61 @@ opjit_status opjit_check_output(const opjit_tensor *out, const char *name)
     return OPJIT_OK;
 }
 
+opjit_status opjit_make_outputs(opjit_outputs *list, int64_t len)
+{
+    void *memory;
+    OPJIT_CHECK(!list->data, "this list of outputs already has its length: give it once");
+    OPJIT_CHECK(len >= 0 && len <= INT32_MAX, "a list of %lld outputs", (long long)len);
+    OPJIT_TRY(opjit_host_block(list->call, (size_t)len * sizeof *list->data, &memory));
+    list->data = (opjit_tensor *)memset(memory, 0, (size_t)len * sizeof *list->data);
+    list->len = len;
+    for (int64_t i = 0; i < len; i++)
+        list->data[i].call = list->call;
+    return OPJIT_OK;
+}
+
+opjit_status opjit_check_outputs(const opjit_outputs *list, const char *name)
+{
+    OPJIT_CHECK(list->data, "the kernel returned OPJIT_OK but did not call opjit_make_outputs for the output `%s`",
+                name);
+    for (int64_t i = 0; i < list->len; i++)
+        OPJIT_CHECK(list->data[i].handle, "the kernel returned OPJIT_OK but did not make item %lld of the output `%s`",
+                    (long long)i, name);
+    return OPJIT_OK;
+}
+
+opjit_status opjit_box_list(opjit_status status, opjit_outputs *list, torch_ivalue *box)
+{
+    torch_list boxed = NULL;
+    if (!status && torch_new_list_reserve_size((size_t)list->len, &boxed))
+        status = opjit_torch_error(OPJIT_PLACE, "torch_new_list_reserve_size failed");
+    for (int64_t i = 0; i < list->len; i++) {
+        torch_ivalue item = opjit_handle_value(list->data[i].handle);
+        if (!status && torch_list_push_back(boxed, item))
+            status = opjit_torch_error(OPJIT_PLACE, "torch_list_push_back failed");
+        if (status)
+            opjit_free_tensor(item);
+    }
+    *box = (torch_ivalue)(uintptr_t)boxed;
+    return status;
+}
+
+opjit_status opjit_box_optional(opjit_status status, opjit_tensor *out, torch_ivalue *box)
+{
+    torch_ivalue *cell = NULL;
+    if (status || !out->handle)
+        return status;
+    if (torch_new_stable_ivalue)
+        OPJIT_TORCH(torch_new_stable_ivalue(&cell));
+    else if (_Znwm)
+        cell = (torch_ivalue *)_Znwm(sizeof *cell);
+    OPJIT_CHECK(cell, "this process has no C++ library, which an optional result needs");
+    *cell = opjit_handle_value(out->handle);
+    out->handle = NULL; /* the cell has it */
+    *box = (torch_ivalue)(uintptr_t)cell;
+    return OPJIT_OK;
+}
+
 opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out, const char *name)
 {
     if (!out->handle || out->handle != opjit_handle(other))
@@ -445,6 +564,62 @@ opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit
 /* ---------------------------------------------------------------------------------------------- */
 /* 7. Strided access                                                                              */
 
+bool opjit_same_sizes(const opjit_tensor *x, const opjit_tensor *y)
+{
+    bool same = x->dim == y->dim;
+    for (int64_t d = 0; same && d < x->dim; d++)
+        same = x->sizes[d] == y->sizes[d];
+    return same;
+}
+
+/* The dimensions that hold more than one element, merged where one continues the next in both tensors. */
+static void walk_dimensions(opjit_walk *w, const opjit_tensor *x, const opjit_tensor *y)
+{
+    w->outer = 0; /* until the innermost is taken off */
+    for (int64_t d = 0; d < x->dim; d++) {
+        const int64_t size = x->sizes[d], strides[2] = {x->strides[d], y ? y->strides[d] : 0}, last = w->outer - 1;
+        if (size == 1)
+            continue;
+        bool continues = last >= 0;
+        for (int k = 0; k < 2; k++)
+            continues = continues && w->strides[k][last] == strides[k] * size;
+        const int64_t at = continues ? last : w->outer++;
+        w->sizes[at] = continues ? w->sizes[at] * size : size;
+        w->strides[0][at] = strides[0];
+        w->strides[1][at] = strides[1];
+    }
+}
+
+opjit_walk opjit_walk_of(const opjit_tensor *x, const opjit_tensor *y, int64_t begin, int64_t end)
+{
+    opjit_walk w;
+    w.i = begin;
+    w.end = end;
+    w.row = 1;
+    w.at[0] = w.at[1] = w.steps[0] = w.steps[1] = w.outer = 0;
+    if (begin >= end)
+        return w; /* also of an empty tensor: nothing divides by a size of 0 */
+    walk_dimensions(&w, x, y);
+    if (w.outer > 0) {
+        const int64_t inner = --w.outer;
+        w.row = w.sizes[inner];
+        w.steps[0] = w.strides[0][inner];
+        w.steps[1] = w.strides[1][inner];
+    }
+    w.skipped = begin % w.row;
+    w.row_end = end - begin < w.row - w.skipped ? end : begin + w.row - w.skipped;
+    int64_t rows = begin / w.row;
+    for (int64_t d = w.outer - 1; d >= 0; d--) {
+        w.index[d] = rows % w.sizes[d];
+        rows /= w.sizes[d];
+        w.at[0] += w.index[d] * w.strides[0][d];
+        w.at[1] += w.index[d] * w.strides[1][d];
+    }
+    w.at[0] += w.skipped * w.steps[0];
+    w.at[1] += w.skipped * w.steps[1];
+    return w;
+}
+
 opjit_layout opjit_coalesce(const opjit_tensor *t)
 {
     opjit_layout layout;
@@ -490,8 +665,7 @@ opjit_status opjit_wrote(const opjit_tensor *view)
     aoti_torch_grad_mode_set_enabled(false);
     torch_error failed = aoti_torch_copy_(view->handle, view->handle, 0);
     aoti_torch_grad_mode_set_enabled(grad);
-    return failed ? opjit_torch_error(__FILE__, __LINE__, "could not count up the version of a written tensor")
-                  : OPJIT_OK;
+    return failed ? opjit_torch_error(OPJIT_PLACE, "could not count up the version of a written tensor") : OPJIT_OK;
 }
 
 void opjit_free_tensor(torch_ivalue value)
@@ -536,21 +710,137 @@ void opjit_free_tensors(torch_ivalue value)
 
 void opjit_free_call(opjit_call *call)
 {
-    if (call->guard)
-        (void)aoti_torch_delete_device_guard(call->guard);
+    int32_t entered;
     while (call->blocks) {
         opjit_block *block = call->blocks;
         call->blocks = block->next;
         if (block->tensor)
             (void)aoti_torch_delete_tensor_object(block->tensor);
         if (block->device_memory)
-            (void)call->device_free(block->device_memory);
+            (void)call->device->free(block->device_memory);
         free(block);
     }
+    if (call->guard)
+        (void)aoti_torch_delete_device_guard(call->guard);
+    if (call->before >= 0)
+        (void)call->device->exchange(call->before, &entered);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 9. Registration                                                                                */
+/* 9. Interrupts                                                                                  */
+
+/* A handler that counts SIGINTs and calls the one before it, which is Python's. The first op that asks installs it. */
+typedef struct opjit_interrupts {
+    uint64_t count;
+    void (*handler)(int number, siginfo_t *info, void *context);
+    struct sigaction before;
+    bool installed;
+    bool busy;
+} opjit_interrupts;
+
+static void count_interrupt(int number, siginfo_t *info, void *context);
+
+static opjit_interrupts own_interrupts = {.handler = count_interrupt};
+static opjit_interrupts *interrupts = &own_interrupts; /* or those of the first library in the process */
+
+/* Of Python's C interface; missing in a process without Python. */
+__attribute__((weak)) int Py_IsInitialized(void);
+__attribute__((weak)) int PyGILState_Ensure(void);
+__attribute__((weak)) void PyGILState_Release(int state);
+__attribute__((weak)) int PyErr_CheckSignals(void);
+__attribute__((weak)) void PyErr_Fetch(void **type, void **value, void **traceback);
+__attribute__((weak)) void PyErr_Restore(void *type, void *value, void *traceback);
+__attribute__((weak)) int Py_AddPendingCall(int (*function)(void *), void *argument);
+
+OPJIT_EXPORT opjit_interrupts *opjit_share_interrupts(opjit_interrupts *of_first);
+
+/* One handler for all ops of a process: handlers that install themselves over each other would call each other for ever. */
+opjit_interrupts *opjit_share_interrupts(opjit_interrupts *of_first)
+{
+    if (of_first)
+        interrupts = of_first;
+    return interrupts;
+}
+
+static uint64_t interrupts_so_far(void)
+{
+    return __atomic_load_n(&interrupts->count, __ATOMIC_RELAXED);
+}
+
+static void count_interrupt(int number, siginfo_t *info, void *context)
+{
+    (void)__atomic_add_fetch(&own_interrupts.count, 1, __ATOMIC_RELAXED);
+    if (own_interrupts.before.sa_flags & SA_SIGINFO)
+        own_interrupts.before.sa_sigaction(number, info, context);
+    else
+        own_interrupts.before.sa_handler(number);
+}
+
+/*
+ * Install the handler, again where signal.signal() put Python's back. A third party's handler that replaced it may call it,
+ * and stays. Without a handler SIGINT ends the process, or is ignored: nothing to count.
+ */
+static void install(void)
+{
+    struct sigaction now, counting;
+    if (sigaction(SIGINT, NULL, &now) || now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN ||
+        now.sa_sigaction == interrupts->handler)
+        return;
+    if (interrupts->installed && now.sa_handler != interrupts->before.sa_handler)
+        return;
+    interrupts->before = counting = now;
+    interrupts->installed = true;
+    counting.sa_sigaction = interrupts->handler;
+    counting.sa_flags |= SA_SIGINFO;
+    (void)sigaction(SIGINT, &counting, NULL);
+}
+
+bool opjit_interrupted(const opjit_tensor *x)
+{
+    if (!__atomic_exchange_n(&interrupts->busy, true, __ATOMIC_ACQUIRE)) {
+        install();
+        __atomic_store_n(&interrupts->busy, false, __ATOMIC_RELEASE);
+    }
+    if (interrupts_so_far() == x->call->interrupts)
+        return false;
+    __atomic_store_n(&x->call->interrupted, true, __ATOMIC_RELAXED);
+    return true;
+}
+
+/* What Python's handler raised; only the main thread, with Python's lock, gets here. */
+static void *raised[3];
+
+static int raise_again(void *unused)
+{
+    (void)unused;
+    PyErr_Restore(raised[0], raised[1], raised[2]);
+    return -1;
+}
+
+/* Run Python's handlers of signals, as only the main thread may. An exception would be lost on the way through torch, so Python raises it after the op. */
+static bool python_will_raise(void)
+{
+    if (!Py_IsInitialized || !Py_IsInitialized() || syscall(SYS_gettid) != getpid())
+        return false;
+    int state = PyGILState_Ensure();
+    bool will = PyErr_CheckSignals() != 0;
+    if (will) {
+        PyErr_Fetch(raised, raised + 1, raised + 2);
+        will = Py_AddPendingCall(raise_again, NULL) == 0;
+    }
+    PyGILState_Release(state);
+    return will;
+}
+
+opjit_status opjit_end_interrupted(opjit_status status)
+{
+    if (python_will_raise() || status)
+        return status;
+    OPJIT_FAIL("interrupted by Ctrl-C");
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 10. Registration                                                                               */
 
 static bool prepared;              /* torch's numbers were read */
 static torch_library registration; /* torch's handle, while registered */

@@ -21,9 +21,12 @@
  *              _cuda_mm_out, _cuda_addmm_out
  *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
  *              torch_get_const_data_ptr, _mutable_data_ptr,
- *              torch_list_size, _get_item, torch_delete_list,
+ *              torch_new_list_reserve_size,
+ *              torch_list_size, _get_item, _push_back,
+ *              torch_delete_list,
  *              torch_string_c_str, torch_delete_string
  *   2.13       torch_exception_get_what_without_backtrace,        libtorch_cpu; weak, so that a binary
+ *              torch_new_stable_ivalue,
  *              torch_delete_stable_ivalue                         also loads where they are missing
  *
  * Sources: torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h and
@@ -92,13 +95,17 @@ int32_t aoti_torch_dtype_complex64(void);
 int32_t aoti_torch_dtype_complex128(void);
 
 /* Lists, strings and optionals of a boxed call. */
+torch_error torch_new_list_reserve_size(size_t size, torch_list *list);
+torch_error torch_list_push_back(torch_list list, torch_ivalue item);
 torch_error torch_list_size(torch_list list, size_t *size);
 torch_error torch_list_get_item(torch_list list, size_t index, torch_ivalue *item);
 torch_error torch_delete_list(torch_list list);
 torch_error torch_string_c_str(torch_string string, const char **text);
 torch_error torch_delete_string(torch_string string);
 __attribute__((weak)) torch_error torch_delete_stable_ivalue(torch_ivalue *cell); /* 2.13 */
-__attribute__((weak)) void _ZdlPv(void *cell); /* C++ operator delete: frees such a cell up to 2.12 */
+__attribute__((weak)) torch_error torch_new_stable_ivalue(torch_ivalue **cell);   /* 2.13 */
+__attribute__((weak)) void *_Znwm(size_t bytes); /* C++ operator new: makes such a cell up to 2.12 */
+__attribute__((weak)) void _ZdlPv(void *cell);   /* C++ operator delete: frees such a cell up to 2.12 */
 
 /* torch's thread pool. */
 torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,

@@ -120,10 +120,7 @@ struct Storage {
     ~Storage() {}
     void *impl;
 };
-class Stream
-{
-    int64_t device_and_id[2];
-};
+class Stream;
 template <typename T>
 class List;
 enum class DispatchKey : uint16_t;
@@ -456,6 +453,26 @@ struct C10_API Device final {
     }
 };
 C10_API std::ostream &operator<<(std::ostream &out, const Device &device);
+
+using StreamId = int64_t;
+class C10_API Stream final
+{
+  public:
+    enum Unsafe { UNSAFE };
+    enum Default { DEFAULT };
+    explicit Stream(Unsafe, Device device, StreamId id) : device_(device), id_(id) {}
+    explicit Stream(Default, Device device) : device_(device), id_(0) {}
+    bool operator==(const Stream &other) const noexcept { return device_ == other.device_ && id_ == other.id_; }
+    bool operator!=(const Stream &other) const noexcept { return !(*this == other); }
+    Device device() const noexcept { return device_; }
+    DeviceType device_type() const noexcept { return device_.type(); }
+    DeviceIndex device_index() const noexcept { return device_.index(); }
+    StreamId id() const noexcept { return id_; }
+
+  private:
+    Device device_;
+    StreamId id_;
+};
 
 } // namespace c10
 

@@ -5,7 +5,7 @@
  * top blob, a launch of CAFFE_GET_BLOCKS blocks, and CUDA_POST_KERNEL_CHECK. Two things are added. A loop over packs moves 16
  * bytes at a time, so that the kernel reaches the bandwidth of the memory, which Caffe's do not
  * (tests/benchmarks/elementwise.py). And the elements that packs leave may have strides, which Caffe's blobs never have.
- * examples/from_caffe has a guide to more of the names.
+ * examples/06_from_caffe has a guide to more of the names.
  */
 #include "opjit_elementwise.h"
 
