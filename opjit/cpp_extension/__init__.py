@@ -1,7 +1,7 @@
 """torch.utils.cpp_extension with opjit's cache: the same functions, with the same arguments and results.
 
-    from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
-    module = cpp_extension.load("ext", ["ext.cpp"])
+    >>> from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
+    >>> module = cpp_extension.load("ext", ["ext.cpp"])
 
 For code that one cannot edit, `patched` and the command `opjit run` put them in the place of torch's.
 
@@ -11,13 +11,14 @@ torch's builder. All other names are torch's own.
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,8 @@ from opjit.errors import LoadError
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
+
+__all__ = ["load", "load_inline", "patched"]
 
 _opened: dict[str, set[tuple[int, int]]] = {}  # by name: the device and inode of the libraries that this process has opened
 
@@ -78,7 +81,9 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
         ToolMissing, CompileError, BuildError, UnknownArch, LoadError: see `opjit.errors`; all are RuntimeErrors.
 
     Example:
-        >>> module = opjit.load("ext", ["ext.cpp", "ext_kernel.cu"], extra_cflags=["-O2"])
+        >>> module = opjit.load("ext", ["ext.cpp"], extra_cflags=["-O2"])
+        >>> module.twice(torch.ones(1))
+        tensor([2.])
     """
     return _load("load", locals())
 
@@ -138,7 +143,7 @@ def _load(function: str, given: dict[str, Any]) -> Any:
     fast = arguments.pop("fast")
     del arguments["newer"]
     try:
-        wanted = binary.of_call(function, arguments, Store(default_root()).notes, fast=fast)
+        wanted = binary.of_call(arguments, Store(default_root()).notes, fast=fast)
     except Unsupported:
         from opjit.builder import torch_builder
 
@@ -166,7 +171,7 @@ def _load_binary(wanted: ExtensionBinary, found: Entry | None) -> Any:
         try:
             return _deliver_and_open(entry, wanted)
         except (OSError, ImportError, LoadError) as error:
-            if entry.library.exists():
+            if entry.library.exists() and not isinstance(error, loader.Gone):
                 raise
             gone, found = error, None
     raise gone
@@ -178,16 +183,17 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     if wanted.extension.program:
         return str(delivered)
     from_there = directory and any("ORIGIN" in word for word in wanted.extension.flags["link"])  # its folder is part of its run path
-    library = str(delivered if from_there else entry.library)
-    status = os.stat(library)
-    file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
-    if file not in opened and (opened or _opened_by_torch(name)):  # both may register the same names, which would end the process
-        static_init.check_in_child(library, name)
-    try:
-        loaded = _open(name, library, entry.key, wanted.arguments["is_python_module"])
-    except (ImportError, OSError) as error:
-        error.args = (f"{error}{loader.advice(error)}",)
-        raise
+    with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
+        status = os.stat(library)
+        file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
+        if file not in opened and (opened or _opened_by_torch(name)):  # both may register the same names, which would end the process
+            static_init.check_in_child(library, name)
+        place = delivered if from_there else entry.library
+        try:
+            loaded = _open(name, library, place, entry.key, wanted.arguments["is_python_module"])
+        except (ImportError, OSError) as error:
+            error.args = (f"{loader.named(error, library, place)}{loader.advice(error)}",)
+            raise
     _opened.setdefault(name, set()).add(file)
     return loaded
 
@@ -202,7 +208,8 @@ def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
     place = directory / (extension.name if extension.program else f"{extension.name}.so")
     for source in entry.folder.iterdir():
         target = place if source == entry.library else directory / source.name
-        content = source.read_bytes()
+        with loader.pinned(entry) if source == entry.library else nullcontext(source) as path:
+            content = Path(path).read_bytes()
         if source.name == manifest.NAME or (target.exists() and target.read_bytes() == content):
             continue
         temporary = directory / f".{files.unique()}"
@@ -215,21 +222,24 @@ def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
     return place
 
 
-def _open(name: str, path: str, key: str, is_python_module: bool) -> ModuleType | str:
-    """Open a library as torch does.
+def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -> ModuleType | str:
+    """Open a library as torch does, by a path that leads to its file; it goes by `place`.
 
     pybind11 and Python keep modules by name, so the name is unique while the module is made; the module's own code sees the plain one.
     """
     if not is_python_module:
-        torch.ops.load_library(path)
-        return path
+        loader.name_as(ctypes.CDLL(path), place)
+        torch.ops.load_library(str(place))
+        return str(place)
     unique = f"{key}.{name}"
-    spec = importlib.util.spec_from_file_location(unique, path)
+    opens = importlib.machinery.ExtensionFileLoader(unique, path)
+    spec = importlib.util.spec_from_file_location(unique, path, loader=opens)
     assert spec is not None
-    assert isinstance(spec.loader, importlib.abc.Loader)
     module = importlib.util.module_from_spec(spec)
+    loader.name_as(ctypes.CDLL(path), place)
+    module.__file__ = spec.origin = opens.path = str(place)
     module.__name__, module.__package__ = name, name.rpartition(".")[0]
-    spec.loader.exec_module(module)
+    opens.exec_module(module)
     spec.name = name
     if unique in sys.modules:  # Python itself adds a module without phases
         sys.modules[name] = module

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from opjit import files
 from opjit.cpp_extension import facade, identity, vocabulary
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import BuildError, CompileError, EntryError, LoadError
+from opjit.environment import is_on
+from opjit.errors import BuildError, EntryError, LoadError
 from opjit.recipe.recipe import base_key
 from opjit.store import layers
 from opjit.store import store as stores
@@ -21,12 +22,10 @@ from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 
-def of_call(function: str, arguments: Mapping[str, Any], notes: Path | None, archs: str | None = None,
-            fast: bool = True) -> ExtensionBinary:
+def of_call(arguments: Mapping[str, Any], notes: Path | None, archs: str | None = None, fast: bool = True) -> ExtensionBinary:
     """Return the request that a call of load or load_inline makes.
 
     Args:
-        function: ``"load"`` or ``"load_inline"``.
         arguments: of torch's function, by name.
         notes: the folder of notes on compilers.
         archs: to compile CUDA code for; see `identity.describe`.
@@ -35,11 +34,7 @@ def of_call(function: str, arguments: Mapping[str, Any], notes: Path | None, arc
     Raises:
         Unsupported, FileNotFoundError, BuildError, UnknownArch: see `identity.describe`.
     """
-    extension = identity.describe(arguments, notes, archs)
-    implicit = function == "load_inline" and not arguments.get("no_implicit_headers")
-    may = fast and os.environ.get("OPJIT_FAST", "1") not in ("", "0")
-    reason = vocabulary.refusal(extension, implicit) if may else "fast=False or OPJIT_FAST=0"
-    return ExtensionBinary(extension._replace(reason=reason or ""), arguments)
+    return ExtensionBinary(identity.describe(arguments, notes, archs), arguments, fast=fast and is_on("OPJIT_FAST", unset=True))
 
 
 class ExtensionBinary(NamedTuple):
@@ -48,14 +43,16 @@ class ExtensionBinary(NamedTuple):
     A binary with light headers and one with torch's own are as good as each other; see `ways`.
 
     Attributes:
-        extension: as built with torch's own headers; its reason is empty if light ones may do.
+        extension: as built with torch's own headers.
         arguments: of load or load_inline, by name.
         must_store: it must end up in the store; a layer's entry or a private folder does not count.
+        fast: light headers may be tried.
     """
 
     extension: Extension
     arguments: Mapping[str, Any]
     must_store: bool = False
+    fast: bool = True
 
     def __str__(self) -> str:
         return f"{self.extension.name} for {self.extension.purpose}"
@@ -63,7 +60,15 @@ class ExtensionBinary(NamedTuple):
     @property
     def ways(self) -> tuple[Extension, ...]:
         """The extension with the headers to try, in this order."""
-        return (self.extension,) if self.extension.reason else (self.extension._replace(facade=facade.version()), self.extension)
+        if not self.fast:
+            return (self.extension,)
+        light = self.extension._replace(facade=facade.version())
+        return *(light._replace(toolchain=compilers) for compilers in self.extension.light_toolchains), self.extension
+
+    def without_light(self) -> str | None:
+        """Why only torch's own headers will do. It reads the sources, so only what has to fetch or build asks."""
+        implicit = not self.extension.sources and not self.arguments.get("no_implicit_headers")
+        return vocabulary.refusal(self.extension, implicit) if self.fast else "fast=False or OPJIT_FAST=0"
 
     @property
     def lock(self) -> str:
@@ -75,7 +80,7 @@ class ExtensionBinary(NamedTuple):
 
     @property
     def buildable(self) -> bool:
-        return self.extension.toolchain is not None
+        return any(way.toolchain is not None for way in self.ways)
 
     @property
     def large(self) -> bool:
@@ -138,7 +143,8 @@ class ExtensionBinary(NamedTuple):
     def fetch(self, store: Store) -> Entry | None:
         if not os.environ.get("OPJIT_REMOTE"):
             return None
-        return next(filter(None, (self._fetch(way, store) for way in self.ways)), None)
+        ways = self.ways if self.without_light() is None else (self.extension,)
+        return next(filter(None, (self._fetch(way, store) for way in ways)), None)
 
     def _fetch(self, way: Extension, store: Store) -> Entry | None:
         from opjit.share import remote
@@ -157,10 +163,12 @@ class ExtensionBinary(NamedTuple):
         """With light headers, if they may do and the compiler agrees; else with torch's own."""
         from opjit.cpp_extension import build
 
-        light, own = self.ways[0], self.extension
-        if light.facade:
+        reason = self.without_light()
+        if reason is None:
             try:
-                return build.build(light, self.arguments, store, self.must_store)
-            except (BuildError, CompileError, LoadError) as error:
-                own = own._replace(reason=str(error).partition("\n")[0])
-        return build.build(own, self.arguments, store, self.must_store)
+                return build.build(self.ways[0], self.arguments, store, self.must_store)
+            except (BuildError, LoadError) as error:
+                if self.extension.toolchain is None:  # there is no nvcc for the other way
+                    raise
+                reason = str(error).partition("\n")[0]
+        return build.build(self.extension._replace(reason=reason), self.arguments, store, self.must_store)

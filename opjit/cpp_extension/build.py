@@ -26,10 +26,10 @@ from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
 from opjit.cpp_extension import facade, identity, objects, static_init, vocabulary
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import CompileError, EntryError, LoadError
+from opjit.errors import BuildError, EntryError, ToolMissing
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import document_key
-from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
@@ -43,6 +43,7 @@ class _Tools(NamedTuple):
     cxx: Compiler
     compiler: Compiler | None
     nvcc: Nvcc | None
+    nvrtc: Nvrtc | None
     ninja: str
 
 
@@ -68,9 +69,11 @@ def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must
 
 def _tools(extension: Extension, store: Store) -> _Tools:
     cxx = toolchain.require_cxx(store.notes)
-    cuda = extension.archs is not None
-    return _Tools(cxx, toolchain.find_compiler(store.notes) if cuda else None, toolchain.require_nvcc(store.notes) if cuda else None,
-                  toolchain.require_ninja())
+    if extension.archs is None:
+        return _Tools(cxx, None, None, None, toolchain.require_ninja())
+    nvrtc = identity.find_nvrtc(store.notes) if extension.facade else None
+    nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    return _Tools(cxx, toolchain.find_compiler(store.notes), nvcc, nvrtc, toolchain.require_ninja())
 
 
 def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: _Tools, work: Path, entry: Path,
@@ -82,8 +85,12 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     with_headers = "light headers" if extension.facade else f"torch's own headers: {extension.reason}"
     progress.log(f"{extension.name} is built with {with_headers}")
     trusted = _trusted(extension, tools, work)
-    kept = nullcontext() if extension.facade else objects.reused(extension, tools.cxx.path, trusted, work, shared, started)
-    _compile(extension, arguments, tools, work, base, kept)
+    if tools.nvrtc is None:
+        kept = nullcontext() if extension.facade else objects.reused(extension, tools.cxx.path, trusted, work, shared, started)
+        _compile(extension, arguments, tools, work, base, kept)
+    else:
+        made_by, remark = _compile_without_nvcc(extension, arguments, tools, work, base)
+        extension, with_headers = extension._replace(toolchain=made_by), f"{with_headers}; {remark}"
     seconds = (time.time_ns() - started) / 1e9
     progress.step("checking")
     document = {**extension.document(), "found": _compiler_headers(extension, subject, tools, work, started)}
@@ -104,11 +111,31 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     described = Manifest(document_key(document), document, extension.file_name, len(content), hashlib.sha256(content).hexdigest(),
                          {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "headers": with_headers})
     files.write_synced(entry / NAME, described.dump())
-    if extension.facade and not static_init.opens(str(library)):
-        raise LoadError("light headers name a function that libtorch lacks")
     if not extension.program:  # before publication, as other processes do not check again
-        static_init.check_in_child(str(library), extension.name)
+        static_init.check_in_child(str(library), extension.name, must_open=bool(extension.facade))
     return described
+
+
+def _compile_without_nvcc(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path,
+                          base: Path) -> tuple[Mapping[str, str] | None, str]:
+    """Compile CUDA code with NVRTC, or else with nvcc. Returns the compilers' identity, and a remark on them."""
+    from opjit.cpp_extension import cuda
+
+    assert tools.nvrtc is not None
+    try:
+        _compile(extension, arguments, tools, work, base, cuda.compiled(extension, work, tools.cxx, tools.nvrtc, tools.ninja))
+        return identity.compiler_identity(tools.cxx, None, tools.nvrtc), f"NVRTC {tools.nvrtc.version}"
+    except cuda.Unsupported as refusal:
+        why = str(refusal)
+    except cuda.Failed as failed:
+        if tools.nvcc is None:
+            raise _diagnosed(extension, str(failed), work, base) from None
+        why = next((line.strip() for line in str(failed).splitlines() if "error" in line), "no message")
+    if tools.nvcc is None:
+        raise ToolMissing("nvcc", f"{extension.name} needs nvcc, as {why}; install the CUDA Toolkit")
+    progress.log(f"{extension.name} is compiled by nvcc, as {why}")
+    _compile(extension, arguments, tools, work, base, nullcontext())
+    return extension.toolchain, f"nvcc {tools.nvcc.build}, as {why}"
 
 
 def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path,
@@ -133,17 +160,24 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
         passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]
     environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": extension.archs} if extension.archs else {})}
     # torch's guess is wrong if nvcc is a wrapper script
-    variables = torch_builder.settings() if tools.nvcc is None else {**torch_builder.settings(), "CUDA_HOME": tools.nvcc.root}
+    variables = torch_builder.settings()
+    if tools.nvcc is not None:
+        variables["CUDA_HOME"] = tools.nvcc.root
+    elif tools.nvrtc is not None:
+        variables["CUDA_HOME"] = tools.nvrtc.as_toolkit(work)
     try:
         torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables, around)
     except torch_builder.Failed as failed:
-        output = objects.as_torch(str(failed))
-        if not extension.sources:  # the flag above changes the binary only, not the compilers' messages
-            output = output.replace(f"{work}{os.sep}", "")
-        raise _blame_name(diagnose(output, extension.name, extension.purpose, base / "logs"), extension.name, output) from None
+        raise _diagnosed(extension, objects.as_torch(str(failed)), work, base) from None
 
 
-def _blame_name(error: CompileError, name: str, output: str) -> CompileError:
+def _diagnosed(extension: Extension, output: str, work: Path, base: Path) -> BuildError:
+    if not extension.sources:  # flags for this change the binary only, not the compilers' messages
+        output = output.replace(f"{work}{os.sep}", "")
+    return _blame_name(diagnose(output, extension.name, extension.purpose, base / "logs"), extension.name, output)
+
+
+def _blame_name(error: BuildError, name: str, output: str) -> BuildError:
     """Explain errors that come from the extension's name, which is a macro on the command line that no compiler's message mentions."""
     if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):
         better = re.sub(r"\W|^(?=\d)", "_", name)
@@ -154,13 +188,17 @@ def _blame_name(error: CompileError, name: str, output: str) -> CompileError:
 def _trusted(extension: Extension, tools: _Tools, work: Path) -> tuple[str, ...]:
     own = [str(facade.HEADERS)] if extension.facade else []
     pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    return identity.trusted_prefixes(tools.cxx, tools.nvcc, [*pythons, str(work), *own])
+    return identity.trusted_prefixes(tools.cxx, tools.nvcc, tools.nvrtc, [*pythons, str(work), *own])
 
 
 def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, work: Path, started: int) -> dict[str, str]:
     """The SHA-256 of the headers that only the compiler found."""
     done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
     read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
+    if tools.nvrtc is not None:
+        from opjit.cpp_extension import cuda
+
+        read |= cuda.headers_read(work)
     found = {}
     for name, path in extension.other_headers(read, _trusted(extension, tools, work)).items():
         if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future

@@ -34,14 +34,18 @@ scalar_tensor empty clone"""  # what the facade itself calls
 _VALUES = re.compile(r"\b(?:torch|at)\s*::\s*tensor\s*\(")  # torch::tensor({1, 2})
 _VALUES_HEADER = "torch/csrc/api/include/torch/detail/TensorDataContainer.h"
 _REDUCTION = "ATen/core/Reduction.h"  # functions of at:: have its numbers as defaults
+_NAMED = re.compile(r"^inline [^\n]*\bDimname[^\n]*\{\n(?:    [^\n]*\n)*\}\n", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @functools.cache
 def version() -> str:
-    """The facade's part of the key: a digest of its headers and of the modules that choose from torch's."""
-    made = hashlib.sha256()
-    for path in (*sorted(HEADERS.iterdir()), HEADERS.parent / "opjit_shim.h", Path(__file__), Path(vocabulary.__file__)):
+    """The facade's part of the key: a digest of its headers and of the modules that choose from torch's or split CUDA files."""
+    made, package = hashlib.sha256(), Path(__file__).parents[1]
+    modules = [package / "cpp_extension" / f"{name}.py" for name in ("facade", "vocabulary", "cuda")]
+    modules += [package / "builder" / f"{name}.py" for name in ("cuda", "split", "nvrtc", "tokens")]
+    wrapper = [HEADERS.parent / "nvrtc/cuda_runtime.h", resources.folder("templates") / "fatbin.c.in"]
+    for path in (*sorted(HEADERS.iterdir()), HEADERS.parent / "opjit_shim.h", *modules, *wrapper):
         made.update(path.read_bytes())
     return made.hexdigest()[:16]
 
@@ -63,7 +67,7 @@ def write(texts: Iterable[str], folder: Path) -> list[str]:
         "opjit_factories.h": _included([*wanted, *values]) + _factories(words, bool(values)),
     }
     for name in vocabulary.REPLACED:
-        files[name] = "#pragma once\n#include <opjit_torch.h>\n"
+        files[name] = _included(["opjit_torch.h", *(["opjit_streams.h"] if "/cuda/" in name else [])])
     for name, text in files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -110,35 +114,38 @@ def _operators() -> frozenset[str]:
 
 
 def _cut(name: str) -> str:
-    """A header of ATen/ops without its includes."""
+    """A header of ATen/ops without its includes, and without functions of named tensors, which torch had until 2.12."""
     try:
         text = (_INCLUDE / "ATen/ops" / f"{name}.h").read_text()
     except FileNotFoundError:
         return ""  # an operator that is only a method
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    return _NAMED.sub("", "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
 
 
 @functools.cache
 def _methods() -> tuple[dict[str, str], dict[str, str]]:
     """Tensor's methods that are operators, by name: their declarations, and their definitions."""
     text = (_INCLUDE / "ATen/core/TensorBody.h").read_text()
-    declarations: dict[str, str] = {}
     start = text.index("//Tensor * add(Tensor & b);")
-    for found in re.finditer(r"^  [\w:<>, &]+? ?\b(\w+)\([^\n]*\) const;\n", text[start:text.index("\n};\n", start)], re.M):
-        if "Dimname" not in found[0] and "QScheme" not in found[0]:
-            declarations[found[1]] = declarations.get(found[1], "") + found[0]
-    definitions: dict[str, str] = {}
-    for found in re.finditer(r"^inline [^\n]*? Tensor::(\w+)\([^\n]*\n(?:    [^\n]*\n)*\}\n", text, re.M):
-        if "Dimname" not in found[0] and "QScheme" not in found[0]:
-            definitions[found[1]] = definitions.get(found[1], "") + found[0]
-    return {name: text for name, text in declarations.items() if name in definitions}, definitions
+    members = text[start:text.index("\n};\n", start)]
+    declarations = _by_name(r"^  [\w:<>, &]+? ?\b(\w+)\([^\n]*\) const;\n", members, "Dimname|QScheme")
+    definitions = _by_name(r"^inline [^\n]*? Tensor::(\w+)\([^\n]*\n(?:    [^\n]*\n)*\}\n", text, "Dimname|QScheme")
+    return {name: declared for name, declared in declarations.items() if name in definitions}, definitions
+
+
+def _by_name(pattern: str, text: str, without: str) -> dict[str, str]:
+    """The functions that a pattern finds, by the name in its group; not those that mention a type of `without`."""
+    found: dict[str, str] = {}
+    for one in re.finditer(pattern, text, re.M):
+        if not re.search(without, one[0]):
+            found[one[1]] = found.get(one[1], "") + one[0]
+    return found
 
 
 def _factories(words: set[str], values: bool) -> str:
     """torch::'s functions that make tensors: those of at:: with options.requires_grad."""
     text = (_INCLUDE / "torch/csrc/autograd/generated/variable_factories.h").read_text()
-    found = re.finditer(r"^inline at::Tensor (\w+)\([^\n]*\{\n(?:  [^\n]*\n)*\}\n", text, re.M)
+    found = _by_name(r"^inline at::Tensor (\w+)\([^\n]*\{\n(?:  [^\n]*\n)*\}\n", text, "Dimname|Generator")
     wanted = words - {"from_blob"} if values else words - {"from_blob", "tensor"}
-    kept = [one[0].replace("at::AutoDispatchBelowADInplaceOrView guard;", "") for one in found
-            if one[1] in wanted and "Dimname" not in one[0] and "Generator" not in one[0]]
-    return "namespace torch {\n" + "".join(kept) + "}\n"
+    kept = "".join(made for name, made in found.items() if name in wanted)
+    return "namespace torch {\n" + kept.replace("at::AutoDispatchBelowADInplaceOrView guard;", "") + "}\n"

@@ -31,7 +31,7 @@ from opjit.cpp_extension.flags import CommandLine, capabilities, cuda_archs
 from opjit.errors import BuildError, EntryError, ToolMissing, one_string
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import FORMAT, base_key, document_key
-from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 from opjit.store.store import Store
 
 MADE_BY = "torch.utils.cpp_extension"
@@ -67,6 +67,7 @@ class Extension(NamedTuple):
         archs: as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code.
         inputs: the SHA-256 of every source and header that the scan finds, by portable name.
         toolchain: the compilers' versions; None if a compiler is missing.
+        light_toolchains: the same for light headers: with NVRTC, which is preferred, and with nvcc.
         facade: the version of opjit's light headers that it is built with; empty for torch's own.
         reason: why it is built with torch's own, for people.
     """
@@ -83,6 +84,7 @@ class Extension(NamedTuple):
     archs: str | None
     inputs: Mapping[str, str]
     toolchain: Mapping[str, str] | None
+    light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
     facade: str = ""
     reason: str = ""
 
@@ -210,7 +212,7 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
     with_cuda = arguments["with_cuda"]
     compiled_for_cuda = any(path.endswith(_CUDA) for path in sources) or bool(arguments.get("cuda_sources"))
     cuda = compiled_for_cuda if with_cuda is None else bool(with_cuda)
-    compilers, trusted = _find_compilers(memory, cuda)
+    compilers, light, trusted = _find_compilers(memory, cuda)
     flags, command_line = _flags(arguments, cuda)
     given = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
@@ -219,7 +221,7 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
     extension = Extension(name, sources, (*sources, *command_line.forced), inline, texts, flags, archives, include, standalone,
-                          _archs(arguments, archs) if cuda else None, {}, compilers)
+                          _archs(arguments, archs) if cuda else None, {}, compilers, light)
     return extension._replace(inputs=_scan(extension))
 
 
@@ -316,30 +318,43 @@ def _scan(extension: Extension) -> dict[str, str]:
     return {extension._portable(path): digest for path, digest in found.items()}
 
 
-def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[str, ...]]:
-    """The compilers' identity for the key, if none is missing, and the prefixes of headers that a version covers."""
+def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
+    """The compilers' identity for the key, None if one is missing; those with light headers; and the prefixes of headers that a version
+    covers."""
+    python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
     try:
         cxx = toolchain.find_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
         nvcc = toolchain.find_nvcc(memory) if cuda else None
+        nvrtc = find_nvrtc(memory) if cuda else None
     except ToolMissing:
-        cxx = compiler = nvcc = None
-    known = cxx is not None and (not cuda or nvcc is not None)
-    python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
-    return compiler_identity(cxx, compiler, nvcc) if known and cxx is not None else None, trusted_prefixes(cxx, nvcc, [python])
+        cxx = None
+    if cxx is None:
+        return None, (None,), trusted_prefixes(None, None, None, [python])
+    full = compiler_identity(cxx, compiler, nvcc) if nvcc or not cuda else None
+    light = [compiler_identity(cxx, None, nvrtc)] if nvrtc else []
+    return full, (*light, full) if full or not light else (*light,), trusted_prefixes(cxx, nvcc, nvrtc, [python])
 
 
-def compiler_identity(cxx: Compiler, compiler: Compiler | None, nvcc: Nvcc | None) -> dict[str, str]:
-    """The compilers' versions, which enter the key; their paths do not."""
+def find_nvrtc(memory: Path | None) -> Nvrtc | None:
+    """The NVRTC of torch's version of CUDA; None if there is none."""
+    return toolchain.find_nvrtc(f"cuda{torch.version.cuda.partition('.')[0]}", memory) if torch.version.cuda else None
+
+
+def compiler_identity(cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvrtc | None) -> dict[str, str]:
+    """The compilers' versions, which enter the key; their paths do not. `compiler` is nvcc's for the host."""
     versions = {"cxx.version": cxx.version, "cxx.machine": cxx.machine}
-    if nvcc is not None:
-        versions["nvcc.build"] = nvcc.build
+    if isinstance(cuda, Nvrtc):
+        versions["nvrtc.version"] = cuda.version
+    elif cuda is not None:
+        versions["nvcc.build"] = cuda.build
     if compiler is not None:
         versions["cc.version"] = compiler.version
     return versions
 
 
-def trusted_prefixes(cxx: Compiler | None, nvcc: Nvcc | None, more: Sequence[str]) -> tuple[str, ...]:
+def trusted_prefixes(cxx: Compiler | None, nvcc: Nvcc | None, nvrtc: Nvrtc | None, more: Sequence[str]) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers."""
     compilers = [folder for folder in cxx.includes.split(":") if folder != os.path.realpath(_USERS_FOLDER)] if cxx else []
-    return files.inside([os.path.dirname(torch.__file__), *compilers, *([nvcc.root] if nvcc else ()), *more])
+    cuda = [*([nvcc.root] if nvcc else ()), *(nvrtc.headers.split(":") if nvrtc else ())]
+    return files.inside([os.path.dirname(torch.__file__), *compilers, *cuda, *more])

@@ -25,9 +25,11 @@ from opjit import files, progress
 from opjit.builder import torch_builder
 from opjit.cpp_extension import keep
 from opjit.cpp_extension.identity import Extension
+from opjit.errors import EntryError
 from opjit.recipe import headers
 from opjit.recipe.recipe import document_key
 from opjit.store import store as stores
+from opjit.store.entry import MAX_BYTES
 from opjit.store.store import Store
 
 _FORMAT = 1  # of keep.py's files
@@ -133,14 +135,12 @@ def _plan(extension: Extension, compiler: str, text: str) -> dict[str, dict[str,
 def _take(kept: Path, place: Path) -> bool:
     """Put a kept object, and its compiler's list of headers, where the build file's rule `known` takes them; say whether that is right."""
     try:
-        if files.distrusted(kept):
-            return False
-        found, listed, content = keep.unpack(kept.read_bytes())
+        found, listed, content = keep.unpack(files.read(kept, MAX_BYTES))
         if any(files.digest(path) != digest for path, digest in found.items()):
             return False
         Path(f"{place}.kept").write_bytes(content)
         Path(f"{place}.kept.d").write_bytes(listed)
         os.utime(kept)  # pruning removes the objects that are least recently used
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, EntryError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return True

@@ -67,7 +67,7 @@ def request(recorded: RecordedExtension, function: Callable[..., Any], folder: s
     try:
         arguments = with_defaults(function, given)
         fast = arguments.pop("fast")
-        return binary.of_call(recorded.function, arguments, store.notes, recorded.archs, fast)
+        return binary.of_call(arguments, store.notes, recorded.archs, fast)
     except FileNotFoundError as error:
         raise RecordError(f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
                           "folder, and others by their absolute paths") from error

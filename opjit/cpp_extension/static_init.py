@@ -17,8 +17,11 @@ TIMEOUT = 30  # seconds; a library whose initialisers take longer is not checked
 _SHOWN = 4  # lines of the child's output in the error
 
 
-def check_in_child(path: str, name: str) -> None:
+def check_in_child(path: str, name: str, must_open: bool = False) -> None:
     """Open a library in a forked child; return if that works, or if there can be no child.
+
+    Args:
+        must_open: raise for a library that does not open, too; else this process will get the same error, with its message.
 
     Raises:
         LoadError: the child died; the message has the exception's text.
@@ -29,6 +32,8 @@ def check_in_child(path: str, name: str) -> None:
         ended = _open_in_child(path, output.fileno())
         output.seek(0)
         lines = [line.strip() for line in output.read(1 << 16).decode(errors="replace").splitlines() if line.strip()]
+    if ended > 0 and must_open:
+        raise LoadError(f"{name} does not open: a function is missing in torch's libraries")
     if ended >= 0:
         return
     what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
@@ -37,14 +42,6 @@ def check_in_child(path: str, name: str) -> None:
     raise LoadError(f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
                     "constructor or TORCH_LIBRARY, which can define a namespace only once in a process)"
                     + (f"\n{more}" if more else ""))
-
-
-def opens(path: str) -> bool:
-    """Whether a library's symbols are all there; true if there can be no child to try it."""
-    if torch.cuda.is_initialized():
-        return True
-    with open(os.devnull, "wb") as nothing:
-        return _open_in_child(path, nothing.fileno()) <= 0
 
 
 def _open_in_child(path: str, output: int) -> int:
@@ -60,7 +57,7 @@ def _open_in_child(path: str, output: int) -> int:
             for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM):
                 signal.signal(number, signal.SIG_DFL)
             signal.alarm(TIMEOUT)
-            code = 1  # this process will get the same error, with its message
+            code = 1
             with suppress(OSError):
                 ctypes.CDLL(path)
                 code = 0

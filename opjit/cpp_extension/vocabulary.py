@@ -23,14 +23,16 @@ REPLACED = (
     "c10/core/Layout.h", "c10/core/MemoryFormat.h", "c10/core/Scalar.h", "c10/core/ScalarType.h", "c10/core/ScalarTypeToTypeMeta.h",
     "c10/core/SymInt.h", "c10/core/SymIntArrayRef.h", "c10/core/TensorImpl.h", "c10/core/TensorOptions.h", "c10/core/WrapDimMinimal.h",
     "c10/util/ArrayRef.h", "c10/util/Optional.h", "c10/util/OptionalArrayRef.h", "c10/util/typeid.h", "c10/util/intrusive_ptr.h",
-    "pybind11/pybind11.h", "pybind11/stl.h",
+    "pybind11/pybind11.h", "pybind11/stl.h", "c10/core/Stream.h", "ATen/DeviceGuard.h", "ATen/cuda/CUDAContext.h",
+    "ATen/cuda/CUDAContextLight.h", "ATen/cuda/Exceptions.h", "c10/cuda/CUDAFunctions.h", "c10/cuda/CUDAGuard.h", "c10/cuda/CUDAStream.h",
 )
 # Headers of torch's that need only those.
-_KEPT = (
+KEPT = (
     "ATen/Dispatch.h", "ATen/Dispatch_v2.h", "ATen/AccumulateType.h", "ATen/OpMathType.h", "ATen/NumericUtils.h", "ATen/Parallel.h",
     "ATen/core/TensorAccessor.h", "ATen/core/Reduction.h", "c10/macros/Macros.h", "c10/macros/Export.h", "c10/util/Exception.h",
     "c10/util/Half.h", "c10/util/BFloat16.h", "c10/util/complex.h", "c10/util/irange.h", "c10/util/accumulate.h",
     "c10/util/SmallVector.h", "torch/headeronly/version.h", "c10/util/TypeCast.h", "c10/util/MathConstants.h",
+    "c10/cuda/CUDAException.h", "c10/cuda/CUDAMacros.h", "c10/cuda/CUDAMathCompat.h", "c10/util/Deprecated.h",
 )
 ON_DEMAND = {  # headers that bring what a program mentions
     "ATen/Dispatch.h": re.compile(r"\bAT_DISPATCH_\w+"),
@@ -79,6 +81,8 @@ _ONLY_TORCH = {  # what light headers do not have, with the reason to name
     re.compile(r"(?:\.|->|::)\s*(?:std|var)(?:_mean)?\s*\("
                r"|\b(?:var|(?:std|var)_mean)\s*\("): "std or var",
     re.compile(r"\bthrow_with_nested\b"): "std::throw_with_nested",
+    re.compile(r"\b(getCurrentCUDABlas\w*|getCudnnHandle|CUDACachingAllocator|CUDAEvent|CUDAGraph|Philox\w*|CUDAGeneratorImpl|"
+               r"getCurrentCUDASolver\w*|CUDAStreamGuard|DeviceGuard|TORCH_DSA\w*)\b"): "{}",
     re.compile(r"\bR\""): "a raw string",
 }
 # Words of #if and #ifdef that mean the same with both kinds of headers, and flags for the linker that bring no code.
@@ -104,8 +108,8 @@ def refusal(extension: Extension, implicit: bool) -> str | None:
     Args:
         implicit: whether torch's builder adds torch/extension.h.
     """
-    if extension.program or extension.archs is not None:
-        return "it is a program" if extension.program else "it has CUDA sources"
+    if extension.program:
+        return "it is a program"
     if not _TESTED[0] <= tuple(map(int, torch.__version__.split(".")[:2])) <= _TESTED[1]:
         return f"the light headers were not tested with torch {torch.__version__}"
     if extension.libraries or not all(_LINK.fullmatch(word) for word in extension.flags["link"]):
@@ -119,7 +123,7 @@ def refusal(extension: Extension, implicit: bool) -> str | None:
     if sum(map(len, found)) > _LARGEST:
         return "it is large"
     included = {header for text in found for header in includes(text)}
-    unknown = sorted(header for header in included if header.startswith(_TORCHS) and header not in (*REPLACED, *_KEPT))
+    unknown = sorted(header for header in included if header.startswith(_TORCHS) and header not in (*REPLACED, *KEPT))
     if unknown:
         return f"it includes {unknown[0]}"
     if not implicit and not included & {*REPLACED}:

@@ -16,15 +16,16 @@ import pytest
 import torch
 
 import opjit
-from opjit.cpp_extension import build
+from opjit.cpp_extension import build, identity
 from opjit.cpp_extension.identity import Extension
 from opjit.store.entry import Entry
-from opjit.store.store import Store
+from opjit.store.manifest import NAME
+from opjit.store.store import Store, default_root
 from tests.cpp_extension.corpus import reference
 from tests.cpp_extension.corpus.calls import CPU, cuda
 from tests.cpp_extension.corpus.outcomes import Outcome, results
 from tests.cpp_extension.corpus.program import CFLAGS, CORPUS, Program
-from tests.helpers import ROOT, environment
+from tests.helpers import ROOT, environment, no_nvcc
 
 ALL = [*CPU, *cuda.PROGRAMS]
 BY_NAME = {program.name: program for program in ALL}
@@ -49,7 +50,8 @@ def fast_module(program: Program) -> Any:
     """The program as a user gets it from opjit."""
     arguments: dict[str, Any] = {"extra_cflags": CFLAGS, "is_python_module": program.library is None}
     if program.file:
-        module = opjit.load(program.identifier, [str(CORPUS / f"{program.name}.cpp")], **arguments)
+        sources = [CORPUS / f"{program.name}.cpp", CORPUS / f"{program.name}.cu"]
+        module = opjit.load(program.identifier, [str(path) for path in sources if path.exists()], **arguments)
     else:
         module = opjit.load_inline(program.identifier, program.source, program.cuda_source, functions=program.functions,
                                    with_pytorch_error_handling=not program.plain, **arguments)
@@ -66,22 +68,23 @@ def folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def reference_run(folder: Path) -> Callable[[], Expected]:
+def reference_run(folder: Path) -> Callable[..., Expected]:
     """Calls the programs that torch's headers made, in a process of its own: TORCH_LIBRARY registers a name once in a process."""
-    def run() -> Expected:
-        folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "running"):  # other workers need it too
-            words = [sys.executable, "-m", reference.__name__, str(folder)]
+    def run(device: str = "cpu") -> Expected:
+        place = folder / device
+        place.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(place / "running"):  # other workers need it too
+            words = [sys.executable, "-m", reference.__name__, str(place), device]
             done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
-            found: Expected = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            found: Expected = json.loads((place / "results.json").read_text(encoding="utf-8"))
         return found
 
     return run
 
 
 @pytest.fixture(scope="session")
-def expected(reference_run: Callable[[], Expected]) -> Expected:
+def expected(reference_run: Callable[..., Expected]) -> Expected:
     return reference_run()
 
 
@@ -103,7 +106,7 @@ def test_calls_fail_where_they_are_meant_to(expected: Expected) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_results_are_the_same_each_time(expected: Expected, reference_run: Callable[[], Expected]) -> None:
+def test_results_are_the_same_each_time(expected: Expected, reference_run: Callable[..., Expected]) -> None:
     again = reference_run()
     assert [name for name in expected if expected[name] != again[name]] == []
 
@@ -129,6 +132,42 @@ def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expe
     found = json.loads(json.dumps(results(module, program)))
     different = [(one, other) for one, other in zip(found, expected[name], strict=True) if one != other]
     assert different == []
+
+
+@pytest.fixture(scope="session")
+def expected_on_gpu(reference_run: Callable[..., Expected]) -> Expected:
+    return reference_run("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.nvcc
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS])
+def test_a_cuda_program_does_what_torchs_headers_and_nvcc_make_it_do(name: str, expected_on_gpu: Expected) -> None:
+    program = BY_NAME[name]
+    module = fast_module(program)
+    assert made_by(program) == {"light headers", "NVRTC"}
+    found = json.loads(json.dumps(results(module, program, "cuda")))
+    different = [(one, other) for one, other in zip(found, expected_on_gpu[name], strict=True) if one != other]
+    assert different == []
+
+
+@pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS][::9])
+def test_a_cuda_program_needs_neither_nvcc_nor_a_gpu_to_be_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if identity.find_nvrtc(None) is None:
+        pytest.skip("this torch has no NVRTC")
+    monkeypatch.setenv("OPJIT_ARCH", "sm_80+sm_90")
+    no_nvcc(monkeypatch)
+    program = BY_NAME[name]
+    fast_module(program)
+    assert made_by(program) == {"light headers", "NVRTC"}
+
+
+def made_by(program: Program) -> set[str]:
+    """The headers and the compiler of the newest entry."""
+    entries = Store(default_root()).base.glob(f"cpp_extension.{program.identifier}/*/*/{NAME}")
+    described = json.loads(max(entries, key=os.path.getmtime).read_text(encoding="utf-8"))
+    return {part.split()[0] if "NVRTC" in part else part for part in described["built_with"]["headers"].split("; ")}
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
     bases = [described(path, with_cuda=True).base]
     monkeypatch.setattr(torchs, "COMMON_NVCC_FLAGS", torchs.COMMON_NVCC_FLAGS[1:])
     bases.append(described(path, with_cuda=True).base)
-    assert torch_builder._names({}, torch_builder.settings())["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS
+    assert torch_builder._names({}, torch_builder.settings(), None, [])["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS
     monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
     bases.append(described(path, with_cuda=True).base)
     assert len(set(bases)) == 3
@@ -123,8 +123,8 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
         "toolchain": one._replace(toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
         "facade": one._replace(facade="0" * 16),
     }
-    # The content of these is in `inputs`, `inline` or `sources`, `reason` is for people, and `arguments` is what all fields follow from.
-    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "arguments", "reason"}
+    # The content of these is in other fields; `reason` is for people.
+    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "light_toolchains", "reason"}
     assert len({one.key, *(another.key for another in changed.values())}) == len(changed) + 1
 
 

@@ -1,6 +1,7 @@
 """The corpus built with torch's own headers. They take 20 s to parse, so a few files hold all programs, each in a namespace of its own.
 
-    python -m tests.cpp_extension.corpus.reference FOLDER      # builds what is not there, and writes FOLDER/results.json
+    python -m tests.cpp_extension.corpus.reference FOLDER             # builds what is not there, and writes FOLDER/results.json
+    python -m tests.cpp_extension.corpus.reference FOLDER cuda        # the CUDA programs, on a GPU
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from tests.cpp_extension.corpus.calls import CPU
+from tests.cpp_extension.corpus.calls import CPU, cuda
 from tests.cpp_extension.corpus.outcomes import results
 from tests.cpp_extension.corpus.program import CFLAGS, Program
 
@@ -36,6 +37,8 @@ def merged(programs: Sequence[Program], entry: str) -> str:
     """One file with the programs, and a function `entry` that adds the module of each to another."""
     texts = [program.source for program in programs]
     spaces = [_in_namespace(one, text + "\n" + _binding(one), f"{one.name}.cpp") for one, text in zip(programs, texts, strict=True)]
+    spaces += [f"namespace {one.identifier} {{ void corpus_bind(pybind11::module_ &); }}" for one in programs
+               if one.functions is None and "PYBIND11_MODULE" in (one.cuda_source or "")]
     binds = [f'    {{ auto sub = m.def_submodule("{one.identifier}"); {one.identifier}::corpus_bind(sub); }}'
              for one in programs if one.library is None]
     return "\n".join([HEAD.format(includes=includes(texts)), *spaces, f"void {entry}(pybind11::module_ &m) {{", *binds, "}", ""])
@@ -84,12 +87,13 @@ def sources(programs: Sequence[Program], files: int = 2) -> dict[str, str]:
     """The files of the module with all programs, by name."""
     parts = {f"part{number}": programs[number::files] for number in range(files)}
     texts = {f"{name}.cpp": merged(some, f"bind_{name}") for name, some in parts.items()}
-    return {**texts, "main.cpp": main_file([f"bind_{name}" for name in parts])}
+    of_cuda = {f"{name}_cuda.cu": merged_cuda(some) for name, some in parts.items() if some[0].cuda_source}
+    return {**texts, **of_cuda, "main.cpp": main_file([f"bind_{name}" for name in parts])}
 
 
-def build(folder: Path) -> ModuleType:
+def build(folder: Path, programs: Sequence[Program]) -> ModuleType:
     """The module; ninja compiles what has changed."""
-    texts = sources(CPU)
+    texts = sources(programs, 7 if programs[0].cuda_source else 2)  # nvcc takes a minute for each
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name
@@ -106,11 +110,12 @@ def part(module: ModuleType, program: Program) -> Any:
     return getattr(torch.ops, program.library) if program.library else getattr(module, program.identifier)
 
 
-def main(folder: Path) -> None:
-    module = build(folder)
-    found = {program.name: results(part(module, program), program) for program in CPU}
+def main(folder: Path, device: str = "cpu") -> None:
+    programs = CPU if device == "cpu" else cuda.PROGRAMS
+    module = build(folder, programs)
+    found = {program.name: results(part(module, program), program, device) for program in programs}
     (folder / "results.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

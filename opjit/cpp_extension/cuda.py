@@ -1,0 +1,197 @@
+"""The .cu file of an extension with light headers, without nvcc: the C++ compiler takes the host's part, NVRTC the kernels.
+
+nvcc's front end reads all headers three times, and also light ones take it 6 s; this takes 2 s (tests/benchmarks/dropin.py --cuda). The
+file is split as an op's is (opjit/builder/cuda.py). Files and flags that only nvcc takes are left to nvcc.
+
+    work/cuda/             the split of the .cu file
+    work/cuda.cuda.o       in the place of nvcc's object file, so that torch's build file links it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from opjit import processes
+from opjit.builder.cuda import Failed, Unit, Unsupported, compile_unit, translated
+from opjit.cpp_extension import facade, vocabulary
+from opjit.cpp_extension.identity import Extension
+from opjit.recipe import headers, toolchain
+from opjit.recipe.toolchain import Compiler, Nvrtc
+
+__all__ = ["Failed", "Unsupported", "compiled", "headers_read"]
+_EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
+_OTHER = re.compile(r"^build (?P<out>\S+): compile ", re.MULTILINE)
+_NVCCS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "PYTORCH_NVCC", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
+_FOLDER = re.compile(r"-I|-isystem|--include-path=?|--system-include=?")
+_HOSTS = re.compile(r"-Xcompiler|--compiler-options")
+_ARCH = re.compile(r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)")
+_IGNORED = re.compile(r"--(expt-)?extended-lambda|--threads=\d+|-t=\d+|--ptxas-options=(-v|--verbose)|-Xptxas=(-v|--verbose)")
+_PAIRS = {"-gencode", "--generate-code", "-arch", "--gpu-architecture", "-Xptxas", "--ptxas-options", "-std", "--std", "--threads", "-t",
+          "-Xcompiler", "--compiler-options", "-I", "-isystem", "-maxrregcount", "--maxrregcount"}
+_HALVES = re.compile(r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH")
+_SPACES = {"C10_HOST_DEVICE": {"__host__", "__device__"}, "C10_DEVICE": {"__device__"}, "C10_HOST": {"__host__"}}
+_ACCESSORS = re.compile(r"Accessor|PtrTraits")
+_NVCCS_ALONE = {
+    re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b.*\b(?:__GNUC__|__clang__|__linux__|__unix__|__x86_64__|__aarch64__|__AVX|__SSE)",
+               re.MULTILINE): "its preprocessor asks for the host's compiler",
+    re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n\\]|\\.|\\\n)*__global__(?:[^\n\\]|\\.|\\\n)*\{", re.MULTILINE): "a macro makes kernels",
+    re.compile(r"__global__[^;{]*\([^;{]*&[^;{]*\{"): "a kernel has a reference as a parameter",
+    re.compile(r"\b(?:__device__|__constant__)\s+[\w:<>\s*]+\(\s*[\d.\"-]"): "a device variable has parentheses",
+    re.compile(r"\bcudaGetSymbolSize\b|\bcudaMemcpyFromSymbolAsync\b|\btexture\s*<"): "it asks for a symbol in a way that only nvcc takes",
+}
+# Headers of torch's that kernels need as they are.
+_AS_THEY_ARE = {"ATen/core/TensorAccessor.h", "c10/macros/Macros.h", "c10/macros/Export.h", "c10/util/Half.h", "c10/util/BFloat16.h"}
+_EMPTY = ("limits", "type_traits", "algorithm", "numeric", "utility", "tuple", "array", "initializer_list", "ostream", "iosfwd", "cstring",
+          "iterator", "bit", "atomic", "optional", "cuda_runtime.h", "deque", "queue", "unordered_set", "variant", "bitset", "exception")
+# torch's headers add CUDA's conversions for nvcc, but where complex.h is read for nvcc, it reads thrust, which takes a second.
+_FOR_KERNELS = """\
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define __CUDACC__ 1
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+#include <torch/headeronly/core/TensorAccessor.h>
+#undef __CUDACC__
+namespace at { using torch::headeronly::RestrictPtrTraits; }
+namespace torch { using at::RestrictPtrTraits; }
+"""
+
+
+@contextmanager
+def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninja: str) -> Iterator[None]:
+    """A block for ninja's run, before which the .cu file that `work`/build.ninja compiles with nvcc is compiled, beside the others.
+
+    Raises:
+        Unsupported: only nvcc takes a file or a flag.
+        Failed: a compiler refused the code.
+        OSError: the disk is full.
+    """
+    place = work / "build.ninja"
+    written = place.read_text("utf-8", "surrogateescape")
+    flags, edges = _flags(written), list(_EDGE.finditer(written))
+    if len(edges) > 1:  # their kernels may have the same names, which the split makes visible to all
+        raise Unsupported("it has several CUDA files")
+    others = [edge["out"] for edge in _OTHER.finditer(written)]
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(_build, others, work, ninja)
+        for edge in edges:
+            _compile(extension, edge, flags, work / "cuda", cxx, nvrtc)
+        rest.result()  # ninja runs again, and torch reports what fails
+    place.write_text(_EDGE.sub("", written), "utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
+
+
+def headers_read(work: Path) -> set[str]:
+    """The files that the host's compiler read, those in `work` by the paths of the files that they are parts of."""
+    found = set()
+    folder = f"{work}{os.sep}cuda{os.sep}"
+    listing = Path(folder, "opjit_host.deps")
+    if listing.exists():
+        for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")):
+            full = os.path.normpath(os.path.join(folder, path))
+            found.add(os.sep + full.removeprefix(f"{folder}host/files/") if full.startswith(f"{folder}host/files/") else full)
+    return {path for path in found if not path.startswith(f"{work}{os.sep}")}
+
+
+def _build(objects: Sequence[str], work: Path, ninja: str) -> None:
+    if objects:
+        processes.run([os.path.join(ninja, "ninja"), *objects], cwd=work, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL,
+                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _flags(text: str) -> list[str]:
+    """The flags of torch's build file for nvcc, each in one word."""
+    found = [name for name in _NVCCS if os.environ.get(name)]
+    if found:
+        raise Unsupported(f"{found[0]} is set")
+    lines = re.findall(r"^(?:cuda_cflags|cuda_post_cflags) = (.*)$", text, re.MULTILINE)
+    words = iter(shlex.split(re.sub(r"\$([$ :])", r"\1", " ".join(lines))))
+    return [f"{word}={next(words, '')}" if word in _PAIRS else word for word in words]
+
+
+def _compile(extension: Extension, edge: re.Match[str], flags: Sequence[str], folder: Path, cxx: Compiler, nvrtc: Nvrtc) -> None:
+    """Compile one file to the object that an edge of the build file names."""
+    folder.mkdir()
+    source = re.sub(r"\$([$ :])", r"\1", edge["source"])
+    compile_unit(_unit(extension, source, flags, folder), folder, cxx, nvrtc)
+    for command in ([cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
+                    ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parent / edge["out"])]):
+        done = toolchain.run(command, folder)
+        if done.returncode:
+            toolchain.refuse_full_disk(done.stdout, folder)
+            raise Failed(done.stdout)
+
+
+def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path) -> Unit:
+    """The file and the author's headers, below `files` with their paths; torch's headers are not split."""
+    paths = [source, *headers.closure([source], extension.include)]
+    texts = {path: Path(path).read_text("utf-8", "surrogateescape") for path in dict.fromkeys(paths)}
+    names = {path: f"files{os.path.abspath(path)}" for path in texts}
+    include, host, device, archs = _sorted(flags)
+    users = [os.path.dirname(names[source]), *(f"files{path}" for path in extension.include)]
+    device, more = translated(device)
+    code = "\n".join(map(vocabulary.code_of, texts.values()))
+    for pattern, reason in _NVCCS_ALONE.items():
+        if pattern.search(code):
+            raise Unsupported(reason)
+    needs = [f"-DOPJIT_{name}" for name, pattern in (("HALVES", _HALVES), ("ACCESSORS", _ACCESSORS)) if pattern.search(code)]
+    torchs = Path(torch.__file__).parent / "include"
+    return Unit(
+        names[source], texts, names,
+        [*host, *more, f"-ffile-prefix-map={folder.parent}/=", *(f"-I{folder}/host/{place}" for place in users), *include],
+        ["-w", *device, *needs, "--pre-include=opjit_device.h", *(f"--include-path={folder}/device/{place}" for place in users),
+         f"--include-path={facade.HEADERS}", f"--include-path={torchs}"],
+        archs, lambda path: Path(path).name, _headers(), (_FOR_KERNELS if needs else "") + "#include <opjit_torch.h>\n", _SPACES)
+
+
+def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
+    """nvcc's flags: folders of headers, flags for the host's compiler, others, and archs."""
+    include: list[str] = []
+    host: list[str] = []
+    others: list[str] = []
+    archs: list[str] = []
+    for flag in flags:
+        arch, kind = _ARCH.fullmatch(flag), _FOLDER.match(flag)
+        name, _, value = flag.partition("=")
+        if arch:
+            archs += [arch[1], arch[1].replace("sm", "compute")] if arch[1] else [f"{arch[3]}_{arch[4]}"]
+        elif kind:
+            path = flag[kind.end():].removeprefix("=")
+            include += [f"-I{path}"] if kind[0] == "-I" else ["-isystem", path]
+        elif _HOSTS.fullmatch(name):
+            if "-ffile-prefix-map" in value:
+                continue
+            if re.search(r"[\\'\"]|^-[DUIi]|,-[DUIi]", value):  # nvcc passes these to its own front end, too
+                raise Unsupported(f"{flag} has quotes, or words for the preprocessor")
+            host += value.split(",")
+        elif re.match(r"-[DU].*,", flag):
+            raise Unsupported(f"{flag} is a list")
+        elif not _IGNORED.fullmatch(flag):
+            others.append(re.sub(r"^(--ptxas-options|-Xptxas)=", "-Xptxas=", flag))
+    if not archs:
+        raise Unsupported("its flags name no arch that NVRTC knows")
+    return include, host, others, list(dict.fromkeys(archs))
+
+
+def _headers() -> Mapping[str, str]:
+    """What #include lines of the device's part bring, apart from headers that NVRTC finds."""
+    replaced = {*vocabulary.REPLACED, *vocabulary.KEPT} - _AS_THEY_ARE
+    exceptions = ("torch/headeronly/util/Exception.h", "torch/headeronly/util/HeaderOnlyArrayRef.h")
+    return {**dict.fromkeys((*_EMPTY, *replaced, *exceptions), ""), "c10/util/Deprecated.h": _DEPRECATED}
+
+
+_DEPRECATED = """#pragma once
+#define C10_DEFINE_DEPRECATED_USING(name, type) using name = type;
+"""

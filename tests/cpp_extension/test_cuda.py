@@ -1,0 +1,187 @@
+"""Extensions with CUDA code, built without nvcc and without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+import opjit
+from opjit.builder import nvrtc
+from opjit.builder.cuda import Unit
+from opjit.builder.tokens import Unsupported
+from opjit.cpp_extension import build, cuda, facade, identity
+from opjit.cpp_extension.identity import Extension
+from opjit.errors import CompileError, ToolMissing
+from opjit.recipe import toolchain
+from opjit.recipe.toolchain import Nvcc
+from opjit.store.manifest import NAME
+from opjit.store.store import Store, default_root
+from tests.helpers import no_nvcc
+
+CPP = "torch::Tensor twice(torch::Tensor x);"
+KERNEL = """
+template <typename T> __global__ void twice_kernel(const T *from, T *to, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        to[i] = from[i] + from[i];
+}
+torch::Tensor twice(torch::Tensor x)
+{
+    auto y = torch::empty_like(x);
+    AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "twice", [&] {
+        twice_kernel<scalar_t><<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), x.numel());
+    });
+    return y;
+}
+"""
+
+
+@pytest.fixture
+def _no_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if identity.find_nvrtc(None) is None:
+        pytest.skip("this torch has no NVRTC")
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPJIT_ARCH", "sm_90")
+    no_nvcc(monkeypatch)
+
+
+def described() -> dict[str, str]:
+    [manifest] = Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}")
+    found: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["built_with"]
+    return found
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+@pytest.mark.parametrize("flags", [[], ["-O3", "--use_fast_math", "-lineinfo", "-Xptxas=-v", "-Xcompiler", "-O2,-Wall"]],
+                         ids=["plain", "flags"])
+def test_an_extension_is_built_without_nvcc(flags: list[str]) -> None:
+    module = opjit.load_inline("twice_cuda", CPP, KERNEL, functions=["twice"], extra_cuda_cflags=flags)
+    assert module.twice.__doc__
+    assert described()["headers"].startswith("light headers; NVRTC ")
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"])
+
+    def nothing(*_: object) -> None:
+        return None
+
+    def toolkit(*_: object) -> Nvcc:
+        return Nvcc("/nowhere", "13.0", "build 1")
+
+    def refused(*_: object) -> None:
+        raise AssertionError("it is built already")
+
+    monkeypatch.setattr(build, "build", refused)
+    for finds in ({"find_nvcc": toolkit}, {"find_nvrtc": nothing, "find_cxx": nothing}):
+        for name, find in finds.items():
+            monkeypatch.setattr(toolchain, name, find)
+        assert opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"]).twice.__doc__
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+def test_headers_beside_the_file_are_split_too_and_enter_the_key(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/twice.cuh").write_text(KERNEL)
+    (tmp_path / "twice.cu").write_text('#include <torch/extension.h>\n#include "kernels/twice.cuh"\n'
+                                       'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }\n')
+    opjit.load("twice_file", [str(tmp_path / "twice.cu")])
+    assert described()["headers"].startswith("light headers; NVRTC ")
+    (tmp_path / "kernels/twice.cuh").write_text(KERNEL.replace("from[i] + from[i]", "2 * from[i]"))
+    opjit.load("twice_file", [str(tmp_path / "twice.cu")])
+    assert len(list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))) == 2
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+@pytest.mark.parametrize(("code", "flags", "why"), [
+    ("__managed__ float total;" + KERNEL, [], "it uses __managed__"),
+    (KERNEL, ["-rdc=true"], "NVRTC has no flag -rdc=true"),
+], ids=["managed", "rdc"])
+def test_code_for_nvcc_alone_names_the_reason(code: str, flags: list[str], why: str) -> None:
+    with pytest.raises(ToolMissing, match=f"twice_nvcc needs nvcc, as {why}"):
+        opjit.load_inline("twice_nvcc", CPP, code, functions=["twice"], extra_cuda_cflags=flags)
+    assert not list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+@pytest.mark.parametrize("mistake", ["from[i] +;", "from[i] + unknown;"])
+def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        opjit.load_inline("twice_wrong", CPP, KERNEL.replace("from[i] + from[i];", mistake), functions=["twice"])
+    assert "cuda.cu" in str(caught.value)
+    assert "error" in str(caught.value)
+    assert not list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))
+
+
+@pytest.mark.parametrize(("flags", "archs"), [
+    (["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"], ["sm_80", "compute_90"]),
+    (["-arch=sm_90a"], ["sm_90a", "compute_90a"]),
+    (["-gencode=arch=compute_90a,code=sm_90a"], ["sm_90a"]),
+])
+def test_archs_of_nvcc_s_flags(flags: list[str], archs: list[str]) -> None:
+    assert cuda._sorted(["-DX=1", *flags])[3] == archs
+
+
+def test_flags_of_nvcc_are_sorted() -> None:
+    flags = ["-I/a", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90", "--ptxas-options=-v"]
+    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-std=c++17"], ["sm_90", "compute_90"])
+    with pytest.raises(Unsupported, match="no arch"):
+        cuda._sorted(["-arch=native"])
+
+
+FLAGS = ["-arch=sm_90", "-std=c++17"]
+
+
+def unit_of(code: str, folder: Path, flags: list[str]) -> Unit:
+    (folder / "cuda").mkdir(exist_ok=True)
+    (folder / "cuda.cu").write_text(code, encoding="utf-8")
+    alone = cast("Extension", SimpleNamespace(include=()))
+    return cuda._unit(alone, str(folder / "cuda.cu"), flags, folder / "cuda")
+
+
+@pytest.mark.parametrize(("code", "flags"), [
+    ("#ifdef __GNUC__\n#define STEP 1\n#endif\n" + KERNEL, []),
+    ("#define KERNEL(name) __global__ void name(float *x) \\\n{ *x = 1; }\nKERNEL(one)", []),
+    ("struct P { float a; };\n__global__ void k(float *x, const P &p) { *x = p.a; }", []),
+    ("__device__ int counter(0);" + KERNEL, []),
+    (KERNEL, ["-Xcompiler=-DBLOCK=128"]),
+    (KERNEL, ["-Xcompiler=-O2,-DBLOCK=128"]),
+    (KERNEL, ["-DA=1,B=2"]),
+], ids=["condition", "macro", "reference", "parentheses", "host-macro", "host-macros", "list"])
+def test_code_that_would_mean_something_else_is_left_to_nvcc(tmp_path: Path, code: str, flags: list[str]) -> None:
+    assert unit_of(KERNEL, tmp_path, FLAGS).archs == ["sm_90", "compute_90"]
+    with pytest.raises(Unsupported):
+        unit_of(code, tmp_path, [*FLAGS, *flags])
+
+
+@pytest.mark.parametrize(("expression", "in_double"), [
+    ("pow(x, 2)", True), ("std::pow(x, 2)", True), ("pow(x, n)", True), ("pow(x, 2.0)", True), ("pow(x, 2.0f)", False),
+    ("powf(x, 2)", False),
+    ("fmax(x, 0)", True), ("std::fmax(x, 0)", True), ("fmaxf(x, 0)", False), ("fmax(x, 0.f)", False), ("std::max(x, 0.f)", False),
+    ("sqrt(x)", False), ("std::abs(x)", False), ("hypot(x, 1.0)", True),
+])
+def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double: bool) -> None:
+    found = identity.find_nvrtc(None)
+    if found is None:
+        pytest.skip("this torch has no NVRTC")
+    code = f"__global__ void k(float x, int n) {{ static_assert(sizeof({expression}) == {8 if in_double else 4}); }}"
+    folders = [str(facade.HEADERS), str(Path(torch.__file__).parent / "include"), *found.headers.split(":")]
+    options = ["--gpu-architecture=sm_90", "-default-device", "-std=c++17", "--pre-include=opjit_device.h",
+               *(f"--include-path={folder}" for folder in folders)]
+    assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(), options, []).code
+
+
+def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
+    edges = [f"build {name}.cuda.o: cuda_compile {name}.cu\n" for name in "ab"]
+    (tmp_path / "build.ninja").write_text("".join(["cuda_cflags = -arch=sm_90\n", *edges]))
+    nothing = cast("Any", None)
+    block = cuda.compiled(nothing, tmp_path, nothing, nothing, "")
+    with pytest.raises(Unsupported, match="several"), block:
+        pass
