@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import os
 
-# Every OPJIT_* variable; a test compares this with the code and the README. `opjit doctor` reports unknown ones.
+# Every OPJIT_* variable and its meaning, as the page of variables prints it; a test compares this with the code. `opjit doctor` reports
+# unknown ones.
 VARIABLES = {
-    "OPJIT_ARCH": "build for this arch instead of the machine's own",
-    "OPJIT_CACHE": "the cache's folder",
-    "OPJIT_CACHE_SIZE": "the size that pruning leaves, such as 5GiB",
-    "OPJIT_FAST": "0: compile C++ extensions with torch's own headers only",
-    "OPJIT_JOBS": "builds at once in `opjit precompile`",
-    "OPJIT_LAYERS": "more caches, read-only",
-    "OPJIT_OFFLINE": "never build, and ask no remote",
-    "OPJIT_PATH": "folders of your own ops",
-    "OPJIT_RECORD": "set by `opjit record` for its command: the file that lists the ops",
-    "OPJIT_REMOTE": "URL of a remote cache to fetch entries from",
-    "OPJIT_TRUST": "public keys whose entries in the remote are trusted",
-    "OPJIT_VERBOSE": "print hits, builds and waits to stderr",
-    "OPJIT_WHEEL_ARCHS": "the archs of a project's wheel, instead of those in its pyproject.toml",
+    "OPJIT_ARCH": "build for this arch instead of the machine's own: `x86-64-v3`, `sm_90`, `sm_80+sm_90`",
+    "OPJIT_CACHE": "folder of the cache; default `$XDG_CACHE_HOME/opjit`, else `~/.cache/opjit`",
+    "OPJIT_CACHE_SIZE": "size limit, such as `5GiB`; default `10GiB`, `0` for none",
+    "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, as `opjit get --debug` does",
+    "OPJIT_FAST": "`0`: compile C++ extensions with torch's own headers only",
+    "OPJIT_JOBS": "parallel builds of `opjit precompile`; default: as CPUs, memory and the control group allow",
+    "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
+    "OPJIT_OFFLINE": "`1`: never build or ask a remote; an op that is in no cache raises an error",
+    "OPJIT_PATH": "absolute paths of folders with your own ops, separated by `:`; opjit runs their `op.py`",
+    "OPJIT_RECORD": "file in which processes record their ops; `opjit record` sets it",
+    "OPJIT_REMOTE": "URL of a remote that opjit asks before it builds an op: `https://`, `s3://`, `gs://`, `file://`",
+    "OPJIT_TIMEOUT": "seconds after which the tools of a build are ended; default `3600`, `0` for no limit",
+    "OPJIT_TRUST": "trusted signers: files with public keys, or `ed25519:` and the key, separated by `:`; `unsigned` trusts everybody",
+    "OPJIT_VERBOSE": "`1`: report on stderr what opjit finds, builds and waits for",
+    "OPJIT_WHEEL_ARCHS": "archs of a project's wheel, instead of those in its pyproject.toml: `x86-64-v3,sm_90`",
 }
-SWITCHES = frozenset({"OPJIT_OFFLINE", "OPJIT_VERBOSE"})
+SWITCHES = frozenset({"OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_VERBOSE"})
 
 
-def is_on(switch: str) -> bool:
-    """Whether a switch is set to anything but 0 or the empty string.
+def is_on(switch: str, unset: bool = False) -> bool:
+    """Whether a switch is set to anything but 0 or the empty string. `unset` is the answer for one that is not set.
 
     Example:
         >>> is_on("OPJIT_OFFLINE")
         False
     """
-    return os.environ.get(switch, "0") not in ("", "0")
+    return os.environ.get(switch, str(int(unset))) not in ("", "0")

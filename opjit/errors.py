@@ -149,6 +149,10 @@ class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op still works."""
 
 
+class CompileWarning(UserWarning):
+    """A compiler's warning about an op's source that compiled. Its place is that line of the source."""
+
+
 def one_string(where: str, parameter: str, given: str) -> str:
     """The message for a string given as a list of strings, which would be read as a list of letters."""
     return f"{where}: {parameter} is a list of strings, not the string {given!r}; write [{given!r}]"

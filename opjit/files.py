@@ -10,11 +10,13 @@ import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
-from opjit.errors import CacheWarning
+from opjit.errors import CacheWarning, EntryError
 
 _LINKS = 40  # symbolic links that Linux follows in one path
 _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
@@ -38,6 +40,48 @@ def digest(path: str) -> str:
     """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
+
+
+@contextmanager
+def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a file of a cache to read it. Everything from a cache is read by this function or by `read`.
+
+    Args:
+        most: the largest size of such a file, in bytes.
+        trusted_as: see `distrusted`.
+
+    Raises:
+        EntryError: it is no regular file, is larger, or others can write it.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not block
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise EntryError(f"{path} is a symbolic link") from None
+        raise
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        problem = distrusted(path, trusted_as, status)
+        if problem is None and not stat.S_ISREG(status.st_mode):
+            problem = f"{path} is not a file"
+        if problem is None and status.st_size > most:
+            problem = f"{path} has {status.st_size} bytes, more than {most}"
+        if problem is not None:
+            raise EntryError(problem)
+        yield file
+
+
+def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
+    """Read a file of a cache; see `opened`."""
+    with opened(path, most, trusted_as) as file:
+        return file.read(most)
+
+
+def identity(descriptor: int) -> tuple[int, ...]:
+    """Changes if a name gets another file, or a file another content."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def until_exit(prefix: str = "opjit-") -> Path:
@@ -97,73 +141,79 @@ def let_read(folder: Path, top: Path) -> None:
             each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
-def distrusted(path: Path, trusted_as: Path | None = None) -> str | None:
-    """None if only this user or root can have written `path` (its own status, no symlink followed); else the reason.
+def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None) -> str | None:
+    """None if only this user or root can have written a file or folder; else the reason.
+
+    `path` must lie where `swappable` finds no problem. No symbolic link is followed.
 
     Args:
         trusted_as: a file that this process runs anyway; its owner and its writers are trusted with `path` too.
+        status: of the open file, if it is open.
     """
-    status = os.lstat(path)
-    owners, writers = {os.geteuid(), 0}, 0
-    if trusted_as is not None:
-        known = os.stat(trusted_as)
-        owners.add(known.st_uid)
-        writers = known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002)
+    status = os.lstat(path) if status is None else status
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return f"{path} is neither a file nor a folder"
-    if status.st_uid not in owners:
-        return f"{path} belongs to user {status.st_uid}, not to you or root"
-    if status.st_mode & 0o022 & ~writers:
-        return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
-    return None
+    problem = _writer(str(path), status, True, os.stat(trusted_as) if trusted_as is not None else None)
+    return problem and "".join(problem)
 
 
-def swappable(folder: Path) -> str | None:
-    """None if no other user can replace a folder by another one; else who can, and what to do.
+def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
+    """None if no other user can write a file or folder, or put another one in its place; else who can, and what to do.
 
-    Each parent folder, and each symbolic link in the path, must belong to this user or root and not be writable by others. A parent
-    with the sticky bit may be, as others cannot move foreign files there. The folder itself must not be writable by others at all.
-    Of a path that does not exist yet, the existing parents are checked.
+    This is the rule for whatever opjit compiles, runs or loads. Each parent folder, and each symbolic link in the path, must belong to
+    this user or root and not be writable by others. A parent with the sticky bit may be, as others cannot move foreign files there. Of a
+    path that does not exist yet, the existing parents are checked.
+
+    Args:
+        trusted_as: see `distrusted`.
     """
-    here, links, rest = "/", 0, [part for part in reversed(str(folder).split("/")) if part]
+    here, links, rest = "/", 0, [part for part in reversed(str(path).split("/")) if part]
     try:
+        known = os.stat(trusted_as) if trusted_as is not None else None
         top = status = os.lstat("/")
         while True:
-            problem = _writer(here, status, not rest)
+            problem = _writer(here, status, not rest, known)
             if problem is not None or not rest:
-                return problem and f"{problem[0]}, so others could replace {folder}{problem[1]}"
+                held = "what it holds" if here == str(path) else path
+                return problem and f"{problem[0]}, so others could replace {held}{problem[1]}"
             name = rest.pop()
-            path = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
-            found = os.lstat(path)
+            step = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
+            found = os.lstat(step)
             if not stat.S_ISLNK(found.st_mode):
-                here, status = path, found
+                here, status = step, found
                 continue
             links += 1
-            if found.st_uid not in (os.geteuid(), 0) or links > _LINKS:
-                return f"{path} is a symbolic link of another user, or one of too many in the path of {folder}"
-            to = os.readlink(path)
+            if found.st_uid not in _owners(known) or links > _LINKS:
+                return f"{step} is a symbolic link of another user, or one of too many in the path of {path}"
+            to = os.readlink(step)
             here, status = ("/", top) if to.startswith("/") else (here, status)
             rest += [part for part in reversed(to.split("/")) if part not in ("", ".")]
     except OSError:  # it does not exist, or this user cannot read it
         return None
 
 
-def _writer(path: str, status: os.stat_result, last: bool) -> tuple[str, str] | None:
-    """Why others could change the contents of one folder in a path, and what to do; `last` is the folder that the path leads to."""
-    if status.st_uid not in (os.geteuid(), 0) and (last or not _unmapped(status.st_uid)):
+def _owners(known: os.stat_result | None) -> set[int]:
+    return {os.geteuid(), 0} | ({known.st_uid} if known is not None else set())
+
+
+def _writer(path: str, status: os.stat_result, last: bool, known: os.stat_result | None) -> tuple[str, str] | None:
+    """Why others could change one file or folder in a path, and what to do; `last` is the one that the path leads to."""
+    if status.st_uid not in _owners(known) and (last or not _unmapped(status.st_uid)):
         return f"{path} belongs to user {status.st_uid}, not to you or root", ""
     open_to = status.st_mode & 0o022
-    if not stat.S_ISDIR(status.st_mode) or not open_to or (not last and status.st_mode & stat.S_ISVTX):
-        return None
-    if not last and open_to == 0o020 and _own_group(status.st_gid):
+    if known is not None:
+        open_to &= ~(known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002))
+    if not open_to or (not last and status.st_mode & stat.S_ISVTX) or (open_to == 0o020 and _own_group(path, status.st_gid)):
         return None
     return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})", f"; chmod go-w {path}"
 
 
-def _own_group(group: int) -> bool:
-    """Whether a group is the user's private group, as most systems make one: it has the user's name and no other member."""
+def _own_group(path: str, group: int) -> bool:
+    """Whether only this user may write what a group may write. The group is the user's private one, as most systems make it: it has the
+    user's name, no other member, and no other account has it. Where there is an access control list, the mode shows what all groups
+    and users in it may do, so it may name others."""
     import grp
     import pwd
 
@@ -171,7 +221,23 @@ def _own_group(group: int) -> bool:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    own = group == user.pw_gid and found.gr_name == user.pw_name
+    return own and {*found.gr_mem, *_accounts(group)} <= {user.pw_name} and not _has_list(path)
+
+
+@cache
+def _accounts(group: int) -> frozenset[str]:
+    """The names of the accounts whose main group it is."""
+    import pwd
+
+    return frozenset(account.pw_name for account in pwd.getpwall() if account.pw_gid == group)
+
+
+def _has_list(path: str) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError as error:
+        return error.errno not in (errno.ENOTSUP, errno.ENOSYS)
 
 
 def _unmapped(user: int) -> bool:
@@ -218,18 +284,22 @@ def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path
     """
     sync(staged)
     for _ in range(2):
-        try:
-            os.rename(staged, place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-        else:
-            sync(place.parent)
-            return
-        if is_good(place):
+        if put_if_free(staged, place) or is_good(place):
             return
         with suppress(OSError):
             os.rename(place, aside)
+
+
+def put_if_free(staged: Path, place: Path) -> bool:
+    """Rename a complete folder to its place, unless there is something. Returns whether it did. Raises OSError if it cannot be renamed."""
+    try:
+        os.rename(staged, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return False
+    sync(place.parent)
+    return True
 
 
 def write_note(path: Path, text: str) -> None:

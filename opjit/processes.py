@@ -6,48 +6,49 @@ free, a module that it was importing would stay locked, and a command that it wa
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
+LATE = "the compiler did not finish within"
+_TIMED_OUT = 124  # the exit code of coreutils' timeout
 _END = 2.0  # seconds that an interrupted command gets to end what it started
+_RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _collecting_later: list[int] = []  # an item for each `without_collection` under way
 
 
-class Lock:
-    """A re-entrant lock, which a forked child finds free.
+class Lock(_RLock):  # type: ignore[misc]
+    """A re-entrant lock, which a forked child finds free unless the forking thread holds it. Python takes and frees it in C, where no
+    Ctrl-C comes between.
 
     Args:
         patience: seconds that a fork in another thread waits for it; 0 is not at all, -1 for ever.
     """
 
     def __init__(self, patience: float = 0.0) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self.patience = patience
         _locks.add(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(RuntimeError):  # this is a child that was forked in the block: its lock is another one
-            self._lock.release()
-
     def acquire_before_fork(self) -> None:
-        self._lock.acquire(timeout=self.patience)
+        self.acquire(timeout=self.patience)
 
     def release_after_fork(self) -> None:
         with suppress(RuntimeError):  # the fork gave up waiting, or `watch_forks` was called while it waited
-            self._lock.release()
+            self.release()
 
     def renew(self) -> None:
-        self._lock = threading.RLock()
+        if not self._is_owned():
+            self._at_fork_reinit()
 
 
 # While one of these is held, forks of other threads wait. A fork takes them in this order, as does an op.py that builds.
@@ -55,6 +56,8 @@ reading = Lock(5.0)  # an op.py runs; not `declaring`, for which a module that t
 declaring = Lock(-1)  # an op is half declared: a child could neither use it nor declare it
 importing = Lock(5.0)  # a build's modules are being imported, for half a second; filelock, half imported, may wait for the fork itself
 starting = Lock(5.0)  # a process is being started
+_changing = Lock(5.0)  # SIGCHLD is being changed
+_waiters: list[int] = []  # an item for each command that runs though SIGCHLD is ignored
 _WATCHED = (reading, declaring, importing, starting)
 
 
@@ -69,6 +72,7 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
+    _in_parent()
     for lock in list(_locks):
         lock.renew()
     if _collecting_later:
@@ -104,32 +108,109 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def run(command: Any, *, check: bool = False, echo: int | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay a Ctrl-C until the block ends. Only the main thread gets it."""
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    received: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            handler(signal.SIGINT, received[0])
+
+
+def run(command: Any, *, check: bool = False, echo: int | None = None, limit: float | None = None,
+        **settings: Any) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails.
 
     Args:
         echo: a file descriptor that gets stdout, too, as it comes; stdout is a pipe then, and the only one.
+        limit: seconds after which the command is ended in the same way. It has failed then, and the last line of its output says so.
         settings: of `subprocess.Popen`; stdin is no pipe.
 
     Raises:
         subprocess.CalledProcessError: `check` is set and the command failed.
     """
-    with starting:
-        process = subprocess.Popen(command, **settings)
-    with process:
+    with _waiting(), _started(command, settings) as process, _ended_after(process, limit) as late:
         try:
             output, errors = process.communicate() if echo is None else (_echoed(process, echo), None)
         except BaseException:
-            process.terminate()
-            try:
-                process.wait(_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _end(process)
             raise
-    done = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    if late and output is not None:
+        said = f"\n{LATE} {limit:g} s, and was ended\n"
+        output = output + said if isinstance(output, str) else output + said.encode()
+    done = subprocess.CompletedProcess(command, _TIMED_OUT if late else process.returncode, output, errors)
     if check:
         done.check_returncode()
     return done
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Terminate a command, and kill it if that fails: with all that it started, if it has a session of its own."""
+    _signal(process, signal.SIGTERM)
+    try:
+        process.wait(_END)
+    except subprocess.TimeoutExpired:
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+
+@contextmanager
+def _ended_after(process: subprocess.Popen[Any], limit: float | None) -> Iterator[list[bool]]:
+    """End a process that runs for longer than `limit` seconds. Yields a list that is empty unless it did."""
+    late: list[bool] = []
+
+    def end() -> None:
+        late.append(True)
+        _end(process)
+
+    timer = threading.Timer(limit or 0, end)
+    if limit:
+        timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+def _started(command: Any, settings: dict[str, Any]) -> subprocess.Popen[Any]:
+    with starting:
+        return subprocess.Popen(command, **settings)
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Let this process wait for children during the block. Where SIGCHLD is ignored, as in many servers, the system forgets their exit
+    codes, and they ignore it, too: ninja could not wait for a compiler. Python changes signals only in the main thread, so C does."""
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    change = ctypes.CDLL(None).signal
+    change.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    with _changing:
+        _waiters.append(1)
+        change(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        with _changing:
+            _waiters.pop()
+            if not _waiters:
+                change(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def _echoed(process: subprocess.Popen[bytes], to: int) -> bytes:

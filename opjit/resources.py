@@ -15,6 +15,16 @@ def folder(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
+def include_path() -> str:
+    """The folder of opjit.h, for editors and for builds of your own.
+
+    Example:
+        >>> opjit.include_path()
+        '…/kernels_c'
+    """
+    return str(folder("kernels_c"))
+
+
 @cache
 def template(name: str) -> str:
     return (folder("templates") / name).read_bytes().decode()

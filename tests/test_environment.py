@@ -8,10 +8,10 @@ import re
 import pytest
 
 from opjit import environment
-from tests import helpers
+from tests import helpers, reference
 
 
-def test_every_variable_that_the_code_or_the_readme_names_is_known() -> None:
+def test_every_variable_that_the_code_names_is_known() -> None:
     read = set()
     for path in (helpers.ROOT / "opjit").rglob("*.py"):
         if path.name != "environment.py":
@@ -19,8 +19,11 @@ def test_every_variable_that_the_code_or_the_readme_names_is_known() -> None:
                      and isinstance(node.value, str) and re.fullmatch(r"OPJIT_[A-Z_]+[A-Z]", node.value)}
     assert read == environment.VARIABLES.keys()
     assert environment.VARIABLES.keys() >= environment.SWITCHES
-    table = set(re.findall(r"^\| `(OPJIT_[A-Z_]+)", (helpers.ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
-    assert environment.VARIABLES.keys() >= table
+
+
+def test_the_page_of_commands_and_variables_is_current() -> None:
+    """After a change: python -m tests.reference."""
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page()
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True), ("false", True)])

@@ -1,5 +1,5 @@
 """Backends: how to build for a kind of device, and what it can run. opjit has `cpu` and `cuda`; a package adds its own device with
-`opjit.register_backend`, as examples/out_of_tree_device does."""
+`opjit.register_backend`, as examples/09_own_device does."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,16 +8,71 @@ from typing import NamedTuple, Protocol
 from opjit.errors import UnknownDevice
 
 
+class Shared(NamedTuple):
+    """A CUDA library that torch needs itself: its soname, and its path here."""
+
+    soname: str
+    path: str
+
+
+class Stream(NamedTuple):
+    """A device's stream, which a kernel gets as its last parameter, and the C functions that the glue calls around a kernel.
+
+    The functions belong to torch or to a library that `Flags.link` names. Each returns 0 for success; the code of a failure is part of the
+    RuntimeError.
+
+    Attributes:
+        type: in C: a pointer, or an integer of its size, such as ``"cudaStream_t"``.
+        header: declares `type`; found on the include path.
+        current: ``int32_t current(int32_t device_index, void **stream)``, the current stream of a device.
+        exchange: ``int32_t exchange(int32_t device_index, int32_t *before)``, makes a device the current one; None means the device guard
+            that the device has registered with torch.
+        allocate: ``int32_t allocate(uint64_t bytes, void **memory)``, for `opjit_scratch`: memory on the current device until the work that
+            is now on its current stream is done; None means a tensor. Outputs are always tensors, made by torch's allocator for the device.
+        free: ``int32_t free(void *memory)``, called when the kernel has returned; None if `allocate` is None.
+    """
+
+    type: str
+    header: str
+    current: str
+    exchange: str | None = None
+    allocate: str | None = None
+    free: str | None = None
+
+
+class DeviceCompiler(NamedTuple):
+    """A device's own compiler: makes object files of kernels, in C or C++, which the C compiler links with the glue.
+
+    Attributes:
+        command: a program on PATH, or its path. SHA-256 of the file is part of the key.
+        install: what a user has to do if it is missing, such as ``"install the Toy SDK and put its bin on PATH"``.
+        version: arguments with which it prints its version; the first line of it is part of the key.
+        folders: of headers that come with the compiler, and so need no place of their own in the key.
+    """
+
+    command: str
+    install: str
+    version: tuple[str, ...] = ("--version",)
+    folders: tuple[str, ...] = ()
+
+
 class Flags(NamedTuple):
     """How a backend's sources are compiled and linked. Placeholders in braces become paths when a build starts.
 
     Attributes:
         c: for the C glue, and for a kernel that the glue includes.
         cuda: for a `.cu` kernel; empty for a backend without one.
-        link: after the objects.
+        link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
         stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
         needed: all libraries that the binary may need, besides those that `link` names.
-        include: folders that an op's author adds to the include path.
+        include: folders on the include path: the backend's, then those that an op's author adds.
+        device: arguments of `Backend.compiler`, with these placeholders besides: ``{source}``, ``{object}``, the list of read files that it
+            must write in the syntax of make, ``{dependencies}``, and ``{path}``, whose argument is repeated for each folder of the include
+            path: ``("-fPIC", "-I{path}", "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")``.
+        cuda_link: an author's linker flags for CUDA only.
+        sources: paths of sources that an op's author adds to the kernel.
+        shared: torch's CUDA libraries, which `link` names as ``-l:SONAME``.
+        debug: the binary is for debuggers: not stripped, and with paths of this machine.
     """
 
     c: tuple[str, ...]
@@ -26,6 +81,11 @@ class Flags(NamedTuple):
     stubs: tuple[str, ...]
     needed: frozenset[str]
     include: tuple[str, ...] = ()
+    cuda_link: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    debug: bool = False
+    device: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -38,7 +98,8 @@ class Backend(Protocol):
         suffix: of an op's source for this backend, such as ``".c"`` or ``".toy.c"``; each backend has its own.
         kernels: a folder with a device's own kernels for other authors' ops, ``<kernels>/<namespace>/<op><suffix>``; used if the
             op's folder has no source with that suffix. None for no such folder.
-        stream: C type of a kernel's last parameter, its stream; None for a plain C kernel.
+        stream: what a kernel gets as its last parameter; None for a device without streams.
+        compiler: for the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
         uses_nvcc: whether a build needs the CUDA toolkit.
     """
 
@@ -47,7 +108,8 @@ class Backend(Protocol):
     dispatch_key: str
     suffix: str
     kernels: Path | None
-    stream: str | None
+    stream: Stream | None
+    compiler: DeviceCompiler | None
     uses_nvcc: bool
 
     def available(self) -> str | None:
@@ -79,7 +141,11 @@ def register_backend(backend: Backend) -> None:
     """Add a backend, or replace the one of the same name.
 
     Example:
-        >>> opjit.register_backend(MyDevice())  # an object with the attributes of `opjit.backends.Backend`
+        >>> from opjit.backends.cpu import Cpu
+        >>> class Toy(Cpu):  # kernels are C functions on the host, as the CPU's are
+        ...     name = device_type = "toy"
+        ...     dispatch_key, suffix = "PrivateUse1", ".toy.c"
+        >>> opjit.register_backend(Toy())  # any object with the attributes of `opjit.backends.Backend` will do
     """
     _backends[backend.name] = backend
 
@@ -105,3 +171,9 @@ def for_device(device_type: str) -> Backend:
 
 def for_dispatch_key(key: str) -> Backend | None:
     return next((backend for backend in all_backends() if backend.dispatch_key == key), None)
+
+
+def of_source(path: str) -> Backend | None:
+    """The backend that compiles a source, by its suffix; the longest suffix counts."""
+    found = [backend for backend in all_backends() if path.endswith(backend.suffix)]
+    return max(found, key=lambda backend: len(backend.suffix), default=None)

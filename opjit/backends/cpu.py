@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from opjit.backends import Flags
+from opjit.backends import DeviceCompiler, Flags, Stream
 
 # The x86-64 psABI levels, best first, with the /proc/cpuinfo flags that each adds. Not -march=native: a compiler takes a CPU's
 # instructions from its family, and a virtual machine may not allow all of them.
@@ -42,7 +42,8 @@ class Cpu:
     dispatch_key = "CPU"
     suffix = ".c"
     kernels: Path | None = None
-    stream: str | None = None
+    stream: Stream | None = None
+    compiler: DeviceCompiler | None = None
     uses_nvcc = False
 
     def available(self) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from opjit.backends import Flags
+from opjit.backends import DeviceCompiler, Flags, Stream
 from opjit.backends.cpu import GLUE, NEEDED, PREFIX_MAPS
 
 
@@ -17,7 +17,10 @@ class Cuda:
     dispatch_key = "CUDA"
     suffix = ".cu"
     kernels: Path | None = None
-    stream: str | None = "cudaStream_t"
+    stream: Stream | None = Stream("cudaStream_t", "opjit_cuda.h", "aoti_torch_get_current_cuda_stream",
+                                  allocate="aoti_torch_cuda_caching_allocator_raw_alloc",
+                                  free="aoti_torch_cuda_caching_allocator_raw_delete")
+    compiler: DeviceCompiler | None = None
     uses_nvcc = True
 
     def available(self) -> str | None:
@@ -60,7 +63,7 @@ class Cuda:
                 *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
                 *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
-                "-MD", "-MF", "opjit_kernel.deps")
+                "-MD", "-MF", "{unique}.deps")
         needed = NEEDED | {"libtorch_cuda.so", "libstdc++.so.6", f"libcudart.so.{runtime.removeprefix('cuda')}"}
         return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)
 

@@ -3,8 +3,6 @@
 import os
 from typing import NamedTuple
 
-import torch
-
 from opjit import backends
 from opjit.backends import Backend
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
@@ -32,6 +30,8 @@ def device_type(device: object) -> str:
     Raises:
         UnknownDevice: neither torch nor opjit knows it.
     """
+    import torch  # late: the command's help and versions do without
+
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator.type if accelerator is not None else "cpu"

@@ -11,26 +11,29 @@ nvcc parses CUDA's headers three times, in five processes one after another: 0.6
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.backends import Flags
 from opjit.builder import nvrtc, split
 from opjit.builder.tokens import Unsupported
 from opjit.recipe import headers, toolchain
+from opjit.recipe.flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
-__all__ = ["Failed", "Unsupported", "compile_kernel"]
+__all__ = ["Failed", "Unsupported", "compile_kernel", "compile_kernels"]
+_NOWHERE = "/opjit/"
 _DEPTH = 4  # folders above an op's own that its headers may lie in: "../common.h"
-_DEVICE = re.compile(r"-[DU].*|-std=.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
-                     r"--?extra-device-vectorization|--split-compile=\d+|--frandom-seed=\w+|--?diag-(suppress|warn|error)=[\d,]+")
-_HOST = re.compile(r"-[DU].*|-std=.*|-O\d")
-_NEITHER = re.compile(r"-gencode=.*|-W.*|-w|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
+_DEVICE = re.compile(r"-[DU].*|-std=.*|-w|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
+                     r"--?extra-device-vectorization|--?generate-line-info|--split-compile=\d+|--frandom-seed=\w+|--?diag-(suppress|warn|error)=[\d,]+")
+_HOST = re.compile(r"-[DU].*|-std=.*|-O\d|-w")
+_NEITHER = re.compile(r"-gencode=.*|-W.*|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
 # Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
 _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
                    r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
@@ -47,29 +50,88 @@ class Made(NamedTuple):
     source: Path
     objects: tuple[Path, ...]
     link: tuple[str, ...]
+    output: str  # the compilers'
 
 
-def compile_kernel(recipe: Recipe, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> Made:
-    """Compile an op's kernel in a folder.
+class Unit(NamedTuple):
+    """A .cu file to compile.
+
+    Attributes:
+        main: the place of the file that is compiled.
+        texts: the files to split, by path: those that have the author's code.
+        names: their places below the folder of a part, by path.
+        host: flags of the C++ compiler, folders included.
+        device: flags of NVRTC, folders included.
+        archs: such as ``["sm_80", "sm_90"]``; ``"compute_90"`` is PTX.
+        shown: from a file's path to its name in the device's part.
+        headers: texts for NVRTC by the names in #include lines.
+        first: code that the host reads before it pretends to be nvcc.
+        spaces: execution spaces of macros from headers that are not split.
+    """
+
+    main: str
+    texts: Mapping[str, str]
+    names: Mapping[str, str]
+    host: Sequence[str]
+    device: Sequence[str]
+    archs: Sequence[str]
+    shown: Callable[[str], str]
+    headers: Mapping[str, str]
+    first: str = ""
+    spaces: Mapping[str, set[str]] = MappingProxyType({})
+
+
+def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc) -> list[Made]:
+    """Compile an op's kernel and its author's other sources. Raises what `compile_kernel` raises."""
+    made = [compile_kernel(recipe, recipe.source, work / "opjit_kernel.cu", work, compiler, found)]
+    for number, source in enumerate(recipe.flags.sources, 1):
+        folder = work / f"source{number}"
+        folder.mkdir()
+        including = folder / "opjit_kernel.cu"
+        including.write_text(f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape")
+        one = compile_kernel(recipe, Path(source), including, folder, compiler, found)
+        registration = work / f"opjit_fatbin{number}.c"  # torch's builder takes no two files of one name
+        registration.write_text(one.source.read_text("utf-8").replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8")
+        made.append(one._replace(source=registration))
+    return made
+
+
+def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> Made:
+    """Compile one source of an op in a folder.
 
     Args:
-        glue: the generated .cu file, which includes the author's.
+        glue: the generated .cu file, which includes the source.
 
     Raises:
         Unsupported: only nvcc takes the file or a flag.
         Failed: a compiler refused it.
         OSError: the disk is full.
     """
-    device_flags, host_flags = translated(recipe.flags)
-    files = _Files(recipe, glue)
-    macros = split.macros_of(files.texts.values())
-    parts = {path: split.split(text, macros) for path, text in files.texts.items()}
-    _write(parts, files, work)
-    first = _cuda_headers(files.texts.values())
+    device_flags, host_flags = translated(recipe.flags.cuda)
+    files, paths = _Files(recipe, source, glue), recipe.places(work)
+    unit = Unit(glue.name, files.texts, files.names,
+                [*(flag.format(**paths) for flag in host_flags), *(f"-I{work}/host/{place}" for place in files.include)],
+                [*(flag.format(**paths) for flag in device_flags), *(f"--include-path={work}/device/{place}" for place in files.include)],
+                recipe.target.arch.split("+"), _shown(recipe), {})
+    output = compile_unit(unit, work, compiler, found)
+    major = recipe.target.runtime.removeprefix("cuda")
+    return Made(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"), output)
+
+
+def compile_unit(unit: Unit, work: Path, compiler: Compiler, found: Nvrtc) -> str:
+    """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output.
+
+    Raises:
+        Unsupported, Failed, OSError: see `compile_kernel`.
+    """
+    macros = {**split.macros_of(unit.texts.values()), **unit.spaces}
+    parts = {path: split.split(text, macros) for path, text in unit.texts.items()}
+    _write(parts, unit, work)
+    first = _cuda_headers(unit.texts.values())
     if any(_MATH.search(part.host) for part in parts.values()):
         first += ["cmath", "cstdlib"]
     variables = [variable for part in parts.values() for variable in part.variables]
-    host, device = _Host(recipe, work, compiler, found, host_flags, files), _Device(recipe, work, found, device_flags, files)
+    host, device = _Host(unit, work, compiler, found), _Device(unit, work, found)
     addresses = {_mangled(variable.name): f"&{variable.name}" for variable in variables}
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(host.compile, frozenset().union(*(part.kernels for part in parts.values())), first)
@@ -83,27 +145,39 @@ def compile_kernel(recipe: Recipe, glue: Path, work: Path, compiler: Compiler, f
         raise Unsupported(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
     registered = _registration(kernels, host.variables(variables), {symbol: symbols[address] for symbol, address in addresses.items()})
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
-    major = recipe.target.runtime.removeprefix("cuda")
-    return Made(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"))
+    return host.output + device.output
 
 
-def _write(parts: Mapping[str, split.Parts], files: _Files, work: Path) -> None:
-    """Write both parts of each file. Messages of the host's name the author's file, the device's only its name: it may be in the code."""
+def _shown(recipe: Recipe) -> Callable[[str], str]:
+    """Return the function from a file's path to its name in the device's part: the path for a debugger, else a name that is the same on
+    every machine. NVRTC would complete a relative name in line information by the working folder."""
+    if recipe.flags.debug:
+        return str
+    lines = LINE_INFO & {*recipe.flags.cuda}
+    return lambda path: f"{_NOWHERE if lines else ''}{Path(path).name}"
+
+
+def _write(parts: Mapping[str, split.Parts], unit: Unit, work: Path) -> None:
+    """Write both parts of each file. Messages of the host's name the author's file, the device's its name in `unit.shown`."""
     for path, part in parts.items():
-        name = files.names[path]
-        for kind, text, shown in (("host", part.host, path), ("device", part.device, Path(name).name)):
+        name = unit.names[path]
+        for kind, text, shown in (("host", part.host, path), ("device", part.device, unit.shown(path))):
             place = work / kind / name
             place.parent.mkdir(parents=True, exist_ok=True)
             escaped = shown.replace("\\", r"\\").replace('"', r"\"")
             place.write_text(f'#line 1 "{escaped}"\n{text}', "utf-8", "surrogateescape")
 
 
-def translated(flags: Flags) -> tuple[list[str], list[str]]:
+def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
     """Translate nvcc's flags into NVRTC's and the host compiler's. Raises Unsupported for one that neither has."""
     device, host = [], []
-    waiting = iter(flags.cuda)
+    waiting = iter(flags)
     for flag in waiting:
-        if flag == "-Xcompiler":
+        if flag == "-G":
+            device.append("--device-debug")
+        elif flag in LINE_INFO:
+            device.append("--generate-line-info")
+        elif flag == "-Xcompiler":
             host.append(next(waiting))
         elif flag == "-MF":
             next(waiting)
@@ -122,13 +196,13 @@ def translated(flags: Flags) -> tuple[list[str], list[str]]:
 class _Files:
     """The author's file, the headers that it includes, and their places in the folder of a part."""
 
-    def __init__(self, recipe: Recipe, glue: Path) -> None:
+    def __init__(self, recipe: Recipe, source: Path, glue: Path) -> None:
         folder, include, added = str(recipe.folder), str(resources.folder("kernels_c")), recipe.flags.include
         deep = "/".join("abcd"[:_DEPTH])
         self.include = [f"{deep}/op", "opjit", *(f"added{index}" for index in range(len(added)))]
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
-        for path in (str(glue), *headers.closure([str(recipe.source), f"{include}/opjit_cuda.h"], (folder, include, *added))):
+        for path in (str(glue), *headers.closure([str(source), f"{include}/opjit_cuda.h"], (folder, include, *added))):
             name = headers.portable_name(path, folder, include, added)
             if path == str(glue):
                 place = glue.name
@@ -155,35 +229,31 @@ def _joined(path: str) -> list[str]:
 
 def _cuda_headers(texts: Iterable[str]) -> list[str]:
     """Return the CUDA headers that files include. The host reads them first, before it pretends to be nvcc."""
-    include = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_|cuComplex|vector_)\w+\.h)[>\"]", re.M)
+    names = r"(?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|nccl)\.h"
+    include = re.compile(rf"^[ \t]*#[ \t]*include[ \t]*[<\"]({names})[>\"]", re.M)
     found = include.findall("\n".join(texts))
     return list(dict.fromkeys(["cuda_runtime.h", *found]))
-
-
-def _paths(recipe: Recipe, work: Path) -> dict[str, str]:
-    """Return the values of the placeholders in flags."""
-    return {"folder": str(recipe.folder), "include": str(resources.folder("kernels_c")), "staging": str(work),
-            **{f"added{index}": path for index, path in enumerate(recipe.flags.include)}}
 
 
 class _Host:
     """The host's part."""
 
-    def __init__(self, recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc, flags: Sequence[str], files: _Files) -> None:
-        self.work, self.compiler = work, compiler
-        include, paths = str(resources.folder("kernels_c")), _paths(recipe, work)
-        folders = [f"-I{work}/host/{place}" for place in files.include] + [f"-I{include}/nvrtc"]
-        folders += [part for folder in found.headers.split(":") for part in ("-isystem", folder)]
-        self.command = [compiler.path, "-x", "c++", *(flag.format(**paths) for flag in flags), "-fPIC", *folders,
-                        "-idirafter", f"{include}/nvrtc/absent", "-Wp,-MD,opjit_host.deps", "-c", "opjit_host.cpp", "-o", "opjit_host.o"]
+    def __init__(self, unit: Unit, work: Path, compiler: Compiler, found: Nvrtc) -> None:
+        self.unit, self.work = unit, work
+        include = str(resources.folder("kernels_c"))
+        folders = [f"-I{include}/nvrtc", *(part for folder in found.headers.split(":") for part in ("-isystem", folder))]
+        self.command = [compiler.path, "-x", "c++", *unit.host, "-fPIC", *folders,
+                        "-idirafter", f"{include}/nvrtc/absent", "-Wp,-MD,opjit_host.deps",
+                        *toolchain.listing(compiler, "opjit_host"), "-c", "opjit_host.cpp", "-o", "opjit_host.o"]
         self.symbols: dict[str, int] = {}
+        self.output = ""
 
     def compile(self, kernels: frozenset[str], first: Iterable[str]) -> dict[str, str]:
         """Compile it. Returns the symbols of its kernels with their names in C++, template arguments included."""
         text = "".join(f"#include <{name}>\n" for name in first)
-        text += '#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/opjit_kernel.cu"\n'
+        text += f'{self.unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{self.unit.main}"\n'
         (self.work / "opjit_host.cpp").write_text(text, "utf-8")
-        _run(self.command, self.work)
+        self.output = _run(self.command, self.work)
         table = _run(["readelf", "--syms", "--wide", "opjit_host.o"], self.work)  # nm takes 20 ms for its plugins
         rows = [line.split() for line in table.splitlines()]
         defined = [row for row in rows if len(row) == 8 and row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"]
@@ -221,34 +291,34 @@ def _mangled(name: str) -> str:
 class _Device:
     """The device's part."""
 
-    def __init__(self, recipe: Recipe, work: Path, found: Nvrtc, flags: Sequence[str], files: _Files) -> None:
-        self.work, self.library, self.archs, self.code = work, found.library, recipe.target.arch.split("+"), b""
+    def __init__(self, unit: Unit, work: Path, found: Nvrtc) -> None:
+        self.unit, self.work, self.library, self.code, self.output = unit, work, found.library, b"", ""
         folders = [Path(folder) for folder in found.headers.split(":")]
         self.headers = {} if any((folder / "nv/target").is_file() for folder in folders) else {"nv/target": nvrtc.NV_TARGET}
         # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
         integers = next((folder / "cuda/std/cstdint" for folder in folders if (folder / "cuda/std/cstdint").is_file()), None)
         if integers is not None:
             self.headers["cuda/std/cstdint"] = re.sub(r"long long(?=;)", "long", integers.read_text("utf-8"))
-        given = [flag.format(**_paths(recipe, work)) for flag in flags]
-        self.options = ["-default-device", "-w", *given, *(f"--include-path={work}/device/{place}" for place in files.include),
-                        *(f"--include-path={folder}" for folder in folders)]
+        self.headers |= unit.headers
+        self.options = ["-default-device", *unit.device, *(f"--include-path={folder}" for folder in folders)]
 
     def compile(self, expressions: Sequence[str]) -> Mapping[str, str]:
         """Compile it for each arch into opjit_kernel.fatbin. Returns the symbols of expressions: kernels' instances and variables."""
-        source = (self.work / "device/opjit_kernel.cu").read_text("utf-8", "surrogateescape")
+        source = (self.work / "device" / self.unit.main).read_text("utf-8", "surrogateescape")
 
         def compile_for(arch: str) -> nvrtc.Compiled:
             options = [f"--gpu-architecture={arch}", *self.options]
             try:
-                return nvrtc.compile_for(self.library, source, "opjit_kernel.cu", self.headers, options, expressions)
+                return nvrtc.compile_for(self.library, source, Path(self.unit.main).name, self.headers, options, expressions)
             except nvrtc.Failed as failed:
-                raise Failed(str(failed)) from None
+                raise Failed(str(failed).replace(_NOWHERE, "")) from None
 
         with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
-            made = dict(zip(self.archs, pool.map(compile_for, self.archs), strict=True))
-        self.code = nvrtc.fatbin({arch: each.cubin for arch, each in made.items()})
+            made = dict(zip(self.unit.archs, pool.map(compile_for, self.unit.archs), strict=True))
+        self.output = "".join(each.log.replace(_NOWHERE, "") for each in made.values())
+        self.code = nvrtc.fatbin({arch: each.code for arch, each in made.items()})
         (self.work / "opjit_kernel.fatbin").write_bytes(self.code)
-        return made[self.archs[0]].symbols
+        return made[self.unit.archs[0]].symbols
 
 
 def _registration(kernels: Mapping[str, str], variables: Mapping[str, tuple[split.Variable, int]], of_variables: Mapping[str, str]) -> str:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from opjit import files
-from opjit.errors import CompileError
+from opjit import files, processes
+from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
                         r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
                         r"multiple definition of )")
+# A tool that was killed, often for the memory that it took, or that crashed.
+_DIED = re.compile(r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|[Oo]ut of memory|[Cc]annot allocate memory|"
+                   rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}", re.MULTILINE)
 # Lines about the command, not the code: ninja's, and gcc's remark on a C++ flag that torch always passes.
 _FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
                     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
-                    r"In file included from .*opjit_(?:glue\.c|kernel\.cu):\d+)")
+                    r"In file included from .*opjit_(?:glue|kernel)\.[\w.]+:\d+)")
+# Remarks on a complaint that was shown: gcc's, with gcc's second note of the header to include, clang's and nvcc's.
+_REMARK = re.compile(r"note: each undeclared identifier is reported only once|some warnings being treated as errors|"
+                     r"warning: incompatible implicit declaration of built-in function|^\d+ (?:warnings? and \d+ )?errors? generated\.|"
+                     r"^\d+ errors? detected in the compilation of ")
+_OF_REMARK = re.compile(r" *(?:\d+|\+\+\+)? *\||.*: note: include '<")  # its excerpt, and that note
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
 # Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
 _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
@@ -27,17 +36,26 @@ _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
     (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\""),
 ]]
 _OF_OPS = [(re.compile(r"undefined reference to |Unresolved extern function "),
-            "; an op is compiled from one source: define it there, #include the file that does, or name its library in extra_ldflags")]
+            "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags")]
+# About any line of the complaint: nvcc names Caffe's loop after the variable that it would declare.
+_OF_CUDA = re.compile(r"[\"'](?:CUDA_(?:KERNEL_LOOP|POST_KERNEL_CHECK|CHECK)|CAFFE_(?:GET_BLOCKS|CUDA_NUM_THREADS))"
+                      r"(?:\" is undefined|' was not declared)|fatal error: .*caffe.*(?:No such file|file not found)")
+_CAFFE = "; Caffe's macros are in opjit_caffe.h: #include \"opjit_caffe.h\""
 _OF_ALL = [
+    (re.compile(r"(?:fatal error: '?|cannot find -l)(?:cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
+     "; it comes with a CUDA build of torch, from pip (such as nvidia-cublas), or with the CUDA Toolkit"),
     (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
     (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
     (re.compile(r"not supported on \.target 'sm_\d+'"), "; features of one arch alone need a target that ends in a, such as sm_90a"),
 ]
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_DEFINITION = re.compile(r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)
 _SHOWN = 16  # lines of the compiler's output in the message
 
 
-def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> CompileError:
-    """Make the error for a failed cpp_extension.load.
+def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
+    """Make the error for a failed cpp_extension.load: a CompileError if a tool refused the source, and not if it was killed, which another
+    rank's may not be.
 
     Args:
         output: ninja's whole output, from torch's error.
@@ -48,32 +66,66 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
     files.write_note(log, output)
     command = next((following for line, following in zip(output.splitlines(), output.splitlines()[1:], strict=False)
                     if line.startswith("FAILED: ")), None)
-    lines = [_translated(line, op, expected) for line in output.splitlines() if not _FRAME.match(line) and line != command]
+    lines = _without_remarks([line for line in output.splitlines() if not _FRAME.match(line) and line != command])
+    mismatch = next(filter(None, (_mismatch(line, op, expected) for line in lines)), None) if expected else None
+    if mismatch is not None:
+        return CompileError(mismatch, op=op, target=target, command=command, log=log if log.exists() else None)
     first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
     if first is None:
         text = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {text}"
     else:
-        complaint, hint = lines[first].strip(), _hint("\n".join(lines[first:first + 2]), expected[0] if expected else None)
+        complaint, hint = lines[first].strip(), _hint(lines[first:first + _SHOWN], expected[0] if expected else None)
         message = "\n".join([f"{complaint.rstrip('.')}{hint}" if hint else complaint, f"while building {op} for {target}:",
                              *lines[first + 1:first + _SHOWN]])
     where = f"\nfull output: {log}" if log.exists() else ""
-    return CompileError(message + where, op=op, target=target, command=command, log=log if where else None)
+    kind = BuildError if _DIED.search(output) else CompileError
+    return kind(message + where, op=op, target=target, command=command, log=log if where else None)
 
 
-def _translated(line: str, op: str, expected: tuple[str, str] | None) -> str:
-    """Translate a complaint about opjit's glue into one about the author's source; return other lines unchanged."""
-    if expected is not None:
-        source, prototype = expected
-        function = prototype.partition("(")[0].split()[-1]
-        if re.search(rf"undefined reference to [`']{function}'|identifier \"{function}\" is undefined", line):
-            return f"{source}: error: it does not define {function}, which {op} calls: {prototype}"
-        if "cannot be used to initialize an entity" in line and "opjit_kernel.cu" in line:
-            return f"{source}: error: {function} does not match the schema of {op}, {prototype}: {line.partition('error: ')[2]}"
-    return line
+def _without_remarks(lines: list[str]) -> list[str]:
+    """Leave out the lines that say again what a complaint has said."""
+    kept, remark = list[str](), False
+    for line in lines:
+        remark = bool(_REMARK.search(line)) or (remark and bool(_OF_REMARK.match(line)))
+        if not remark:
+            kept.append(line)
+    return kept
 
 
-def _hint(complaint: str, source: str | None) -> str:
-    """Return advice on a complaint and its next line, or an empty text."""
+def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
+    """Translate a complaint that the author's function is missing or not as the schema wants it: expected, found, where. Returns None for
+    any other line."""
+    source, prototype = expected
+    function = prototype.partition("(")[0].split()[-1]
+    missing = rf"undefined reference to [`']{function}'|identifier \"{function}\" is undefined|'{function}' was not declared in this scope"
+    other = rf"error: (?:conflicting types for|(?:static|non-static) declaration of) '{function}'"
+    of_glue = r"opjit_kernel\.\S+ error: (?:.*cannot be used to initialize an entity|invalid conversion from)"
+    if re.search(missing, line):
+        defined = ", ".join(text for _, text in _definitions(source).values() if text.startswith("opjit_status "))
+        return f"{source}: error: it does not define {function}, which {op} calls: expected {prototype}, found {defined or 'no function'}"
+    if not re.search(f"{other}|{of_glue}", line):
+        return None
+    place, found = _definitions(source).get(function, ("", "another one"))
+    named = re.match(r"(.+?:\d+:\d+): ", line) if re.search(other, line) else None
+    where = named[1] if named else f"{source}{place}"
+    return f"{where}: error: {function} does not match the schema of {op}: expected {prototype}, found {found}"
+
+
+def _definitions(source: str) -> dict[str, tuple[str, str]]:
+    """Return the place, as ``:line:column``, and the prototype of each function that a source defines, by name."""
+    with suppress(OSError):
+        text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), Path(source).read_text("utf-8", "replace"))
+        return {match["name"]: (f":{text.count(chr(10), 0, match.start('name')) + 1}:"
+                                f"{match.start('name') - text.rfind(chr(10), 0, match.start('name'))}",
+                                " ".join(match[0].rstrip("{").split())) for match in _DEFINITION.finditer(text)}
+    return {}
+
+
+def _hint(lines: list[str], source: str | None) -> str:
+    """Return advice on a complaint, or an empty text. Only hints about macros look beyond its next line."""
+    if source and source.endswith(".cu") and any(map(_OF_CUDA.search, lines)):
+        return _CAFFE
+    complaint = "\n".join(lines[:2])
     known = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
     return next((hint for pattern, hint in known if pattern.search(complaint)), "")

@@ -1,4 +1,4 @@
-"""An op's C glue, generated from its schema and the templates glue.c.in and glue.cu.in.
+"""An op's C glue, generated from its schema and the templates glue.c.in and kernel.in.
 
 This module fills in what depends on the schema: the kernel's prototype, how each boxed argument is read, passed and freed, and how each
 result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR when its output changes.
@@ -10,6 +10,7 @@ import re
 from string import Template
 
 from opjit import resources
+from opjit.backends import Backend, Stream
 from opjit.recipe.schema import Argument, Result, Schema
 
 _C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype"}
@@ -28,8 +29,9 @@ _RESERVED = frozenset([
     "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using",
     "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
 ])
-# Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>.
-_OF_HEADERS = re.compile(r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
+# Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
+_OF_HEADERS = re.compile(r"_[A-Z_].*|linux|unix|errno|"
+                         r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
                          r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C")
 
 
@@ -58,49 +60,80 @@ def parameters(schema: Schema) -> list[str]:
 
 def _types(schema: Schema) -> list[str]:
     """Return the C types of the kernel's parameters, as they stand before a name."""
-    return [*map(_c_type, schema.arguments), *(f"{_RESULT_TYPES[result.kind]} *" for result in schema.results)]
+    return [*map(_c_type, schema.arguments), *(f"{_result_type(result)} *" for result in schema.results)]
 
 
-def prototype(schema: Schema, backend: str, stream: str | None) -> str:
+def prototype(schema: Schema, backend: Backend) -> str:
     """Return the author's prototype: ``opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)``."""
-    declared = [*parameters(schema), *([f"{stream} stream"] if stream else [])]
-    return f"opjit_status {function_name(schema, backend)}({', '.join(declared)})"
+    declared = [*parameters(schema), *([f"{backend.stream.type} stream"] if backend.stream else [])]
+    return f"opjit_status {function_name(schema, backend.name)}({', '.join(declared)})"
 
 
-def render(schema: Schema, backend: str, dispatch_key: str, source: str, stream: str | None) -> dict[str, str]:
-    """Return the glue files of an op for a backend, by file name.
+def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
+    """Return the glue files of an op for a backend, by file name: the C glue, which includes a kernel in C; for a device with a compiler of
+    its own, beside it the file that this compiler takes.
 
     Args:
         source: file name of the author's kernel, on the include path.
-        stream: C type of the kernel's last parameter (``"cudaStream_t"``); None for a plain C kernel, which the glue includes.
     """
-    function = function_name(schema, backend)
-    declared = parameters(schema)
-    text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend, "namespace": schema.namespace,
-            "name": schema.name, "dispatch_key": dispatch_key, "function": function, "source": source}
-    if stream is None:
-        c_glue = _c_glue(schema, text, f"{prototype(schema, backend, None)};", f'#include "{source}"', function, False)
-        return {"opjit_glue.c": c_glue}
-    wrapped = f"opjit_status opjit_{function}({', '.join([*declared, 'void *stream'])});"
-    c_glue = _c_glue(schema, text, wrapped, "/* compiled beside this file, from opjit_kernel.cu */", f"opjit_{function}", True)
+    function, stream = function_name(schema, backend.name), backend.stream
+    text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
+            "name": schema.name, "dispatch_key": backend.dispatch_key, "function": function, "source": source}
+    device = _device(stream, backend.name) if stream else ""
+    if not (backend.compiler or backend.uses_nvcc):
+        device = f'#include "{stream.header}"\n\n{device}' if stream else ""
+        declared, kernel = prototype(schema, backend), f'#include "{source}"'
+        return {"opjit_glue.c": _c_glue(schema, text, device, declared, kernel, function, f"({stream.type})stream" if stream else None)}
+    beside = f"opjit_kernel{backend.suffix}"
+    declared = f"opjit_status opjit_{function}({', '.join([*parameters(schema), *(['void *stream'] if stream else [])])})"
+    kernel = f"/* compiled beside this file, from {beside} */"
+    c_glue = _c_glue(schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None)
+    return {"opjit_glue.c": c_glue, beside: _wrapper(schema, text, stream)}
+
+
+def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:
+    """Return the file for the device's compiler: the kernel, and a function around it that C can call."""
     types = _types(schema)
     numbered = [f"opjit_{i}" for i in range(len(types))]  # the author's macros may redefine the schema's names
-    wrapper = Template(resources.template("glue.cu.in")).substitute(
-        text, types=", ".join([*types, stream]),
-        parameters=", ".join([*(f"{of}{name}" for of, name in zip(types, numbered, strict=True)), "void *opjit_stream"]),
-        arguments=", ".join([*numbered, f"({stream})opjit_stream"]))
-    return {"opjit_glue.c": c_glue, "opjit_kernel.cu": wrapper}
+    parameters = [f"{of}{name}" for of, name in zip(types, numbered, strict=True)]
+    headers = ["opjit.h"]
+    if stream:
+        types, headers = [*types, stream.type], [stream.header, *headers]
+        numbered, parameters = [*numbered, f"({stream.type})opjit_stream"], [*parameters, "void *opjit_stream"]
+    return Template(resources.template("kernel.in")).substitute(
+        text, include="\n".join(f'#include "{header}"' for header in headers), types=", ".join(types), parameters=", ".join(parameters),
+        arguments=", ".join(numbered))
 
 
-def _c_glue(schema: Schema, text: dict[str, str], prototype: str, kernel: str, function: str, stream: bool) -> str:
+def _device(stream: Stream, name: str) -> str:
+    """Return the declarations of the device's functions that the glue calls."""
+    signatures = {"current": "int32_t device_index, void **stream", "exchange": "int32_t device_index, int32_t *before",
+                  "allocate": "uint64_t bytes, void **memory", "free": "void *memory"}
+    functions = {field: getattr(stream, field) for field in signatures if getattr(stream, field)}
+    torchs = all(function.startswith("aoti_torch_") for function in functions.values())
+    members = [f'.name = "{name}"', *(f".{field} = {function}" for field, function in functions.items()),
+               f".torchs = {'true' if torchs else 'false'}"]
+    return "".join(f"int32_t {function}({signatures[field]});\n" for field, function in functions.items()) \
+        + f"static const opjit_device opjit_this_device = {{\n{_lines([f'{member},' for member in members])}\n}};\n\n"
+
+
+def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, kernel: str, function: str, stream: str | None) -> str:
+    """Return the C glue.
+
+    Args:
+        device: declarations for `opjit_enter_device`.
+        declared: the prototype of `function`, which the glue calls.
+        stream: the expression that passes the stream; None for no stream.
+    """
     count = range(len(schema.arguments))
     results = range(len(schema.results))
     run_parameters = [*(f"torch_ivalue boxed{i}" for i in count),
-                      *(f"{_RESULT_TYPES[schema.results[i].kind]} *out{i}" for i in results)]
+                      *(f"{_result_type(schema.results[i])} *out{i}" for i in results)]
     locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
     return Template(resources.template("glue.c.in")).substitute(
         text,
-        prototype=prototype,
+        device=device,
+        prototype=f"{declared};",
         kernel=kernel,
         run_parameters=", ".join(["opjit_call *call", *run_parameters]),
         body=_lines(_body(schema, function, stream)),
@@ -108,8 +141,11 @@ def _c_glue(schema: Schema, text: dict[str, str], prototype: str, kernel: str, f
         run_arguments=", ".join(["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]),
         fresh_checks=_lines(_fresh_checks(schema)),
         free_arguments=_lines([line for i, argument in enumerate(schema.arguments) for line in _free(argument, f"boxed{i}")]),
-        free_results=_lines([f"opjit_free_tensor(opjit_handle_value(out{i}.handle));" for i in _tensor_results(schema)], 2),
-        results=_lines([f"stack[{i}] = {_BOX[r.kind].format(f'out{i}')};" for i, r in enumerate(schema.results)]),
+        box_results=_lines([f"status = opjit_box_{'list' if r.list else 'optional'}(status, &out{i}, &box{i});"
+                            for i, r in enumerate(schema.results) if r.list or r.optional]),
+        free_results=_lines([line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)], 2),
+        results=_lines([f"stack[{i}] = {f'box{i}' if r.list or r.optional else _BOX[r.kind].format(f'out{i}')};"
+                        for i, r in enumerate(schema.results)]),
     )
 
 
@@ -128,6 +164,10 @@ def _c_type(argument: Argument) -> str:
     return f"const {c_type} *" if argument.optional else f"{c_type} "
 
 
+def _result_type(result: Result) -> str:
+    return "opjit_outputs" if result.list else _RESULT_TYPES[result.kind]
+
+
 def _result_name(schema: Schema, index: int) -> str:
     return c_names(schema)[len(schema.arguments) + index]
 
@@ -138,11 +178,12 @@ def _tensor_results(schema: Schema) -> list[int]:
 
 def _declare(result: Result, index: int) -> str:
     if result.kind == "Tensor":
-        return f"opjit_tensor out{index} = {{.call = &call}};"
+        boxed = f" torch_ivalue box{index} = 0;" if result.list or result.optional else ""
+        return f"{_result_type(result)} out{index} = {{.call = &call}};{boxed}"
     return f"{_RESULT_TYPES[result.kind]} out{index} = 0;"
 
 
-def _body(schema: Schema, function: str, stream: bool) -> list[str]:
+def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     """Return the body of opjit_run(): read each argument, call the kernel, check its outputs."""
     lines: list[str] = []
     passed: list[str] = []
@@ -152,17 +193,16 @@ def _body(schema: Schema, function: str, stream: bool) -> list[str]:
         passed.append(expression)
     passed += [f"out{i}" for i in range(len(schema.results))]
     if stream:
-        lines += ["void *stream;", "call->device_alloc = aoti_torch_cuda_caching_allocator_raw_alloc;",
-                  "call->device_free = aoti_torch_cuda_caching_allocator_raw_delete;", "OPJIT_TRY(opjit_enter_device(call));",
-                  "OPJIT_TORCH(aoti_torch_get_current_cuda_stream(call->device_index, &stream));"]
-        passed.append("stream")
+        lines += ["void *stream;", "OPJIT_TRY(opjit_enter_device(call, &opjit_this_device, &stream));"]
+        passed.append(stream)
     else:
         lines.append("(void)call;")
     lines.append(f"OPJIT_TRY({function}({', '.join(passed)}));")
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
             lines += _wrote(argument, f"arg{index}")
-    lines += [f'OPJIT_TRY(opjit_check_output(out{i}, "{_result_name(schema, i)}"));' for i in _tensor_results(schema)]
+    lines += [f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{_result_name(schema, i)}"));'
+              for i in _tensor_results(schema) if not schema.results[i].optional]
     return lines
 
 
@@ -207,16 +247,31 @@ def _fresh_checks(schema: Schema) -> list[str]:
     lines = []
     for out in _tensor_results(schema):
         name = _result_name(schema, out)
+        listed = schema.results[out].list
+        each = f"for (int64_t i = 0; i < out{out}.len; i++) " if listed else ""
+        item = f"out{out}.data + i" if listed else f"&out{out}"
         for index, argument in enumerate(schema.arguments):
             if argument.kind != "Tensor":
                 continue
             check = "opjit_check_fresh_list" if argument.list else "opjit_check_fresh"
             boxed = f"opjit_cell(boxed{index})" if argument.optional else f"boxed{index}"
             guard = f"if (boxed{index}) " if argument.optional else ""
-            lines.append(f'{guard}status = {check}(status, {boxed}, &out{out}, "{name}");')
-        lines += [f'status = opjit_check_fresh(status, opjit_handle_value(out{earlier}.handle), &out{out}, "{name}");'
-                  for earlier in _tensor_results(schema) if earlier < out]
+            lines.append(f'{guard}{each}status = {check}(status, {boxed}, {item}, "{name}");')
+        for earlier in (index for index in _tensor_results(schema) if index < out or (index == out and listed)):
+            end = "i" if earlier == out else f"out{earlier}.len"
+            every = f"for (int64_t k = 0; k < {end}; k++) " if schema.results[earlier].list else ""
+            handle = f"out{earlier}.data[k].handle" if every else f"out{earlier}.handle"
+            lines.append(f'{each}{every}status = opjit_check_fresh(status, opjit_handle_value({handle}), {item}, "{name}");')
     return lines
+
+
+def _free_result(result: Result, index: int) -> list[str]:
+    """Return the release of a result of a call that failed."""
+    if result.list:
+        return [f"if (box{index}) opjit_free_tensors(box{index});"]
+    free = [f"opjit_free_tensor(opjit_handle_value(out{index}.handle));"]
+    return [*free, f"if (box{index}) {{ opjit_free_tensor(opjit_cell(box{index})); opjit_free_cell(box{index}); }}"] \
+        if result.optional else free
 
 
 def _free(argument: Argument, boxed: str) -> list[str]:

@@ -7,6 +7,7 @@ writes it without compression.
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,13 +65,13 @@ _MATH = """#pragma once
 #define M_LN2 0.69314718055994530942
 #define M_LOG2E 1.4426950408889634074
 #ifndef INFINITY
-#define INFINITY __builtin_huge_valf()
+#define INFINITY __builtin_bit_cast(float, 0x7f800000)
 #endif
 #ifndef NAN
-#define NAN __builtin_nanf("")
+#define NAN __builtin_bit_cast(float, 0x7fc00000)
 #endif
-#define HUGE_VAL __builtin_huge_val()
-#define HUGE_VALF __builtin_huge_valf()
+#define HUGE_VAL double(INFINITY)
+#define HUGE_VALF INFINITY
 """
 _FLOAT = """#pragma once
 #define FLT_MAX 3.40282346638528859811704183484516925e+38F
@@ -110,6 +111,12 @@ _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 _OF_HOST = ("vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream", "iomanip",
             "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h")
 HEADERS |= dict.fromkeys(_OF_HOST, "")
+# Interfaces of CUDA libraries, which only the host calls: their handles are enough for variables and parameters.
+HEADERS |= {f"{name}.h": "#pragma once\n" + "".join(f"typedef {handle};\n" for handle in handles) for name, handles in {
+    "cublas_v2": ["struct cublasContext *cublasHandle_t"], "cublasLt": ["struct cublasLtContext *cublasLtHandle_t"],
+    "cudnn": ["struct cudnnContext *cudnnHandle_t"], "nccl": ["struct ncclComm *ncclComm_t"], "cufft": ["int cufftHandle"],
+    "curand": ["struct curandGenerator_st *curandGenerator_t"], "cusolverDn": ["struct cusolverDnContext *cusolverDnHandle_t"],
+    "cusparse": ["struct cusparseContext *cusparseHandle_t"]}.items()}
 HEADERS |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
             for name in ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")}
 
@@ -145,10 +152,10 @@ class Failed(Exception):
 
 
 class Compiled:
-    """Machine code for one arch, and the symbols of the expressions that were asked for."""
+    """Machine code for one arch, the symbols of the expressions that were asked for, and the compiler's warnings."""
 
-    def __init__(self, cubin: bytes, symbols: Mapping[str, str]) -> None:
-        self.cubin, self.symbols = cubin, symbols
+    def __init__(self, code: bytes, symbols: Mapping[str, str], log: str) -> None:
+        self.code, self.symbols, self.log = code, symbols, log
 
 
 @cache
@@ -168,7 +175,7 @@ def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], o
         path: of libnvrtc.so.
         name: of the source in messages.
         headers: by the names in #include lines.
-        options: NVRTC's; one is the arch.
+        options: NVRTC's; the first is the arch, ``--gpu-architecture=sm_90`` for machine code and ``compute_90`` for PTX.
         expressions: template instances and variables to keep, such as ``"scale<float>"`` and ``"&table"``.
 
     Raises:
@@ -179,10 +186,12 @@ def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], o
         for expression in expressions:
             _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
         arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if library.nvrtcCompileProgram(program, len(options), arguments):
-            raise Failed(_bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
+        refused = library.nvrtcCompileProgram(program, len(options), arguments)
+        log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        if refused:
+            raise Failed(log)
         symbols = {expression: _symbol(library, program, expression) for expression in expressions}
-        return Compiled(_bytes(library, program, "CUBIN"), symbols)
+        return Compiled(_bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log)
 
 
 @contextmanager
@@ -217,17 +226,24 @@ def _checked(library: ctypes.CDLL, code: int) -> None:
         raise Failed(library.nvrtcGetErrorString(code).decode())
 
 
-def fatbin(cubins: Mapping[str, bytes]) -> bytes:
-    """Return a fat binary of machine code by arch, such as ``{"sm_80": ..., "sm_90": ...}``."""
+def fatbin(codes: Mapping[str, bytes]) -> bytes:
+    """Return a fat binary of code by arch: machine code for ``"sm_90"``, PTX for ``"compute_90"``."""
     parts = []
-    for arch, cubin in cubins.items():
-        padded = cubin + bytes(-len(cubin) % 8)
+    for arch, code in codes.items():
+        padded = code + bytes(-len(code) % 8)
         number, feature = int("".join(filter(str.isdigit, arch))), _FEATURES.get(arch[-1], 0)
-        compatible = _section(cubin, b".nv.compat") if number >= 100 else b""
-        more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
-        more += bytes(-len(more) % 8)
-        flags = 0x11 | feature | (0x1000000 if more else 0)
-        header = struct.pack("<HHIQIIHHIIIQ16x", 2, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, 8, 1, number, 0, 0, flags)
+        if arch.startswith("compute"):
+            kind, flags, more = 1, 0x11 | feature, struct.pack("<II8x", 72, 0)
+            version = re.search(rb"^\.version (\d+)\.(\d+)", code, re.MULTILINE)
+            major, minor = map(int, version.groups()) if version else (0, 0)
+        else:
+            kind, major, minor = 2, 1, 8
+            compatible = _section(code, b".nv.compat") if number >= 100 else b""
+            more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
+            more += bytes(-len(more) % 8)
+            flags = 0x11 | feature | (0x1000000 if more else 0)
+        header = struct.pack("<HHIQIIHHIIIQ16x", kind, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, minor, major, number, 0, 0,
+                             flags)
         parts += [header, more, padded]
     content = b"".join(parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, resources
 from opjit.backends import Flags
-from opjit.errors import BuildError
+from opjit.errors import BuildError, EntryError
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import RUNTIME
 from opjit.recipe.toolchain import Compiler
 
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
 _LIST = "parts.json"
+_MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
 _UNUSED = ("c10", "torch", "c10_cuda", "torch_cuda")  # named by torch's own link flags, needed by no op
 
@@ -64,17 +67,18 @@ def kept(base: Path, content: object, needed: Collection[str], make: Callable[[P
         finally:
             files.remove_tree(staged)
             files.remove_tree(aside)
+    with suppress(OSError):
+        os.utime(place)  # for `prune`, which leaves parts alone that a build may be linking with
     return place
 
 
 def _is_whole(place: Path, needed: Collection[str]) -> bool:
     """Whether the parts are complete and unchanged, and no other user can have written them."""
     try:
-        digests = dict(json.loads((place / _LIST).read_bytes()))
-        paths = (place, place / _LIST, *map(place.joinpath, digests))
-        return digests.keys() >= set(needed) and all(files.distrusted(path) is None for path in paths) \
-            and all(files.digest(str(place / name)) == digest for name, digest in digests.items())
-    except (OSError, ValueError, TypeError, RecursionError):
+        digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))
+        return digests.keys() >= set(needed) and files.distrusted(place) is None and all(
+            hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest for name, digest in digests.items())
+    except (OSError, EntryError, ValueError, TypeError, RecursionError):
         return False
 
 

@@ -131,7 +131,8 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
     if subject.must_store and subject.unread:
         raise subject.fault(f"{reason}; make it readable") from reason
     if subject.must_store:
-        raise subject.fault(f"the store {store.root} cannot hold it: {reason}; make room there or name another store") from reason
+        advice = "or name another store" if isinstance(reason, UntrustedFolder) else "make room there or name another store"
+        raise subject.fault(f"the store {store.root} cannot hold it: {reason}; {advice}") from reason
     if isinstance(reason, UntrustedFolder):
         store.warn_unused(str(reason))
         return

@@ -4,6 +4,8 @@
     host            launches it     declarations             as they are      configure(grid, block), then kernel(x)
     device          as it is        as they are              removed          removed with its function
 
+Variables of the host go with its functions.
+
 Both parts keep every line of the file at its number, so that messages point into it. Files that the split does not understand raise
 `Unsupported`, and nvcc compiles them.
 """
@@ -21,6 +23,7 @@ _DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub
 _ATTRIBUTES = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__cluster_dims__", "__maxnreg__", "__block_size__",
                "decltype", "noexcept", "__declspec", "asm", "__asm__", "requires", "explicit"}
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
+_TYPES = {"using", "typedef", "struct", "class", "union", "enum", "namespace", "static_assert", "friend"}  # not of the host alone
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
 
 
@@ -145,7 +148,7 @@ class _Splitter:
             token = self.tokens[at]
             if token.text == ";" or (in_class and token.text == ":" and at == begin + 1):
                 if token.text == ";" and not in_class:
-                    self._variable(self.tokens[begin:at], names)
+                    self._declaration(begin, at, names)
                 begin = at + 1
             elif token.text == "{":
                 at, begin = self._block(begin, at, names, in_class)
@@ -280,17 +283,27 @@ class _Splitter:
             at = self.closing.get(at, at) + 1
         return [] if [token.text for token in groups[0]] in ([], ["void"]) else groups
 
-    def _variable(self, declaration: list[Token], names: tuple[str, ...]) -> None:
-        """Note a variable in device memory, and give it external linkage."""
-        if not declaration:
+    def _declaration(self, begin: int, end: int, names: tuple[str, ...]) -> None:
+        """Handle a declaration of variables or of a function that is defined elsewhere."""
+        begin = self._after_macros(begin, end)
+        declaration = self.tokens[begin:end]
+        if not declaration or declaration[0].text in _TYPES:
             return
-        begin = self.tokens.index(declaration[0])
-        spaces = self._spaces(begin, begin + len(declaration))
-        if not spaces & {"__device__", "__constant__"} or "__global__" in spaces:
-            return
+        declared = _after_template(declaration, self._angles(declaration))
+        spaces = self._spaces(begin + declared, end)
+        parameters = self._parameters(begin + declared, end)
         words = [token.text for token in declaration]
-        if words[0] == "template" or self._parameters(begin, begin + len(declaration)) is not None:
-            return  # a function's declaration
+        is_function = parameters is not None and parameters - begin - declared > 1
+        if spaces & {"__device__", "__constant__"} and not is_function and "__global__" not in spaces and words[0] != "template":
+            self._variable(declaration, begin, "__constant__" in spaces, names)
+        elif spaces or "__shared__" in words:
+            return
+        elif is_function or (parameters is None and len(words) > 1 and "const" not in words and not declared):
+            self.device.append(_Edit(declaration[0].start, declaration[-1].end, self._lines(declaration[0].start, declaration[-1].end)))
+
+    def _variable(self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]) -> None:
+        """Note a variable in device memory, and give it external linkage."""
+        words = [token.text for token in declaration]
         if "extern" in words or "constexpr" in words:
             raise Unsupported("a device variable is extern or constexpr")
         end = next((index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")), len(declaration))
@@ -302,7 +315,7 @@ class _Splitter:
                     part.append(_Edit(token.start, token.end, ""))
         if "const" in words:
             self.host.append(_Edit(declaration[0].start, declaration[0].start, "extern "))
-        self.variables.append(Variable("::".join((*names, words[end - 1])), "__constant__" in spaces))
+        self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
 
 
 def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:

@@ -145,8 +145,9 @@ def _without_cuda() -> Iterator[None]:
 # --- calling it ---------------------------------------------------------------------------------------------------------------------------
 
 def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags: Mapping[str, Sequence[str]], work: Path,
-             compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> None:
-    """Build an op's library in a folder. Raises Failed if a tool failed, OSError if the disk is full.
+             compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> str:
+    """Build an op's library in a folder. Returns ninja's output, which holds the compilers' warnings. Raises Failed if a tool failed,
+    OSError if the disk is full.
 
     Args:
         name: of the library.
@@ -163,15 +164,15 @@ def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags:
         "PYTORCH_NVCC": None,
         "NINJA_STATUS": None,
     }
-    # Makes the run path that torch adds a constant: the process has loaded torch's libraries already.
+    # Makes the run path that torch adds a constant; it is removed from the library.
     variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
     include = [f"-I{folder}" for folder in flags["include"]]
-    call("load", {
+    return call("load", {
         "name": name,
         "sources": [str(source) for source in sources],
         "extra_cflags": [quote(flag) for flag in (*include, *flags["c"])],
         "extra_cuda_cflags": [quote(flag) for flag in for_nvcc(include, flags["cuda"])],
-        "extra_ldflags": [*(quote(str(each)) for each in objects), "-shared", *map(quote, flags["link"]), "-Wl,-z,defs", "-Wl,-s"],
+        "extra_ldflags": [*(quote(str(each)) for each in objects), "-shared", *map(quote, flags["link"]), "-Wl,-z,defs"],
         "build_directory": str(work),
         "with_cuda": nvcc is not None,
         "is_python_module": False,
@@ -180,9 +181,9 @@ def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags:
 
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
-         variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> None:
-    """Call torch's load or load_inline to build in ``arguments["build_directory"]``, and load nothing. Raises Failed if a tool failed,
-    OSError if the disk is full.
+         variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:
+    """Call torch's load or load_inline to build in ``arguments["build_directory"]``, and load nothing. Returns ninja's output. Raises
+    Failed if a tool failed, OSError if the disk is full.
 
     Args:
         function: ``"load"`` or ``"load_inline"``.
@@ -193,8 +194,10 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
     """
     work = Path(arguments["build_directory"])
     environment = {"PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
+    output: list[bytes] = []
     try:
-        _names(environment, variables, around)[function](**arguments)
+        _names(environment, variables, around, output)[function](**arguments)
+        return b"".join(output).decode(errors="replace")
     except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
         if isinstance(error, OpjitError):
             raise
@@ -204,13 +207,14 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
 
 
 def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any],
-           around: AbstractContextManager[None] | None = None) -> dict[str, Any]:
-    """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them."""
+           around: AbstractContextManager[None] | None, output: list[bytes]) -> dict[str, Any]:
+    """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them.
+    ninja's output is added to `output`."""
     builder = vars(module())
     names = dict(builder)
     names |= {name: _with_globals(value, names) for name, value in builder.items()
               if isinstance(value, FunctionType) and value.__globals__ is builder}
-    names |= {**variables, **_modules({name: value for name, value in {**os.environ, **environment}.items() if value is not None})}
+    names |= {**variables, **_modules({name: value for name, value in {**os.environ, **environment}.items() if value is not None}, output)}
     names |= {
         "JIT_EXTENSION_VERSIONER": type(builder["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
         "FileLock": lambda *_: nullcontext(),  # torch's, from 2.15; flock may block, and the folder is this build's
@@ -237,7 +241,7 @@ def _log_commands(work: Path, ninja: str) -> None:
             progress.logger.debug(command)
 
 
-def _modules(environment: dict[str, str]) -> dict[str, SimpleNamespace]:
+def _modules(environment: dict[str, str], output: list[bytes]) -> dict[str, SimpleNamespace]:
     """Return the modules ``os``, ``subprocess`` and ``sys`` for torch's builder, with this build's environment, with commands that end when
     the build is interrupted, and with text buffers in place of a missing or closed stdout and stderr, which torch flushes.
 
@@ -248,7 +252,10 @@ def _modules(environment: dict[str, str]) -> dict[str, SimpleNamespace]:
     def run(command: Any, **settings: Any) -> subprocess.CompletedProcess[Any]:
         if settings.get("stdout") == 1:  # verbose: torch prints the output and forgets it
             settings |= {"stdout": subprocess.PIPE, "echo": 1}
-        return processes.run(command, **{"env": environment, **settings})
+        done = processes.run(command, **{"env": environment, "limit": toolchain.time_limit(), **settings})
+        if isinstance(done.stdout, bytes):
+            output.append(done.stdout)
+        return done
 
     def check_output(command: Any, **settings: Any) -> Any:
         return run(command, check=True, stdout=subprocess.PIPE, **settings).stdout

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from opjit import backends
 from opjit.backends import Flags
+from opjit.backends.targets import Target
 from opjit.errors import DeclarationError
-from opjit.recipe import headers
+from opjit.recipe import headers, libraries
 
-# Allowed flags, each one argument. Their values are free, except that they name no file, folder or machine.
-_C = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3sgz]?|-W(?![lpa],).+|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|-f.+|"
-                r"-mtune=.+|-mprefer-vector-width=\w+|-mno-.+")
-_CUDA = re.compile(r"-[DU][A-Za-z_]\w*([(=].*)?|-O[0-3]|-W[a-z].*|-w|-std=c\+\+(17|2\d)|--?use_fast_math|"
+# Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
+_MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
+_C = re.compile(rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
+                r"-f[a-z][\w+-]*(=\w[\w.,+-]*)?|-mtune=[\w.+-]+|-mprefer-vector-width=\w+|-mno-[\w.-]+")
+_CUDA = re.compile(rf"{_MACRO}|-O[0-3]|-W[a-z][\w=-]*|-w|-std=c\+\+(17|2\d)|--?use_fast_math|"
                    r"--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?(expt-)?(relaxed-constexpr|extended-lambda)|"
-                   r"--?extra-device-vectorization|--?restrict|--?diag-(suppress|warn|error)=[\d,]+|-Xptxas=.+|-Xcompiler=.+|"
+                   r"--?extra-device-vectorization|--?restrict|--?(lineinfo|generate-line-info)|--?diag-(suppress|warn|error)=[\d,]+|"
+                   r"-Xptxas=[\w=,-]+|-Xcompiler=[\w=.,+-]+|"
                    r"-Xcudafe=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)")
-_LINK = re.compile(r"-l[\w+.-]+")
 # Why a flag is rejected, and the alternative: the first match is reported.
 _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-ffast-math|-Ofast|-funsafe-math-optimizations",
@@ -39,62 +42,99 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
      "write an #include line in the source, so that the header's content enters the key"),
     (r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
      "the file's content would not be in the key; write the flags themselves"),
-    (r"-g.*|-G|--?lineinfo|--?generate-line-info|--?device-debug",
-     "opjit keeps no debug information, as that holds paths of this machine; leave it out"),
+    (r"-g(?!enerate-line-info).*|-G|--?device-debug",
+     "debug information holds paths of this machine; leave it out, and build the op for a debugger with OPJIT_DEBUG=1 or "
+     "`opjit get --debug`"),
     (r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
-     "opjit links every op in the same way, with the same run path and exports; extra_ldflags takes libraries only: '-lNAME'"),
+     "opjit links every op in the same way, with the same exports and without a run path; name libraries and archives in extra_ldflags"),
     (r"-Werror", "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla"),
     (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)"),
     (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
     (r"-fno-exceptions|-fno-unwind-tables", "torch's exceptions pass through the op's library; leave it out"),
+    (r"-f(fat-)?lto.*", "an op is compiled from one source, so there is nothing to gain; leave it out"),
     (r"-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|visibility).*",
      "opjit's part of the library relies on the default; leave it out"),
-    (r"-f(plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map).*",
-     "it reads or writes files that the key does not cover; leave it out"),
+    (r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
+     r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
+     "it reads or writes files that the key does not cover, or runs other programs; leave it out"),
     (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
     (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
 ]]
-_TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
+LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
+_OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
 
 
 def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
-          include_paths: Sequence[str | os.PathLike[str]]) -> Flags:
+          include_paths: Sequence[str | os.PathLike[str]], cuda_ldflags: Sequence[str] = (),
+          sources: Sequence[str | os.PathLike[str]] = ()) -> Flags:
     """Check the flags of an op's declaration and return them as Flags.
 
     Args:
-        folder: of the op; relative include folders are relative to it.
+        folder: of the op; relative paths are relative to it.
 
     Raises:
         DeclarationError: a flag is rejected; the message names it and an alternative.
     """
+    for parameter, given in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
+        _refuse_other_than_list(op, parameter, given)
     return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, _CUDA),
-                 _checked(op, "extra_ldflags", ldflags, _LINK), (), frozenset(), _folders(op, folder, include_paths))
+                 libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(), _folders(op, folder, include_paths),
+                 libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags), _sources(op, folder, sources))
 
 
-def join(flags: Flags, extra: Flags) -> Flags:
-    """Append an author's flags to a backend's: those for the language of the backend's kernels."""
-    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(extra.include))]  # first, as the last match wins
-    if flags.cuda:
+def join(flags: Flags, extra: Flags, target: Target) -> Flags:
+    """Add an author's flags to a backend's: those for the language of the backend's kernels.
+
+    The author's libraries come first, as an archive may need the backend's.
+    """
+    include = (*flags.include, *extra.include)
+    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))]  # first, as the last match wins
+    if target.backend.compiler:
+        flags = flags._replace(c=(*maps, *flags.c))  # the flags of other compilers are not the author's to know
+    elif flags.cuda:
         for_host = (part for each in maps for part in ("-Xcompiler", each))
         flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
     else:
         flags = flags._replace(c=(*maps, *flags.c, *extra.c))
-    return flags._replace(link=(*flags.link, *extra.link), include=extra.include)
+    link = (*extra.link, *(extra.cuda_link if flags.cuda else ()), *flags.link)
+    sources = tuple(path for path in extra.sources if backends.of_source(path) == target.backend)
+    flags = flags._replace(link=link, include=include, sources=sources)
+    return libraries.for_cuda(flags, target.runtime) if flags.cuda else flags
+
+
+def for_debugger(flags: Flags) -> Flags:
+    """Change a backend's or an op's flags into those of a debug build: debug information that names the files where they lie, code that a
+    debugger can follow, frame pointers. Device code is not optimised (-G)."""
+    host = ("-g", "-Og", "-fno-omit-frame-pointer", "-fdebug-prefix-map={staging}=/opjit")  # no random name of the build's own folder
+    c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
+    cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))
+    if cuda:
+        cuda = (*cuda, "-G", *(part for flag in host for part in ("-Xcompiler", flag)))
+    return flags._replace(c=c, cuda=cuda, debug=True)
+
+
+def _keeping_paths(flag: str) -> str:
+    """Let a prefix map change what __FILE__ says, but not the debug information."""
+    return flag.replace("-ffile-prefix-map=", "-fmacro-prefix-map=")
 
 
 def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
-    if not _is_list(flags, str):
-        raise DeclarationError(f"{op}: {parameter} is a list of strings, one compiler argument each, not {flags!r}")
+    _refuse_other_than_list(op, parameter, flags)
     for flag in flags:
-        host = flag.removeprefix("-Xcompiler=")
-        for part in host.split(",") if host != flag else [flag]:
-            reason = _reason(part, _C if host != flag else allowed)
+        host = flag.removeprefix("-Xcompiler=") if allowed is _CUDA else flag
+        for part in [*(host.split(",") if host != flag else []), flag]:
+            reason = _reason(part, allowed if part is flag else _C)
             if reason is not None:
                 raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
-        if allowed is _CUDA and ("$" in flag or "`" in flag):
+        if allowed is _CUDA and re.search(r"[$`\\]", flag):
             raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
-                                   "follows $ or `; write such a text in the source")
+                                   "follows $, ` or \\; write such a text in the source")
     return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
+
+
+def _refuse_other_than_list(op: str, parameter: str, flags: object) -> None:
+    if not _is_list(flags, str):
+        raise DeclarationError(f"{op}: {parameter} is a list of strings, one compiler argument each, not {flags!r}")
 
 
 def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
@@ -106,22 +146,35 @@ def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
     """Why a flag is rejected; None if it is allowed."""
     if not flag.isprintable():
         return "a flag has no line break or control character"
-    if allowed is _LINK:
-        if _TIED.fullmatch(flag):
-            return "it would tie the binary to one version of torch or Python; opjit.h has what an op needs of torch"
-        return None if allowed.fullmatch(flag) else "it takes system libraries only: '-lNAME'"
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
     if allowed.fullmatch(flag) and (reason is None or flag.startswith("-std=")):
         return None
-    return reason or "opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...)"
+    return reason or ("opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
+                      "that are plain words")
 
 
 def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    if not _is_list(paths, (str, os.PathLike)):
-        raise DeclarationError(f"{op}: extra_include_paths is a list of folders, not {paths!r}")
-    found = tuple(headers.normalized(os.path.join(folder, path)) for path in paths)
+    return tuple(_paths(op, folder, "extra_include_paths", paths, "folder", os.path.isdir))
+
+
+def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    found = _paths(op, folder, "extra_sources", paths, "file", os.path.isfile)
     for path, absolute in zip(paths, found, strict=True):
-        if not os.path.isdir(absolute):
-            raise DeclarationError(f"{op}: extra_include_paths names {os.fspath(path)!r}, but there is no folder {absolute}; "
-                                   f"a relative path starts from {folder}")
+        if backends.of_source(absolute) is None:
+            known = ", ".join(backend.suffix for backend in backends.all_backends())
+            raise DeclarationError(f"{op}: extra_sources names {os.fspath(path)!r}; expected a source for a backend, which ends in "
+                                   f"{known}; build C++ code with opjit.load, or link it as a static archive")
+    return tuple(found)
+
+
+def _paths(op: str, folder: Path, parameter: str, paths: Sequence[str | os.PathLike[str]], kind: str,
+           exists: Callable[[str], bool]) -> list[str]:
+    """Absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
+    if not _is_list(paths, (str, os.PathLike)):
+        raise DeclarationError(f"{op}: {parameter} is a list of {kind}s, not {paths!r}")
+    found = [headers.normalized(os.path.join(folder, path)) for path in paths]
+    for path, absolute in zip(paths, found, strict=True):
+        if not exists(absolute):
+            raise DeclarationError(f"{op}: {parameter} names {os.fspath(path)!r}, but there is no {kind} {absolute}; a relative path "
+                                   f"starts from {folder}")
     return found

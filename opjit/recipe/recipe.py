@@ -2,21 +2,22 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import resources
+from opjit import files, resources
 from opjit.backends import Flags
 from opjit.backends.targets import Target
-from opjit.recipe import headers
+from opjit.recipe import headers, libraries
 from opjit.recipe.schema import Schema
 
 FORMAT = 1  # increase it when the meaning of a document, or of an entry's files, changes
-GLUE_GENERATOR = 1  # increase it when glue.py or split.py generates other code from the same text
-_OF_CUDA = ("opjit_cuda.h", "nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
+GLUE_GENERATOR = 3  # increase it when glue.py, split.py or build.py makes another library of the same text
+_OF_NVRTC = ("nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
 RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
 
 
@@ -48,8 +49,13 @@ class Recipe(NamedTuple):
         return self.source.parent
 
     def document(self) -> dict[str, Any]:
-        """The document whose SHA-256 is the key. It holds content only: no path, date, host or environment."""
+        """The document whose SHA-256 is the key. It holds content only: no path, date, host or environment,
+        except for the folders of a debug build."""
         flags = self.flags
+        include = str(resources.folder("kernels_c"))
+        sources = [headers.portable_name(path, str(self.folder), include, flags.include) for path in flags.sources]
+        debug = {"debug": ":".join([str(self.folder), *flags.include])} if flags.debug else {}
+        stream = self.target.backend.stream
         return {
             "format": FORMAT,
             "schema": self.schema.text,
@@ -60,8 +66,12 @@ class Recipe(NamedTuple):
             "kernel": self.source.name,
             "glue": _glue_digest(),
             "inputs": dict(sorted(self.inputs.items())),
-            "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": list(flags.link), "stubs": list(flags.stubs)},
+            "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": [self._link_name(flag) for flag in flags.link],
+                      "stubs": list(flags.stubs), **({"sources": sources} if sources else {}),
+                      **({"device": list(flags.device)} if flags.device else {})},
+            **({"stream": [field or "" for field in stream]} if stream else {}),
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
+            **debug,
         }
 
     @property
@@ -87,15 +97,29 @@ class Recipe(NamedTuple):
         """The key without the compilers; see FORMAT.md."""
         return base_key(self.document())
 
+    @property
+    def include_path(self) -> list[str]:
+        """The folders in which a kernel's compiler searches for headers, in order."""
+        return [str(self.folder), str(resources.folder("kernels_c")), *self.flags.include]
+
+    def places(self, work: Path) -> dict[str, str]:
+        """The paths for the placeholders in flags, for a build in a folder."""
+        folder, include, *added = self.include_path
+        return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
+
     def inputs_now(self) -> dict[str, str]:
         """The digests of the inputs as they are now."""
-        return read_inputs(self.source, self.target, self.flags.include)
+        return read_inputs(self.source, self.target, self.flags)
+
+    def _link_name(self, flag: str) -> str:
+        """A linker flag in the document: for a path, the portable name."""
+        return _linked(self.flags, str(self.folder)).get(flag, flag)
 
     def lines(self) -> dict[str, int]:
         """The number of lines of each of the op's own files, by portable name, for messages about changes."""
         found = {}
         for name in self.inputs:
-            if not name.startswith("<opjit>/"):
+            if not name.startswith(("<opjit>/", "<link ")) and Path(name).suffix not in (".a", ".o", ".so"):
                 with suppress(OSError):
                     content = Path(headers.path_of(name, str(self.folder), self.flags.include)).read_bytes()
                     found[name] = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
@@ -112,16 +136,30 @@ def base_key(document: Mapping[str, Any]) -> str:
     return document_key({**document, "toolchain": None})
 
 
-def read_inputs(source: Path, target: Target, added: tuple[str, ...] = (), scan: headers.Scan | None = None) -> dict[str, str]:
-    """Scan and hash the kernel, the runtime, and all headers that they include. For `scan`, see `headers.closure`."""
+def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
+    """Scan and hash the kernel, the author's other sources, the runtime, and all headers that they include; hash the files that `flags`
+    links with. For `scan`, see `headers.closure`."""
+    added, more = (flags.include, flags.sources) if flags is not None else ((), ())
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
-    shared = RUNTIME if target.backend.stream is None else (*RUNTIME, *_OF_CUDA)
-    found = headers.closure([str(source), *(f"{include}/{name}" for name in shared)], (folder, include, *added), scan)
-    return {headers.portable_name(path, folder, include, added): digest for path, digest in found.items()}
+    shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME
+    roots, path = [str(source), *more, *(f"{include}/{name}" for name in shared)], (folder, include, *added)
+    if target.backend.stream:  # the glue includes its header
+        scan = scan or headers.Scan()
+        roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
+    found = headers.closure(roots, path, scan)
+    linked = _linked(flags, folder) if flags is not None else {}
+    return {**{headers.portable_name(path, folder, include, added): digest for path, digest in found.items()},
+            **{name: files.digest(path) for path, name in linked.items()}}
+
+
+def _linked(flags: Flags, folder: str) -> dict[str, str]:
+    """Return the portable names of the files that flags link with, by path."""
+    return {path: path[len(folder) + 1:] if path.startswith(folder + os.sep) else f"<link {index}>/{os.path.basename(path)}"
+            for index, path in enumerate(libraries.files(flags))}
 
 
 @cache
 def _glue_digest() -> str:
     """Identify the generated glue without rendering it."""
-    text = "\0".join([str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "glue.cu.in", "fatbin.c.in"))])
+    text = "\0".join([str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "kernel.in", "fatbin.c.in"))])
     return hashlib.sha256(text.encode()).hexdigest()

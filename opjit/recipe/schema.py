@@ -3,8 +3,6 @@
 import re
 from typing import Any, NamedTuple
 
-import torch
-
 from opjit.errors import SchemaError
 
 SCALARS = ("int", "float", "bool", "str", "ScalarType")
@@ -25,7 +23,7 @@ _KINDS = {
 # Alternatives to types that have no form in C.
 _ALTERNATIVES = {
     "DeviceObjType": "take the device from a Tensor argument",
-    "NumberType": "use float or int",
+    "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
     "ComplexType": "use two floats",
     "GeneratorType": "pass a seed as an int",
     "StreamObjType": "the kernel receives torch's current stream anyway",
@@ -53,8 +51,12 @@ class Argument(NamedTuple):
 
 
 class Result(NamedTuple):
+    """One result: ``kind`` is one of RETURNED; a Tensor may be optional, or a list."""
+
     name: str
     kind: str
+    optional: bool = False
+    list: bool = False
 
 
 class Schema(NamedTuple):
@@ -86,12 +88,15 @@ def parse(text: str) -> Schema:
     Raises:
         SchemaError: torch cannot parse it, or it has no form in C; the message gives an alternative.
     """
+    import torch  # late: the command's help and versions do without
+
     qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"
     try:
         parsed = torch._C.parse_schema(qualified)
-    except (RuntimeError, UnicodeDecodeError) as error:
-        # torch's message about a non-ASCII letter quotes only a part of it, or is empty.
+    except (RuntimeError, UnicodeDecodeError, IndexError) as error:
+        # torch's message about a non-ASCII letter quotes only a part of it, or is empty; that about a number is "stod".
         reason = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
+        reason = "a default is a number beyond the range of its type" if isinstance(error, IndexError) else reason
         raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
@@ -142,14 +147,16 @@ def _argument(text: str, argument: Any) -> Argument:
 
 
 def _result(text: str, result: Any) -> Result:
-    kind = _KINDS.get(result.real_type.kind())
+    torch_type = result.real_type
+    form = torch_type.kind() if torch_type.kind() in ("OptionalType", "ListType") else ""
+    kind = _KINDS.get((torch_type.getElementType() if form else torch_type).kind())
     if result.alias_info is not None:
         raise SchemaError(f"schema {text!r} returns an alias of an argument, which torch can neither compile nor export; "
                           "return () and let the caller keep using the argument")
-    if kind not in RETURNED:
-        raise SchemaError(f"schema {text!r} returns a {_spelled(result.real_type)}; an op returns {', '.join(RETURNED)}, "
+    if kind not in RETURNED or (form and kind != "Tensor"):
+        raise SchemaError(f"schema {text!r} returns a {_spelled(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
                           "or several of them")
-    return Result(result.name, kind)
+    return Result(result.name, kind, form == "OptionalType", form == "ListType")
 
 
 def _spelled(torch_type: Any) -> str:

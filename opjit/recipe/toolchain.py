@@ -12,15 +12,18 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
 from opjit import files, processes
-from opjit.backends import Backend, targets
+from opjit.backends import Backend, DeviceCompiler, targets
 from opjit.backends.targets import Target
-from opjit.errors import ToolMissing
+from opjit.errors import BadSetting, EntryError, ToolMissing
+
+INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 
 
 class Compiler(NamedTuple):
@@ -53,6 +56,20 @@ class Nvcc(NamedTuple):
     build: str
 
 
+class Own(NamedTuple):
+    """A device's own compiler.
+
+    Attributes:
+        path: absolute path of the executable.
+        version: the first line that it printed when asked for its version.
+        sha256: of the executable.
+    """
+
+    path: str
+    version: str
+    sha256: str
+
+
 class Nvrtc(NamedTuple):
     """NVIDIA's compiler as a library, from pip or from the CUDA Toolkit.
 
@@ -68,8 +85,21 @@ class Nvrtc(NamedTuple):
     runtime: str
     version: str
 
+    def as_toolkit(self, work: Path) -> str:
+        """Make a folder that is laid out as the CUDA Toolkit's, without programs, for builds that look there. Returns its path."""
+        root = work / "toolkit"
+        (root / "lib64").mkdir(parents=True, exist_ok=True)
+        library = next(Path(self.runtime).glob("libcudart.so.[0-9]*"))
+        for link, target in ((root / "include", self.headers.partition(":")[0]), (root / "lib64/libcudart.so", str(library))):
+            if not link.is_symlink():
+                link.symlink_to(target)
+        return str(root)
 
-_Tool = TypeVar("_Tool", Compiler, Nvcc)
+
+_TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minutes
+_NOTE_BYTES = 1 << 20  # the largest note on a compiler
+ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
+_Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that would change a compiler's output without changing the key.
 NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
     ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES",
@@ -101,6 +131,12 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
         return None
 
 
+def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
+    """Find a device's own compiler; None if there is none."""
+    kind = f"own-{hashlib.sha256(' '.join(wanted.version).encode()).hexdigest()[:8]}"
+    return _find(notes, kind, [wanted.command], Own, lambda path: _probe_own(path, wanted))
+
+
 @cache
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     """Find NVRTC, as pip installs it with torch, or in the CUDA Toolkit; None if there is none.
@@ -109,8 +145,7 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
         runtime: such as ``"cuda13"``; an empty text takes any.
     """
     major = runtime.removeprefix("cuda") or "[0-9]*"
-    spec, nvcc = importlib.util.find_spec("nvidia"), working_nvcc(notes)
-    wheels = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    nvcc, wheels = working_nvcc(notes), cuda_wheels()
     targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
     roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
     roots += [Path(nvcc.root) / place for place in ("", *targets_of)] if nvcc else []
@@ -124,6 +159,12 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     if cudart is None or not headers:
         return None
     return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers[0]))
+
+
+def cuda_wheels() -> list[Path]:
+    """Return the folders in which pip puts NVIDIA's packages, a folder each."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
 def _nvrtc_version(library: Path, headers: str) -> str:
@@ -170,10 +211,18 @@ def _missing(tool: str, variable: str, language: str, looked: str, names: tuple[
 def require_nvcc(notes: Path | None) -> Nvcc:
     nvcc = find_nvcc(notes)
     if nvcc is None:
-        raise ToolMissing("nvcc", "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch and with "
-                                  "pip install 'opjit[cuda]', and for nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in "
-                                  "/usr/local/cuda; install one of them, which compile CUDA ops even without a GPU")
+        raise ToolMissing("nvcc", "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch, and for "
+                                  "nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in /usr/local/cuda; install the Toolkit, or "
+                                  f"{INSTALL_NVRTC}; both compile CUDA ops even without a GPU")
     return nvcc
+
+
+def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) -> Own:
+    own = find_own(wanted, notes)
+    if own is None:
+        where = "there is no such program" if os.sep in wanted.command else "opjit looked for it on PATH"
+        raise ToolMissing(wanted.command, f"no {wanted.command}, which compiles kernels for {backend.name}: {where}; {wanted.install}")
+    return own
 
 
 def require_ninja() -> str:
@@ -195,10 +244,10 @@ def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool]
     note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if notes else None
     if note is not None:
         try:
-            known = json.loads(note.read_bytes()) if files.distrusted(note) is None else {}
+            known = json.loads(files.read(note, _NOTE_BYTES))
             if known["stamp"] == stamp:
                 return tool(**{name: str(known["found"][name]) for name in tool._fields})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, EntryError, ValueError, KeyError, TypeError, RecursionError):
             pass  # no note, or a damaged one
     answer = probe(path)
     if note is not None:
@@ -211,7 +260,25 @@ def run(command: Sequence[str], work: Path | None = None) -> subprocess.Complete
     logging.getLogger("opjit").debug("%s", " ".join(command))
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         text=True, errors="replace")
+                         text=True, errors="replace", limit=time_limit(), start_new_session=True)
+
+
+def time_limit() -> float:
+    """Seconds that the tools of one build may take; 0 for no limit. Raises BadSetting if OPJIT_TIMEOUT is not a number."""
+    setting = os.environ.get("OPJIT_TIMEOUT", "").strip() or _TIME_LIMIT
+    try:
+        seconds = float(setting)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds < threading.TIMEOUT_MAX:
+        raise BadSetting(f"OPJIT_TIMEOUT is {setting!r}; expected seconds, such as 600, or 0 for no limit")
+    return seconds
+
+
+def listing(compiler: Compiler, name: str) -> list[str]:
+    """Return the flags that make the assembler list the files that it reads, with those of .incbin, as ``<name>.assembled``. Empty for
+    clang, whose own assembler cannot."""
+    return [f"-Wa,--MD,{name}{ASSEMBLED}"] if "gcc version" in compiler.version else []
 
 
 def refuse_full_disk(output: str, work: Path) -> None:
@@ -250,27 +317,46 @@ def _probe_nvcc(path: str) -> Nvcc:
     return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2])
 
 
-def identity(compiler: Compiler, cuda: Nvcc | Nvrtc | None) -> dict[str, str]:
+def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
+    command = [path, *wanted.version]
+    try:
+        done = run(command)
+        lines, failed = done.stdout.strip().splitlines(), done.returncode != 0
+    except OSError as error:
+        lines, failed = [str(error)], True
+    if failed or not lines:
+        printed = f"printed {' '.join(lines)[:200]!r}" if lines else "printed nothing"
+        raise ToolMissing(wanted.command, f"{path} is not a working compiler: `{' '.join(command)}` {printed}; {wanted.install}")
+    return Own(path, lines[0], files.digest(path))
+
+
+def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str, str]:
     """Return the versions of the compilers that made a binary, for its key."""
     versions = {"cc.version": compiler.version, "cc.machine": compiler.machine}
-    if isinstance(cuda, Nvrtc):
-        versions["nvrtc.version"] = cuda.version
-    elif cuda is not None:
-        versions["nvcc.build"] = cuda.build
+    if isinstance(device, Nvrtc):
+        versions["nvrtc.version"] = device.version
+    elif isinstance(device, Nvcc):
+        versions["nvcc.build"] = device.build
+    elif device is not None:
+        versions |= {"device.version": device.version, "device.sha256": device.sha256}
     return versions
 
 
 def identities_of(backend: Backend, runtime: str, notes: Path | None) -> list[dict[str, str]]:
-    """Return the versions of a backend's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here. Empty if one is missing
-    or does not work: then any compiler's binary matches."""
+    """Return the versions of a backend's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here; for another device, with
+    its own compiler. Empty if one is missing or does not work: then any compiler's binary matches."""
     try:
         compiler = find_compiler(notes)
         if compiler is None:
             return []
-        tools = [find_nvrtc(runtime, notes), working_nvcc(notes)] if backend.uses_nvcc else [None]
+        tools: list[Nvrtc | Nvcc | Own | None] = [None]
+        if backend.uses_nvcc:
+            tools = [find_nvrtc(runtime, notes), working_nvcc(notes)]
+        elif backend.compiler:
+            tools = [find_own(backend.compiler, notes)]
     except ToolMissing:
         return []
-    return [identity(compiler, tool) for tool in tools if tool is not None or not backend.uses_nvcc]
+    return [identity(compiler, tool) for tool in tools if tool is not None or not (backend.uses_nvcc or backend.compiler)]
 
 
 def target_of(arch: str, notes: Path | None, backend: Backend | None = None) -> Target:

@@ -55,5 +55,5 @@ def parse(content: bytes) -> Bundle:
 def of(folder: Path) -> Bundle:
     """Return an entry's bytes, unsigned, after checking its owners, modes, size and hash. Raises FileNotFoundError if there is no entry,
     EntryError or OSError if the entry must not be used."""
-    described, library = entry.read(folder)
+    described, library, _ = entry.read(folder)
     return Bundle(described.dump(), library)

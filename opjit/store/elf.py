@@ -2,6 +2,7 @@
 
 import re
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from opjit.errors import EntryError
@@ -12,9 +13,6 @@ _NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
 _FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
 _FATBIN_CUBIN = 2
 _ONLY_THIS_CHIP, _ONLY_THIS_FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
-
-# The only run path that a binary may have: the process has loaded torch's libraries already.
-RUN_PATH = "$ORIGIN"
 
 
 class Binary(NamedTuple):
@@ -50,6 +48,28 @@ def machine(content: bytes) -> str:
     return next((name for name, known in MACHINES.items() if known == number), "another machine")
 
 
+def without_run_path(content: bytes) -> bytes:
+    """Return a shared library that looks for what it needs where the process does, and nowhere else. Raises EntryError if it is none."""
+    try:
+        places = _dynamic(content)
+        tags = [content[at:at + 16] for at in places]
+        kept = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
+        table = b"".join(kept).ljust(16 * len(tags), b"\0")
+        return content[:places.start] + table + content[places.stop:]
+    except (struct.error, IndexError, ValueError) as error:
+        raise EntryError(f"the library is not a readable shared library: {error}") from None
+
+
+def _dynamic(content: bytes) -> range:
+    """The offsets of the entries of a library's dynamic section."""
+    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
+    for at in range(offset, offset + size * count, size):
+        kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", content, at)
+        if kind == _PT_DYNAMIC:
+            return range(start, start + length // 16 * 16, 16)
+    raise ValueError("no dynamic section")
+
+
 def _inspect(content: bytes) -> Binary:
     name = machine(content)
     if struct.unpack_from("<H", content, 16)[0] != 3:
@@ -57,10 +77,7 @@ def _inspect(content: bytes) -> Binary:
     offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
     segments = [struct.unpack_from("<IIQQQQ", content, offset + i * size) for i in range(count)]
     loads = [(s[3], s[2], s[5]) for s in segments if s[0] == _PT_LOAD]  # address, offset, size in the file
-    dynamic = next((s for s in segments if s[0] == _PT_DYNAMIC), None)
-    if dynamic is None:
-        raise ValueError("no dynamic section")
-    tags = [struct.unpack_from("<QQ", content, at) for at in range(dynamic[2], dynamic[2] + dynamic[5], 16)]
+    tags = [struct.unpack_from("<QQ", content, at) for at in _dynamic(content)]
     strings = next((value for tag, value in tags if tag == _STRTAB), 0)
     base = next((offset + strings - address for address, offset, size in loads if address <= strings < address + size), None)
     if base is None:
@@ -93,6 +110,12 @@ def _cuda_archs(content: bytes) -> list[str]:
     return archs
 
 
+def names(link: Sequence[str]) -> frozenset[str]:
+    """The libraries that linker flags declare, for `check`: ``-lz``, ``-l:libz.so.1``, and the path of a shared library."""
+    paths = (_link_name(flag.rpartition("/")[2]) for flag in link if not flag.startswith("-"))
+    return frozenset({*(flag[2:] for flag in link if flag.startswith("-l")), *filter(None, paths)})
+
+
 def _link_name(library: str) -> str | None:
     """``"z"`` for ``"libz.so.1"``; None for a path or another name that is not a library's."""
     found = re.fullmatch(r"lib([\w+.-]+?)\.so(\.\d+)*", library)
@@ -105,14 +128,18 @@ def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: fro
 
     Args:
         allowed: libraries that it may need.
-        declared: more of them, by their linker names: ``"z"`` for ``libz.so.1``.
+        declared: more of them, by their linker names: ``"z"`` for ``libz.so.1``, or ``":libz.so.1"``.
     """
     found = inspect(content)
     if found.machine != machine:
         raise EntryError(f"the library is for {found.machine}, not {machine}")
-    if found.run_path != RUN_PATH:
-        raise EntryError(f"the library's run path is {found.run_path!r}, not {RUN_PATH!r}")
-    extra = [name for name in sorted(found.needed - allowed) if _link_name(name) not in declared]
+    if found.run_path is not None:
+        raise EntryError(f"the library has the run path {found.run_path!r}, where others may put libraries")
+    extra = [name for name in sorted(found.needed - allowed) if _link_name(name) not in declared and f":{name}" not in declared]
+    by_path = next((name for name in extra if "/" in name), None)
+    if by_path:
+        raise EntryError(f"the library needs {by_path} at that path, as that library has no soname; link it with -Wl,-soname,"
+                         f"{by_path.rpartition('/')[2]}, or link its static archive")
     if extra:
         raise EntryError(f"the library needs {', '.join(extra)}, which the op does not declare in extra_ldflags")
     if not cuda_archs <= found.cuda_archs:

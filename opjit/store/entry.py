@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from opjit.errors import EntryError
 from opjit.store import elf, manifest
 from opjit.store.manifest import Manifest
 
+MAX_BYTES = 1 << 31  # of a library
 # Every op's library defines these.
 FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
 
@@ -28,6 +30,7 @@ class Entry:
         library: path of the shared library.
         seconds: build time; 0 if the manifest does not give it.
         origin: ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``.
+        verified: the file of the library that was verified; see `files.identity`.
     """
 
     folder: Path
@@ -35,6 +38,7 @@ class Entry:
     library: Path
     seconds: float = field(default=0.0, compare=False)
     origin: str = field(default="store", compare=False)
+    verified: tuple[int, ...] = field(default=(), compare=False)
 
 
 def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None) -> tuple[Entry, Manifest]:
@@ -46,34 +50,29 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
         key: the expected key; None is the folder's name.
         trusted_as: see files.distrusted.
     """
-    described, content = read(folder, trusted_as)
+    described, content, verified = read(folder, trusted_as)
     if described.key != (key or folder.name):
         raise EntryError("its manifest has another key")
     check_binary(described, content, target)
-    return Entry(folder, described.key, folder / described.library, described.seconds), described
+    return Entry(folder, described.key, folder / described.library, described.seconds, verified=verified), described
 
 
-def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes]:
-    """Return an entry's manifest and library. Both belong to one build, and no untrusted user can have written them. Raises
-    FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used.
+def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:
+    """Return an entry's manifest and library, and the identity of the library's file. Both belong to one build, and no untrusted user can
+    have written them. Raises FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used.
     """
-    _refuse_distrusted(folder, trusted_as)
-    _refuse_distrusted(folder / manifest.NAME, trusted_as)
-    described = manifest.parse(bounded(folder / manifest.NAME))
-    library = folder / described.library
-    _refuse_distrusted(library, trusted_as)
-    if library.stat().st_size != described.size:
-        raise EntryError("its library does not have the size in its manifest")
-    content = library.read_bytes()
+    problem = files.distrusted(folder, trusted_as)
+    if problem is not None:
+        raise EntryError(problem)
+    described = manifest.parse(files.read(folder / manifest.NAME, manifest.MAX_BYTES, trusted_as))
+    with files.opened(folder / described.library, MAX_BYTES, trusted_as) as file:
+        verified = files.identity(file.fileno())
+        if os.fstat(file.fileno()).st_size != described.size:
+            raise EntryError("its library does not have the size in its manifest")
+        content = file.read(described.size)
     if hashlib.sha256(content).hexdigest() != described.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
-    return described, content
-
-
-def _refuse_distrusted(path: Path, trusted_as: Path | None = None) -> None:
-    problem = files.distrusted(path, trusted_as)
-    if problem:
-        raise EntryError(problem)
+    return described, content, verified
 
 
 def check_binary(described: Manifest, content: bytes, target: Target | None) -> None:
@@ -91,20 +90,10 @@ def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> N
         link: the flags it was linked with; it may need the libraries that they name.
     """
     allowed = target.backend.flags(target.arch, target.runtime).needed
-    machine = "aarch64" if target.arch == "aarch64" else "x86_64"
-    if target.backend.uses_nvcc:
-        machine = platform.machine()  # the host code of a CUDA op is for the machine that builds it
+    of_host = "aarch64" if target.arch == "aarch64" else "x86_64" if target.arch.startswith("x86-64") else None
+    machine = of_host or platform.machine()  # the host code of a device's op is for the machine that builds it
     archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
-    elf.check(content, machine, allowed, archs, frozenset(flag[2:] for flag in link if flag.startswith("-l")))
+    elf.check(content, machine, allowed, archs, elf.names(tuple(link)))
     missing = [function for function in FUNCTIONS if f"{function}\0".encode() not in content]
     if missing:
         raise EntryError(f"the library does not define {', '.join(missing)}")
-
-
-def bounded(path: Path) -> bytes:
-    """Return a manifest's bytes. Raises OSError if it cannot be read, EntryError if it exceeds the size limit."""
-    with open(path, "rb") as file:
-        content = file.read(manifest.MAX_BYTES + 1)
-    if len(content) > manifest.MAX_BYTES:
-        raise EntryError(f"{path.name} is larger than {manifest.MAX_BYTES} bytes")
-    return content

@@ -13,6 +13,7 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, first
 
 ADVICE = "deny others write access, or take it out of OPJIT_LAYERS"
+BESIDE = "deny others write access, or install the package where only you can write"
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
@@ -29,8 +30,10 @@ def _entries(recipe: Recipe) -> Iterator[Entry | None]:
     """Look in each layer, in order."""
     beside = recipe.folder / FOLDER
     if os.path.isdir(beside):
-        folder, wanted = Store(beside).folder(recipe.schema.qualified, recipe.target), _as_shipped(recipe.document())
-        yield first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, trusted_as=recipe.source)
+        store, wanted = Store(beside), _as_shipped(recipe.document())
+        folder = store.folder(recipe.schema.qualified, recipe.target)
+        if store.trusted(folder.parent, folder, advice=BESIDE, trusted_as=recipe.source):
+            yield first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, trusted_as=recipe.source)
     for root in named():
         yield Store(root).find(recipe, advice=ADVICE)
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from filelock import Timeout, UnixFileLock
 
 from opjit import files, processes, progress
-from opjit.errors import CacheWarning
+from opjit.errors import CacheWarning, EntryError
 
 processes.watch_forks()  # again, as filelock has registered fork hooks of its own
 
@@ -34,6 +34,7 @@ POLL = 0.05  # seconds between a waiter's checks
 HEARTBEAT = 1.0  # seconds between a holder's notes
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a new note until a waiter builds without the lock
 STEP_TIMEOUT = 3600.0  # seconds in one step until a holder stops its heartbeat
+_NOTE_BYTES = 1 << 16  # the largest note of a holder
 _RELEASE_TIMEOUT = 5.0  # seconds that a holder waits for its thread to release the lock
 
 
@@ -169,7 +170,8 @@ class _LockThread(threading.Thread):
         try:
             self._hold(self._note)
         finally:
-            lock.release(force=True)
+            with suppress(OSError):  # closing the file frees the lock all the same
+                lock.release(force=True)
 
     def _acquire(self, lock: UnixFileLock) -> bool:
         while not self._released:
@@ -212,8 +214,8 @@ def _probe(place: Path) -> None:
 def holder(note: Path) -> Holder | None:
     """Read a holder's note; None if it is missing or damaged."""
     try:
-        fields = json.loads(note.read_text())
+        fields = json.loads(files.read(note, _NOTE_BYTES))
         time.localtime(float(fields["since"]))  # raises if it is not a date
         return Holder(int(fields["pid"]), float(fields["since"]), str(fields["step"])[:40])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, EntryError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

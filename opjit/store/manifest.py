@@ -45,7 +45,7 @@ class Manifest(NamedTuple):
         """The build time; 0 if unknown."""
         try:
             seconds = float(self.built_with.get("seconds", 0))
-        except (TypeError, ValueError):
+        except ValueError:
             return 0.0
         return seconds if 0 <= seconds < _LONGEST else 0.0
 
@@ -73,6 +73,8 @@ def parse(text: bytes) -> Manifest:
     expected = {"format": int, "key": str, "document": dict, "library": str, "size": int, "sha256": str, "built_with": dict}
     if fields.keys() != expected.keys() or any(type(fields[name]) is not kind for name, kind in expected.items()):
         raise EntryError("the manifest does not have the fields of its format")
+    if not all(isinstance(value, str) for value in fields["built_with"].values()):
+        raise EntryError("the manifest's built_with has a value that is not a string")
     del fields["format"]
     manifest = Manifest(**fields)
     if not _LIBRARY.fullmatch(manifest.library):

@@ -27,7 +27,6 @@ from opjit import files
 from opjit.errors import BadSetting, CacheWarning, EntryError, OpjitError, UntrustedFolder
 from opjit.recipe.recipe import FORMAT
 from opjit.store import inventory, manifest, usage
-from opjit.store.entry import bounded
 from opjit.store.inventory import Item, Object
 from opjit.store.store import OBJECTS, Store
 
@@ -168,7 +167,7 @@ def _last_use(entry: os.DirEntry[str]) -> float:
 def _of_another_format(folder: Path) -> bool:
     """Whether an entry's manifest has the format of another version of opjit, which may share this store."""
     try:
-        fields = json.loads(bounded(folder / manifest.NAME))
+        fields = json.loads(files.read(folder / manifest.NAME, manifest.MAX_BYTES))
     except (OSError, ValueError, RecursionError, EntryError):
         return False
     return isinstance(fields, dict) and isinstance(fields.get("format"), int) and fields["format"] != FORMAT
@@ -266,7 +265,8 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
                 total -= item.size
             else:
                 failed += 1
-        notes = sweep(store, trash, lambda used: bool(age) and used < now - age) if finished else 0
+        # A build that is under way may need what was used within the hour.
+        notes = sweep(store, trash, lambda used: bool(age) and used < now - max(age, _FRESH)) if finished else 0
         usage.compact(store.base, trash.folder)
     return Pruned(gone, freed, len(dated) - gone, total, failed, fresh, notes, finished, len(dropped))
 

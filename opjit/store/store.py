@@ -37,7 +37,7 @@ SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", OBJECTS})  # folde
 STAGING_AGE = 24 * 3600.0  # seconds
 ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
 _TRIES = 5  # to publish while other processes remove folders
-_trusted_roots: set[Path] = set()  # roots that other users cannot replace
+_trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`
 _warned: set[str] = set()  # warnings given about the other roots
 
 
@@ -71,9 +71,10 @@ class Store(NamedTuple):
         return self.root / "v1"
 
     @property
-    def notes(self) -> Path:
-        """Folder of notes on compilers."""
-        return self.base / "toolchain"
+    def notes(self) -> Path | None:
+        """Folder of notes on compilers; None if other users could replace the store, where nothing is read or written."""
+        folder = self.base / "toolchain"
+        return folder if self.problem(folder) is None else None
 
     def folder(self, qualified: str, target: Target) -> Path:
         """The folder of all entries of an op for a target."""
@@ -102,26 +103,29 @@ class Store(NamedTuple):
         return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}
                      and recipe.takes(known["toolchain"]), warn)
 
-    def problem(self, *folders: Path) -> str | None:
+    def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot.
 
         Between its verification and its loading, an entry's path must keep its meaning, so every folder on the path is checked. The path
         to the store is checked once per process.
+
+        Args:
+            trusted_as: see `files.distrusted`.
         """
         problem = None
-        if self.root not in _trusted_roots:
+        if (self.root, trusted_as) not in _trusted_roots:
             exists = os.path.isdir(self.root)  # asked first: another user may create it during the check
-            problem = files.swappable(self.root)
+            problem = files.swappable(self.root, trusted_as)
             if problem is None and exists:
-                _trusted_roots.add(self.root)
+                _trusted_roots.add((self.root, trusted_as))
         with suppress(OSError):  # a missing folder holds nothing to load
             for folder in (self.base, *folders):
-                problem = problem or files.distrusted(folder)
+                problem = problem or files.distrusted(folder, trusted_as)
         return problem
 
-    def trusted(self, *folders: Path, advice: str = ADVICE) -> bool:
+    def trusted(self, *folders: Path, advice: str = ADVICE, trusted_as: Path | None = None) -> bool:
         """Whether `problem` finds none; warns of the one it finds, with `advice`."""
-        problem = self.problem(*folders)
+        problem = self.problem(*folders, trusted_as=trusted_as)
         if problem is not None:
             self.warn_unused(problem, advice)
         return problem is None
@@ -226,22 +230,6 @@ def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | No
         if warn:
             warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
         return None
-
-
-def copy(entry: Entry, target: Target, qualified: str, directory: Path) -> Entry:
-    """Copy an entry to a folder of its own in a user's directory, which other users may read. Raises OSError if the directory is not
-    writable or the entry was removed, and EntryError if other users can write to an existing folder."""
-    directory.mkdir(parents=True, exist_ok=True)
-    place = directory / f"{qualified.replace('::', '.')}.{target.folder}.{entry.key[:20]}"
-    staged, aside = (directory / f".{files.unique()}" for _ in range(2))
-    staged.mkdir(mode=0o755)
-    try:
-        for name in sorted(os.listdir(entry.folder), key=manifest.NAME.__eq__):  # the manifest last
-            files.write_synced(staged / name, (entry.folder / name).read_bytes())
-        return _appear(staged, place, aside, target, entry.key)
-    finally:
-        files.remove_tree(staged)
-        files.remove_tree(aside)
 
 
 def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:

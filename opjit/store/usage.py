@@ -75,8 +75,8 @@ def append(base: Path, counts: Mapping[str, float]) -> None:
     """Append one line of counts."""
     line = json.dumps({"at": int(time.time()), **counts}, separators=(",", ":")) + "\n"
     with suppress(OSError):
-        if os.lstat(base).st_uid != os.geteuid():
-            return  # such as a cache of root's, which this user only reads
+        if os.lstat(base).st_uid != os.geteuid() or files.swappable(base) is not None:
+            return  # such as a cache of root's, which this user only reads, or one that is not used
         file = os.open(base / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(file).st_size < MAX_BYTES:

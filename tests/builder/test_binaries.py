@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import getpass
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -83,7 +85,7 @@ def test_a_binary_asks_for_exactly_what_it_needs(built_once: tuple[Path, Entry])
     found = elf.inspect(built_once[1].library.read_bytes())
     assert found.needed == {"libtorch_cpu.so", "libc.so.6"}
     assert found.needed <= cpu_backend.NEEDED
-    assert found.run_path == "$ORIGIN" == elf.RUN_PATH
+    assert found.run_path is None
     assert found.cuda_archs == frozenset()
 
 
@@ -91,9 +93,9 @@ def test_readelf_agrees_with_opjit_s_own_reader(built_once: tuple[Path, Entry]) 
     text = readelf(built_once[1].library, "--dynamic")
     found = elf.inspect(built_once[1].library.read_bytes())
     assert {line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(NEEDED)" in line} == found.needed
-    assert [line.partition("[")[2].rstrip("]") for line in text.splitlines() if "(RUNPATH)" in line or "(RPATH)" in line] == [
-        found.run_path
-    ]
+    assert "(RUNPATH)" not in text
+    assert "(RPATH)" not in text
+    assert found.run_path is None
 
 
 def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(built_once: tuple[Path, Entry]) -> None:
@@ -102,7 +104,8 @@ def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(built_once: tup
     assert ".debug" not in sections
     symbols = [line.split() for line in readelf(built_once[1].library, "--dyn-syms").splitlines()]
     exported = {words[7] for words in symbols if len(words) == 8 and words[4] == "GLOBAL" and words[5] == "DEFAULT" and words[6] != "UND"}
-    assert exported == {"opjit_kernel", "opjit_redirect", "opjit_prepare", "opjit_register", "opjit_unregister"}
+    assert exported == {"opjit_kernel", "opjit_redirect", "opjit_prepare", "opjit_register", "opjit_share_interrupts",
+                        "opjit_unregister"}
 
 
 def test_a_binary_does_nothing_when_it_is_opened(built_once: tuple[Path, Entry]) -> None:
@@ -211,11 +214,27 @@ def test_a_binary_for_another_target_is_refused(built_once: tuple[Path, Entry]) 
         check_library(content, targets.named("aarch64"))
     with pytest.raises(EntryError, match="no arch, not for sm_90"):
         check_library(content, targets.named("sm_90", cuda_version="13.0"))
-    patched = content.replace(b"$ORIGIN\0", b"/evil/x\0")
-    with pytest.raises(EntryError, match="run path is '/evil/x'"):
-        check_library(patched, targets.here(helpers.cpu()))
     with pytest.raises(EntryError, match=r"needs libevil_cpu\.so, which the op does not declare"):
         check_library(content.replace(b"libtorch_cpu.so\0", b"libevil_cpu.so\0\0"), targets.here(helpers.cpu()))
+
+
+@pytest.mark.parametrize("tags", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_a_library_that_looks_for_others_beside_it_is_refused_and_can_lose_that(tmp_path: Path, tags: str) -> None:
+    """There somebody may have put a library."""
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }\n")
+    library = tmp_path / "one.so"
+    subprocess.run([helpers.real_compiler(), "-shared", "-fPIC", f"-Wl,{tags},-rpath,$ORIGIN:/evil", "-o", library, tmp_path / "one.c"],
+                   check=True)
+    content = library.read_bytes()
+    assert elf.inspect(content).run_path == "$ORIGIN:/evil"
+    with pytest.raises(EntryError, match=r"has the run path '\$ORIGIN:/evil', where others may put libraries"):
+        elf.check(content, platform.machine(), cpu_backend.NEEDED, frozenset())
+    library.write_bytes(elf.without_run_path(content))
+    assert elf.inspect(library.read_bytes()) == elf.inspect(content)._replace(run_path=None)
+    assert "(RPATH)" not in (text := readelf(library, "--dynamic"))
+    assert "(RUNPATH)" not in text
+    assert ctypes.CDLL(str(library)).one() == 1
+    elf.check(library.read_bytes(), platform.machine(), cpu_backend.NEEDED, frozenset())
 
 
 # --- CUDA, without a GPU -------------------------------------------------------------------------------------------------------------
@@ -235,7 +254,7 @@ def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch
         *CUDA_NEEDED,
         f"libcudart.so.{nvcc.version.partition('.')[0]}",
     }
-    assert found.run_path == "$ORIGIN"
+    assert found.run_path is None
     assert_clean(library.read_bytes(), tmp_path)
     assert library.parent.parent.name == f"{arch}.cuda{nvcc.version.partition('.')[0]}"
 

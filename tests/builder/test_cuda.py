@@ -24,7 +24,7 @@ from opjit.recipe.recipe import read_inputs
 from opjit.store import elf
 from opjit.store.entry import Entry, read
 from opjit.store.store import Store
-from tests.helpers import built, describe, write_op
+from tests.helpers import built, describe, no_nvcc, no_nvrtc, write_op
 
 NVRTC = toolchain.find_nvrtc("", None)
 needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it")
@@ -205,7 +205,7 @@ public:
 private:
     T *at_;
 };
-""" + each("row<const float>(from).get(i) + 1")), lambda x: x + 1),
+""" + each("row<const float>(from).get(i) + 1 + 0 * v")), lambda x: x + 1),
     "cub": (op_of("""__global__ void kernel(const float *from, float *to, int n)
 {
     typedef cub::BlockReduce<float, 256> reduce;
@@ -246,14 +246,6 @@ def test_a_file_in_this_style_computes_as_its_reference(style: str) -> None:
         torch.testing.assert_close(op(x), STYLES[style][1](x), rtol=1e-5, atol=1e-5)
 
 
-def no_nvcc(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(toolchain, "find_nvcc", lambda notes: None)
-
-
-def no_nvrtc(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
-
-
 # --- machine code -------------------------------------------------------------------------------------------------------------------------
 
 def code_of(cubin: bytes) -> dict[str, bytes]:
@@ -283,8 +275,8 @@ def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.O
     nvcc, compiler = toolchain.require_nvcc(None), toolchain.require_compiler(None)
     assert NVRTC is not None
     source = tmp_path / "opjit_kernel.cu"
-    source.write_text(glue.render(recipe.schema, "cuda", "CUDA", recipe.source.name, "cudaStream_t")["opjit_kernel.cu"])
-    cuda.compile_kernel(recipe, source, tmp_path, compiler, NVRTC)
+    source.write_text(glue.render(recipe.schema, backends.for_device("cuda"), recipe.source.name)["opjit_kernel.cu"])
+    cuda.compile_kernel(recipe, recipe.source, source, tmp_path, compiler, NVRTC)
     fast = code_of(fat_of((tmp_path / "opjit_kernel.fatbin").read_bytes())["sm_90"])
     subprocess.run([f"{nvcc.root}/bin/nvcc", "-cubin", "-arch=sm_90", "-std=c++17", f"-I{recipe.folder}",
                     f"-I{recipe.folder.parent}", "-o", "slow.cubin", source], cwd=tmp_path, check=True)
@@ -308,6 +300,41 @@ def test_a_fat_binary_is_as_nvidia_s_tool_writes_it(tmp_path: Path) -> None:
     cubins = fat_of(content)
     assert sorted(cubins) == sorted(archs)
     assert nvrtc.fatbin(cubins) == content
+
+
+@pytest.mark.nvcc
+@needs_nvrtc
+def test_ptx_in_a_fat_binary_has_the_header_that_nvidia_s_tool_writes(tmp_path: Path) -> None:
+    found = toolchain.find_nvrtc("", None)
+    assert found is not None
+    code = "__global__ void kernel(float *x) { *x = 1; }"
+    ptx = nvrtc.compile_for(found.library, code, "k.cu", {}, ["--gpu-architecture=compute_90"], []).code
+    (tmp_path / "k.ptx").write_bytes(ptx.rstrip(b"\0"))
+    subprocess.run([f"{toolchain.require_nvcc(None).root}/bin/fatbinary", "--create", "k.fatbin", "--compress=false",
+                    "--image3=kind=ptx,sm=90,file=k.ptx"], cwd=tmp_path, check=True)
+    theirs, ours = (bytearray(content[:96]) for content in ((tmp_path / "k.fatbin").read_bytes(), nvrtc.fatbin({"compute_90": ptx})))
+    for header in (theirs, ours):
+        header[8:16] = header[24:32] = bytes(8)  # sizes: the tool leaves out comments and tabs
+    theirs[40:44] = ours[40:44]  # the version of PTX, which is that of the compiler
+    assert ours == theirs
+
+
+def test_variables_and_declarations_of_the_host_are_not_in_the_device_s_part() -> None:
+    text = """\
+std::vector<Tensor> launch(Tensor x, double scale = 1);
+static std::map<int, Tensor> kept;
+template <typename T> void map(T x);
+const int threads = 256;
+__constant__ float table[4];
+__device__ float twice(float x);
+extern __shared__ float scratch[];
+using Number = float;
+struct Pair { float a, b; };
+MAKE_KERNEL(float);
+"""
+    device = split.split(text, {}).device
+    assert [line for line in device.splitlines() if line.strip(";")] == text.splitlines()[3:]
+    assert device.count("\n") == text.count("\n")
 
 
 @needs_nvrtc
@@ -368,7 +395,7 @@ def test_without_nvcc_and_nvrtc_the_error_names_both(tmp_path: Path, monkeypatch
                       compiler={})
     no_nvcc(monkeypatch)
     no_nvrtc(monkeypatch)
-    with pytest.raises(ToolMissing, match=r"pip install 'opjit\[cuda\]'"):
+    with pytest.raises(ToolMissing, match=toolchain.INSTALL_NVRTC):
         build.build(recipe, Store(tmp_path / "cache"))
 
 
@@ -407,7 +434,7 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
     given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]
     extra = flags.check("keytest::plus", folder, (), given, (), [more])
     recipe = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
-    recipe = recipe._replace(flags=flags.join(recipe.flags, extra), inputs=read_inputs(recipe.source, recipe.target, extra.include))
+    recipe = recipe._replace(flags=flags.join(recipe.flags, extra, recipe.target), inputs=read_inputs(recipe.source, recipe.target, extra))
     assert compiler_of(build.build(recipe, Store(tmp_path / "cache"))).startswith("NVRTC ")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ import opjit
 from opjit import request, wanted
 from opjit.backends import targets
 from opjit.backends.targets import Target
-from opjit.builder import build
+from opjit.builder import build, torch_builder
 from opjit.declare import catalog
 from opjit.errors import BuildError, CompileError, DeclarationError
+from opjit.recipe import toolchain
 from opjit.recipe.flags import check, join
 from opjit.recipe.recipe import Recipe, read_inputs
 from opjit.store import elf
@@ -115,6 +119,15 @@ def test_a_flag_is_one_argument_whatever_is_in_it(declare: Declare, text: str) -
         op(X)
 
 
+def test_no_printable_character_of_a_flag_means_anything_to_a_shell_or_to_ninja(tmp_path: Path) -> None:
+    flags = [f"-DX={text}" for code in range(32, 256) if (text := chr(code)).isprintable()]
+    flags += [f"{each}{each} {each}" for each in flags] + ["".join(flags)]
+    command = " ".join(map(torch_builder.quote, [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *flags]))
+    (tmp_path / "build.ninja").write_text(f"rule tell\n  command = {command} > $out\nbuild told: tell\n", encoding="utf-8")
+    subprocess.run([f"{toolchain.require_ninja()}/ninja"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert ast.literal_eval((tmp_path / "told").read_text()) == flags
+
+
 def test_the_order_of_flags_is_the_author_s(declare: Declare) -> None:
     assert declare(extra_cflags=["-DVALUE=1", "-UVALUE", "-DVALUE=2"])(X) == 2
 
@@ -150,9 +163,11 @@ opjit_status value_cuda(const opjit_tensor *x, int64_t *out, cudaStream_t stream
 
 @pytest.mark.nvcc
 def test_flags_reach_nvcc_and_its_host_compiler(declare: Declare) -> None:
-    flags = ["-DVALUE=5", '-DTEXT="two words {}"', "-Xcompiler=-DHOST=1,-Wall", "--use_fast_math", "-Xptxas=-O2", "-std=c++20"]
+    text = "".join(filter(str.isprintable, map(chr, range(32, 256))))
+    text = text.translate(dict.fromkeys(map(ord, '$`\\"')))  # the first three are refused
+    flags = ["-DVALUE=5", f'-DTEXT="{text}"', "-Xcompiler=-DHOST=1,-Wall", "--use_fast_math", "-Xptxas=-O2", "-std=c++20"]
     entry = request.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags), helpers.cuda_target("sm_90"))
-    assert b"two words {}\0" in entry.library.read_bytes()
+    assert f"{text}\0".encode() in entry.library.read_bytes()
     with pytest.raises(CompileError, match="VALUE is not 5"):
         request.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags[1:]), helpers.cuda_target("sm_90"))
 
@@ -203,8 +218,8 @@ def test_an_include_folder_leaves_no_path_in_the_binary(tmp_path: Path) -> None:
         (tmp_path / place / "include").mkdir()
         (tmp_path / place / "include" / "amount.h").write_text("static const char where[] = __FILE__;\n#define AMOUNT 1.0f\n")
         described = describe(op)
-        flags = join(described.flags, check("op", op, (), (), (), ["../include", ".."]))
-        inputs = read_inputs(described.source, described.target, flags.include)
+        flags = join(described.flags, check("op", op, (), (), (), ["../include", ".."]), described.target)
+        inputs = read_inputs(described.source, described.target, flags)
         built.append(build.build(described._replace(flags=flags, inputs=inputs), Store(tmp_path / place / "cache")))
     contents = [entry.library.read_bytes() for entry in built]
     assert built[0].key == built[1].key
@@ -235,7 +250,7 @@ def test_a_declared_library_is_linked_and_what_is_not_declared_is_not(declare: D
     assert op(X) == 1
     entry = request.entry(op, here())  # found, so verified, with the manifest's word on what it may ask for
     assert "libgomp.so.1" in elf.inspect(entry.library.read_bytes()).needed
-    assert json.loads((entry.folder / "manifest.json").read_text())["document"]["flags"]["link"][-1] == "-lgomp"
+    assert json.loads((entry.folder / "manifest.json").read_text())["document"]["flags"]["link"][0] == "-lgomp"
     with pytest.raises(CompileError, match="undefined reference to `omp_get_num_procs'"):
         declare(extra_cflags=OPENMP["extra_cflags"])(X)
 
@@ -270,23 +285,33 @@ REFUSED = {
         "-fno-exceptions": "exceptions", "-fshort-enums": "relies on the default", "-fvisibility=default": "relies on the default",
         "-fplugin=x.so": "the key does not cover", "-fprofile-use=x": "the key does not cover",
         "-ffile-prefix-map=a=b": "the key does not cover", "-fopt-info-all=/tmp/told.txt": "the key does not cover",
-        "-fcondition-coverage": "the key does not cover",
-        "-g": "no debug information", "-ggdb3": "no debug information", "-Werror": "-Werror=vla", "kernel2.c": "starts with '-'",
+        "-fcondition-coverage": "the key does not cover", "-fcompare-debug=-fplugin=/tmp/x.so": "runs other programs",
+        "-fcompare-debug": "runs other programs", "-fpass-plugin=x": "runs other programs", "-fuse-ld=x": "runs other programs",
+        "-fmodule-mapper=|id": "runs other programs", "-fdebug-compilation-dir=/tmp": "plain words", "-frandom-seed=-g": "plain words",
+        "-flto=auto": "nothing to gain", "-fstack-usage": "the key does not cover", "-fsanitize-ignorelist=x": "the key does not cover",
+        "-Wno-x=a;id": "plain words", "-mtune=x -fplugin=y": "plain words",
+        "-g": "OPJIT_DEBUG=1", "-ggdb3": "opjit get --debug", "-Werror": "-Werror=vla", "kernel2.c": "starts with '-'",
         "-D": "'-DNAME=value'", "-O3 -DX": "does not know", "-DX\n": "line break", "--coverage": "does not know",
         "-Wp,-D,X": "does not know", "-o": "does not know", "": "does not know",
     },
     "extra_cuda_cflags": {
         "-gencode=arch=compute_90,code=sm_90": "OPJIT_ARCH=sm_90a", "-arch=sm_90": "opjit get", "--gpu-architecture=sm_90": "OPJIT_ARCH",
-        "-lineinfo": "no debug information", "-G": "no debug information", "-Xcompiler": "'-Xcompiler=-Wall'",
+        "-G": "OPJIT_DEBUG=1", "-device-debug": "opjit get --debug", "-Xcompiler": "'-Xcompiler=-Wall'",
         "-Xcompiler=-Wall,-ffast-math": "denormals", "-Xcompiler=-march=native": "OPJIT_ARCH", "-I.": "extra_include_paths",
         "--options-file=x": "would not be in the key", "-rdc=true": "does not know", "-ccbin=clang": "does not know",
         "-std=gnu17": "c\\+\\+20", "-std=c++14": "c\\+\\+20", "-lcublas": "extra_ldflags",
-        '-DHOME="$HOME"': "to a shell", "-DX=`id`": "to a shell", "-Xcompiler=-DX=$(id)": "to a shell",
+        '-DHOME="$HOME"': "to a shell", "-DX=`id`": "to a shell", "-Xcompiler=-DX=$(id)": "plain words",
+        '-DX="\\\\";id;"': "to a shell", "-Xcompiler=-DX=1;id": "plain words", "-Xcompiler=-DX=1|id": "plain words",
+        "-Xcompiler=-DX=1>x": "plain words", "-Xcompiler=-DX='1": "plain words", "-Xptxas=-v;id": "plain words",
+        "-Xptxas=-v>x": "plain words",
+        "-Xcompiler=-DX=&id": "plain words", "-Wno-x;id": "plain words", "-Xcompiler=-fplugin=x": "runs other programs",
         "-Xcudafe=--preinclude=x.h": "#include line", "-Xptxas=-v,--options-file=x": "would not be in the key",
     },
     "extra_ldflags": {
-        "-L/opt/lib": "-lNAME", "-Wl,-rpath,/opt": "-lNAME", "-static": "-lNAME", "-ffast-math": "-lNAME", "-l:libz.a": "-lNAME",
-        "libz.a": "-lNAME", "-ltorch_python": "one version of torch", "-lc10": "one version", "-lpython3.11": "one version",
+        "-L/opt/lib": "there is no folder /opt/lib", "-L/": "holds no libNAME.so and no libNAME.a", "-Wl,-rpath,/opt": "-lNAME",
+        "-static": "-lNAME", "-ffast-math": "-lNAME", "-l:libz.a": "-lNAME", "libz.a": "there is no file",
+        "/opt/libz.so.1": "'-L/opt', '-lz'",
+        "-ltorch_python": "one version of torch", "-lc10": "one version", "-lpython3.11": "one version",
     },
 }
 
@@ -294,8 +319,9 @@ REFUSED = {
 @pytest.mark.parametrize(("parameter", "flag", "says"),
                          [(name, flag, says) for name, flags in REFUSED.items() for flag, says in flags.items()])
 def test_a_flag_that_would_break_a_promise_is_refused_with_another_way(parameter: str, flag: str, says: str) -> None:
+    given: dict[str, Any] = {parameter: [flag]}
     with pytest.raises(DeclarationError, match=says) as caught:
-        opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: [flag]})(lambda x: None)
+        opjit.op("flagtest::refused(Tensor x) -> ()", **given)(lambda x: None)
     assert str(caught.value).startswith(f"flagtest::refused: {parameter} cannot hold {flag!r}: ")
     assert catalog.declared("flagtest::refused") is None
 
@@ -318,8 +344,9 @@ def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, 
 
 @pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
 def test_a_string_in_place_of_a_list_is_refused(parameter: str) -> None:
+    given: dict[str, Any] = {parameter: "-lz"}
     with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not '-lz'"):
-        opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: "-lz"})(lambda x: None)
+        opjit.op("flagtest::refused(Tensor x) -> ()", **given)(lambda x: None)
 
 
 @pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])

@@ -49,8 +49,10 @@ def test_every_file_of_the_op_flips_the_key(op: Path, name: str) -> None:
     assert key(op) != before
 
 
-def test_a_header_that_appears_flips_the_key(op: Path) -> None:
-    (op / "plus.c").write_text(PLUS + '#if __has_include("tuned.h")\n#include "tuned.h"\n#endif\n')
+@pytest.mark.parametrize("then", ['#include "tuned.h"', "#define TUNED 1"])
+@pytest.mark.parametrize("asked", ["__has_include(", "__has_include (", "__has_include_next( "])
+def test_a_header_that_appears_flips_the_key(op: Path, then: str, asked: str) -> None:
+    (op / "plus.c").write_text(PLUS + f'#if {asked}"tuned.h")\n{then}\n#endif\n')
     before = key(op)
     (op / "tuned.h").write_text("")
     assert key(op) != before
@@ -67,10 +69,10 @@ def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatc
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["glue.c.in", "glue.cu.in", "fatbin.c.in"])
+@pytest.mark.parametrize("name", ["glue.c.in", "kernel.in", "fatbin.c.in"])
 def test_each_glue_template_flips_the_key(op: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = key(op)
-    texts = {template: resources.template(template) for template in ("glue.c.in", "glue.cu.in", "fatbin.c.in")}
+    texts = {template: resources.template(template) for template in ("glue.c.in", "kernel.in", "fatbin.c.in")}
     texts[name] += "\n"
     monkeypatch.setattr(resources, "template", texts.__getitem__)
     recipe._glue_digest.cache_clear()
@@ -388,12 +390,13 @@ def test_an_include_through_a_macro_is_refused_and_nothing_is_published(op: Path
     assert helpers.entries(tmp_path / "cache") == []
 
 
-def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_path: Path) -> None:
-    """No compiler tells of them, so a change would go unseen."""
-    (op / "data.bin").write_bytes(b"1")
-    taken = f'__asm__(".section .rodata\\nblob:\\n.incbin \\"{op}/data.bin\\"\\n.previous");\n'
+@pytest.mark.parametrize("directive", ['".incbin ', '".inc" "bin ', '".include '], ids=["incbin", "incbin-in-two", "include"])
+def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_path: Path, directive: str) -> None:
+    """The compiler does not report them, so a change would go unseen."""
+    (op / "data.bin").write_bytes(b"\n")
+    taken = f'__asm__(".section .rodata\\nblob:\\n" {directive}\\"{op}/data.bin\\"\\n.previous");\n'
     (op / "plus.c").write_text(PLUS + taken)
-    with pytest.raises(BuildError, match=r"plus\.c includes a file with \.incbin.*put its bytes into a header"):
+    with pytest.raises(BuildError, match=r"its assembly takes in .*data\.bin with \.inc.*put its bytes into a header"):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
 
@@ -527,8 +530,11 @@ def test_each_field_of_a_recipe_flips_the_key(op: Path, tmp_path: Path) -> None:
     recipe = describe(op, cuda, compiler={"cc.version": "gcc version 0", "cc.machine": "here", "nvcc.build": "V13.0.0"})
     given = recipe.flags
     flags = {"c": given._replace(c=(*given.c, "-more")), "cuda": given._replace(cuda=(*given.cuda, "-more")),
-             "link": given._replace(link=(*given.link, "-more")), "stubs": given._replace(stubs=(*given.stubs, "more"))}
-    assert flags.keys() == set(Flags._fields) - {"needed", "include"}  # the one follows from the arch, the other's files are inputs
+             "link": given._replace(link=(*given.link, "-more")), "stubs": given._replace(stubs=(*given.stubs, "more")),
+             "sources": given._replace(sources=(str(op / "more.cu"),)), "debug": given._replace(debug=True),
+             "device": given._replace(device=("-more",))}
+    # Follows from the arch; its files are inputs; are in `link`, by name.
+    assert flags.keys() == set(Flags._fields) - {"needed", "include", "cuda_link", "shared"}
     changed: dict[str, list[Recipe]] = {
         "schema": [recipe._replace(schema=schema.parse("keytest::plus(Tensor y) -> Tensor"))],
         "target": [recipe._replace(target=cuda._replace(backend=helpers.cpu())), recipe._replace(target=cuda._replace(arch="sm_80")),

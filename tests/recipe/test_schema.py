@@ -67,6 +67,8 @@ def test_every_type_of_the_table_has_its_c_type(text: str, c_type: str) -> None:
     ("(Tensor, Tensor)", ["opjit_tensor *out0", "opjit_tensor *out1"]),
     ("(Tensor sum, int n, float mean, bool any)", ["opjit_tensor *sum", "int64_t *n", "double *mean", "bool *any"]),
     ("(float, Tensor, bool)", ["double *out0", "opjit_tensor *out1", "bool *out2"]),
+    ("Tensor?", ["opjit_tensor *out"]),
+    ("(Tensor[] parts, Tensor? rest, int n)", ["opjit_outputs *parts", "opjit_tensor *rest", "int64_t *n"]),
 ])
 def test_every_return_type_has_its_c_type(returns: str, c_types: list[str]) -> None:
     assert glue.parameters(parse(f"optest::f(Tensor x) -> {returns}"))[1:] == c_types
@@ -120,10 +122,12 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(int n) -> Tensor", "has no Tensor argument"),
     ("f() -> Tensor", "has no Tensor argument"),
     ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
-    ("f(Tensor x) -> Tensor[]", "an op returns Tensor, int, float, bool, or several of them"),
-    ("f(Tensor x) -> Tensor?", "an op returns Tensor, int, float, bool, or several of them"),
-    ("f(Tensor x) -> str", "an op returns Tensor, int, float, bool, or several of them"),
-    ("f(Tensor x) -> ScalarType", "an op returns Tensor, int, float, bool, or several of them"),
+    ("f(Tensor x) -> Tensor[]?", "returns a Tensor[]?; an op returns Tensor, int, float, bool, Tensor?, Tensor[], or several of them"),
+    ("f(Tensor x) -> Tensor?[]", "returns a Tensor?[]; an op returns"),
+    ("f(Tensor x) -> int[]", "returns a int[]; an op returns"),
+    ("f(Tensor x) -> float?", "returns a float?; an op returns"),
+    ("f(Tensor x) -> str", "returns a str; an op returns"),
+    ("f(Tensor x) -> ScalarType", "returns a ScalarType; an op returns"),
     ("f(Tensor x, ...) -> Tensor", "any number of values"),
     ("f(Tensor x) -> ...", "any number of values"),
     ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
@@ -247,3 +251,14 @@ def test_results_have_names_of_their_own(names: tuple[str, str]) -> None:
     declared = [name.rpartition(" ")[2].lstrip("*") for name in glue.parameters(parse(op_schema))]
     assert len(set(declared)) == len(declared), declared
     assert "stream" not in declared
+
+
+@pytest.mark.parametrize("default", ["float y=1e400", "int y=99999999999999999999", "float y=-1e999"])
+def test_a_default_beyond_the_range_of_its_type_is_said(default: str) -> None:
+    with pytest.raises(SchemaError, match="a default is a number beyond the range of its type"):
+        parse(f"a::b(Tensor x, {default}) -> Tensor")
+
+
+@pytest.mark.parametrize("name", ["_Bool", "_Complex", "__LINE__", "_Generic", "linux", "unix", "errno", "__has_include"])
+def test_a_name_that_c_keeps_for_itself_is_passed_under_another(name: str) -> None:
+    assert glue.c_names(parse(f"a::b(Tensor {name}) -> Tensor")) == [f"{name}_", "out"]

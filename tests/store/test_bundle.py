@@ -65,7 +65,7 @@ def test_no_bytes_make_the_reader_raise_anything_else(content: bytes) -> None:
 
 
 def test_the_reader_trusts_no_length(entry: Entry) -> None:
-    described, library = read(entry.folder)
+    described, library, _ = read(entry.folder)
     for length in ("99999999", "0", "-5", "1e3"):
         with pytest.raises(EntryError):
             bundle.parse(f"opjit entry 1\n{length} -\n".encode() + described.dump() + library)

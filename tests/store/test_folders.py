@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import warnings
@@ -18,11 +19,11 @@ import pytest
 
 from opjit import files
 from opjit.errors import CacheWarning
-from opjit.store import layers
+from opjit.store import layers, store
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, caught, describe, fresh, write_op
+from tests.helpers import SOMEBODY, as_root, caught, describe, fresh, open_to_group, write_op
 
 
 @pytest.fixture
@@ -64,14 +65,6 @@ def link_into_the_open(root: Path) -> None:
     root.symlink_to("../open/../open/cache")
 
 
-def group_writable(root: Path) -> None:
-    if os.geteuid() == 0:
-        os.chown(root.parent, -1, SOMEBODY)
-    elif grp.getgrgid(root.parent.stat().st_gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name:
-        pytest.skip("this user's group is his own")
-    root.parent.chmod(0o775)
-
-
 def op_folder_is_a_link(root: Path) -> None:
     swap(root / "v1" / "keytest.plus", "")
 
@@ -85,7 +78,7 @@ def loop(root: Path) -> None:
 DANGERS: dict[str, Callable[[Path], None]] = {
     "parent-world-writable": lambda root: root.parent.chmod(0o777),
     "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
-    "parent-group-writable": group_writable,
+    "parent-group-writable": lambda root: open_to_group(root.parent),
     "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
     "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
     "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
@@ -93,7 +86,7 @@ DANGERS: dict[str, Callable[[Path], None]] = {
     "link-to-where-others-write": link_into_the_open,
     "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
     "op-folder-world-writable": lambda root: (root / "v1" / "keytest.plus").chmod(0o777),
-    "arch-folder-group-writable": lambda root: next((root / "v1" / "keytest.plus").iterdir()).chmod(0o775),
+    "arch-folder-group-writable": lambda root: open_to_group(next((root / "v1" / "keytest.plus").iterdir())),
     "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY),
     "op-folder-is-a-link": op_folder_is_a_link,
 }
@@ -150,10 +143,7 @@ def test_what_only_this_user_can_swap_is_used(op: Path, root: Path, name: str, m
     elif name == "relative-link":
         swap(root, "../inner/./cache-moved")
     else:
-        me, group = pwd.getpwuid(os.geteuid()), os.stat(root.parent).st_gid
-        root.parent.chmod(0o775)
-        monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group))
-        monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[]))
+        own_group(root, monkeypatch)
     assert caught(op, root).warnings == []
     assert caught(op, root).entry.folder.is_relative_to(root)
     if name == "link":
@@ -171,6 +161,35 @@ def test_a_group_with_other_members_is_others(root: Path, name: str, members: li
     assert "can be written by others (mode 775" in (files.swappable(root) or "")
 
 
+def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the group of the folder above a cache look like this user's private one, and let it write there."""
+    me, group = pwd.getpwuid(os.geteuid()), os.stat(root.parent).st_gid
+    root.parent.chmod(0o775)
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[]))
+
+
+def test_a_group_that_is_another_account_s_main_group_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_group(root, monkeypatch)
+    assert files.swappable(root) is None
+    files._accounts.cache_clear()
+    accounts = [*pwd.getpwall(), SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid)]
+    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
+    assert "can be written by others (mode 775" in (files.swappable(root) or "")
+    files._accounts.cache_clear()
+
+
+def test_an_access_control_list_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, the group's bits in the mode are the most that any user or group in the list may do."""
+    own_group(root, monkeypatch)
+    entries = [(0x01, 7, -1), (0x02, 7, SOMEBODY), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1)]  # the owner, somebody, the group, the mask
+    try:
+        os.setxattr(root.parent, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries))
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    assert "can be written by others (mode 775" in (files.swappable(root) or "")
+
+
 def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(op: Path, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -185,8 +204,8 @@ def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_
 ) -> None:
     root, look = tmp_path / "outer" / "cache", files.swappable
 
-    def overtaken(folder: Path) -> str | None:
-        found = look(folder)
+    def overtaken(folder: Path, trusted_as: Path | None = None) -> str | None:
+        found = look(folder, trusted_as)
         root.mkdir(parents=True)
         root.parent.chmod(0o777)
         return found
@@ -245,10 +264,24 @@ def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(op: Pa
         assert layers.find(describe(op)) is not None
 
 
+@pytest.mark.parametrize("danger", ["package", "prebuilt"])
+def test_binaries_beside_a_source_that_others_can_swap_are_not_used(op: Path, root: Path, tmp_path: Path, danger: str) -> None:
+    package = tmp_path / "package"
+    (package / "plus").mkdir(parents=True)
+    shutil.copytree(op, package / "plus", dirs_exist_ok=True)
+    root.rename(package / "plus" / "prebuilt")
+    recipe = describe(package / "plus")
+    assert layers.find(recipe) is not None
+    (package if danger == "package" else package / "plus" / "prebuilt").chmod(0o777)
+    store._trusted_roots.clear()
+    with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*where only you can write"):
+        assert layers.find(recipe) is None
+
+
 def test_the_way_to_a_cache_is_looked_at_once_in_a_process(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(root)
     assert store.find(describe(op)) is not None
-    monkeypatch.setattr(files, "swappable", lambda folder: pytest.fail("looked again"))
+    monkeypatch.setattr(files, "swappable", lambda *_: pytest.fail("looked again"))
     assert store.find(describe(op)) is not None
 
 

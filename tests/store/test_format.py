@@ -92,7 +92,7 @@ def test_the_tables_name_every_field(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "plus.c").touch()
     assert first_column("### An op") == list(describe(folder).document())
-    program = Extension("name", (), (), {}, (), {}, (), (), True, None, {}, None, "0" * 16)
+    program = Extension("name", (), (), {}, (), {}, (), (), True, None, {}, None, (None,), "0" * 16)
     assert sorted(first_column("### A C++ extension")) == sorted(program.document())
 
 

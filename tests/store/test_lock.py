@@ -427,7 +427,7 @@ def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, 
     else:
         folder.mkdir(mode=0o700)
         if bad == "group-writable":
-            folder.chmod(0o775)
+            helpers.open_to_group(folder)
         elif os.geteuid() == 0:
             os.chown(folder, 12345, 12345)
         else:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from opjit import cache, files
+from opjit.builder import parts
 from opjit.errors import BadSetting, CacheWarning
 from opjit.store import manifest, prune
 from opjit.store.entry import Entry
@@ -257,6 +258,24 @@ def test_old_logs_and_notes_go_and_fresh_ones_stay(entry: Entry, clock: Clock) -
     assert keys() == {entry.key}
 
 
+def test_parts_that_a_build_may_be_linking_with_stay_at_any_age(entry: Entry) -> None:
+    """A build dates the parts that it uses: access times may be a day old."""
+    def make(staged: Path) -> None:
+        (staged / "part").write_text("text")
+
+    base = entry.folder.parents[2]
+    used = parts.kept(base, "content", ["part"], make)
+    for path in (used, *used.iterdir()):
+        os.utime(path, (time.time() - DAY,) * 2)
+    assert parts.kept(base, "content", ["part"], make) == used
+    cache.prune(age=1.0)
+    assert used.is_dir()
+    for path in (used, *used.iterdir()):
+        os.utime(path, (time.time() - DAY,) * 2)
+    cache.prune(age=1.0)
+    assert not used.exists()
+
+
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("5GiB", 5 << 30), ("5G", 5 << 30), ("5gb", 5 * 10**9), ("1.5 MiB", 3 << 19),
                                             ("17", 17), ("17b", 17), ("2TiB", 2 << 40)])
 def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
@@ -291,7 +310,7 @@ def grown(op: Path, number: int) -> Path:
 @pytest.fixture
 def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """An entry that is over the bound, and not fresh."""
-    monkeypatch.setenv("OPJIT_CACHE_SIZE", "45k")
+    monkeypatch.setenv("OPJIT_CACHE_SIZE", "70k")
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     date(entry.folder, 1000)
     make_yesterday(entry.folder.parents[2] / MARKER)
@@ -372,9 +391,9 @@ def stopped(tmp_path: Path) -> Iterator[Callable[[str], zygote.Process]]:
 
 STOP = "def stop():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
 HOOKS = {
-    "between the look and the library": "from opjit.store import entry as store\nplain = store.bounded\n"
-                                        "def bounded(path):\n    found = plain(path)\n"
-                                        "    store.bounded = plain\n    stop()\n    return found\nstore.bounded = bounded\n",
+    "between the look and the library": "from opjit.store import manifest\nplain = manifest.parse\n"
+                                        "def parse(text):\n    found = plain(text)\n"
+                                        "    manifest.parse = plain\n    stop()\n    return found\nmanifest.parse = parse\n",
     "between the verification and dlopen": "from opjit import loader\nplain = loader.open_library\ndef opened(*arguments):\n"
                                            "    loader.open_library = plain\n    stop()\n    return plain(*arguments)\n"
                                            "loader.open_library = opened\n",
@@ -413,7 +432,7 @@ def test_an_entry_that_goes_away_every_time_is_built_where_nobody_clears(entry: 
     code = helpers.declare(op) + (
         "from opjit import cache, loader\n"
         "plain = loader.open_library\n"
-        "def cleared_before(entry, qualified):\n    cache.clear()\n    return plain(entry, qualified)\n"
+        "def cleared_before(*given):\n    cache.clear()\n    return plain(*given)\n"
         "loader.open_library = cleared_before\n"
     )
     assert fresh(code + GET).stdout == "[2.0]\n"

@@ -115,7 +115,7 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "library-last-byte": flip(-1),
     "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"),
     "library-is-a-link": link_the_library,
-    "library-group-writable": lambda entry: entry.library.chmod(0o664),
+    "library-group-writable": lambda entry: helpers.open_to_group(entry.library),
     "manifest-empty": lambda entry: rewrite(entry.folder / manifest.NAME, b""),
     "manifest-one-byte-short": lambda entry: rewrite(entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]),
     "manifest-not-text": lambda entry: rewrite(entry.folder / manifest.NAME, b"\xff\xfe\x00"),
@@ -125,7 +125,7 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "manifest-is-a-pipe": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkfifo),
     "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo),
     "folder-is-a-link": swap_for_link,
-    "folder-group-writable": lambda entry: entry.folder.chmod(0o775),
+    "folder-group-writable": lambda entry: helpers.open_to_group(entry.folder),
     "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
     "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
     "another-s-entry": be_another_s_entry,
@@ -321,6 +321,21 @@ def test_a_deeply_nested_document_is_refused(depth: int) -> None:
         manifest.parse(fields.encode())
 
 
+@pytest.mark.parametrize("seconds", [10**400, 1e400, -1, True, None, ["1"], {}])
+def test_a_manifest_with_a_value_in_built_with_that_is_no_text_is_refused(built_once: tuple[Path, Entry], seconds: object) -> None:
+    fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
+    fields["built_with"]["seconds"] = seconds
+    with pytest.raises(EntryError, match="built_with has a value that is not a string"):
+        manifest.parse(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("text", ["1e400", "9" * 5000, "nan", "-1", "x", ""])
+def test_no_text_as_a_build_time_breaks_a_reader(built_once: tuple[Path, Entry], text: str) -> None:
+    fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
+    fields["built_with"]["seconds"] = text
+    assert manifest.parse(json.dumps(fields).encode()).seconds == 0
+
+
 def test_a_manifest_reads_back_as_it_was_written(built_once: tuple[Path, Entry]) -> None:
     text = (built_once[1].folder / manifest.NAME).read_bytes()
     assert manifest.parse(text).dump() == text
@@ -514,8 +529,10 @@ def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Pat
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder to another user")
         os.chown(cache, SOMEBODY, SOMEBODY)
+    elif bad == "group-writable":
+        helpers.open_to_group(cache)
     else:
-        cache.chmod(0o775 if bad == "group-writable" else 0o777)
+        cache.chmod(0o777)
     after = caught(op, cache)
     assert len(after.warnings) == 1
     assert str(cache) in after.warnings[0]

@@ -1,0 +1,80 @@
+"""The warnings of a build that succeeded: those about the author's files, each once, at the author's line."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit.errors import CompileWarning
+
+_WARNING = re.compile(r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)")
+_NOTE = re.compile(r"(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+: note: (?P<text>.+)")
+_OF_PTXAS = re.compile(r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)")
+# Not part of the key, as it changes no byte; before an author's flags, so that they can change it.
+LARGE_FRAME = f"-Wframe-larger-than={1 << 20}"
+_IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
+_ADVICE = (": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "
+           "pass extra_cflags=['-Wno-frame-larger-than']")
+
+
+class Found(NamedTuple):
+    """A warning, and its place in a file of the author's."""
+
+    file: str
+    line: int
+    text: str
+
+
+def find(output: str, own: Callable[[str], str | None], source: str) -> list[Found]:
+    """Return the warnings about the author's files in compilers' output, each once.
+
+    A warning about a macro of opjit's is at the line that uses the macro. Warnings about other files are left out.
+
+    Args:
+        own: the path of a file that a compiler names, if it is the author's, else None.
+        source: the place of warnings without one, as ptxas prints them.
+    """
+    found: dict[Found, None] = {}
+    lines = output.splitlines()
+    for index, line in enumerate(lines):
+        match, of_ptxas = _WARNING.match(line), _OF_PTXAS.match(line)
+        if match:
+            notes = [note for note in map(_NOTE.match, _block(lines[index + 1:])) if note]
+            places = [(own(place["file"]), int(place["line"] or match["row"])) for place in (match, *notes)]
+            place = next(((file, number) for file, number in places if file), None)
+            if place is not None:
+                advice = _ADVICE if _IS_LARGE.match(match["text"]) else ""
+                found[Found(str(place[0]), place[1], match["text"] + advice)] = None
+        elif of_ptxas:
+            found[Found(source, 1, f"ptxas: {of_ptxas['text']}")] = None
+    return list(found)
+
+
+def _block(lines: Iterable[str]) -> list[str]:
+    """Return the lines that belong to a warning: its excerpt of the source and its notes."""
+    block: list[str] = []
+    for line in lines:
+        if not (line.startswith(" ") or _NOTE.match(line)):
+            break
+        block.append(line)
+    return block
+
+
+def emit(found: Iterable[Found], source: Path, label: str | None) -> None:
+    """Give Python's warnings, at the author's lines.
+
+    Args:
+        label: name of an inline source, whose path the author does not know; the message then holds the line.
+    """
+    for each in found:
+        inline = label is not None and each.file == str(source)
+        text = f"{each.text}\n{_line(source, each.line)}" if inline else each.text
+        warnings.warn_explicit(CompileWarning(text), CompileWarning, str(label) if inline else each.file, each.line)
+
+
+def _line(source: Path, number: int) -> str:
+    lines = source.read_text("utf-8", "replace").splitlines()
+    return f"  {lines[number - 1].strip()}" if number <= len(lines) else ""

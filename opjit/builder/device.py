@@ -1,0 +1,56 @@
+"""Kernels that a device's own compiler compiles, before torch's builder compiles the glue and links both."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from opjit.errors import BuildError
+from opjit.recipe import toolchain
+from opjit.recipe.recipe import Recipe
+from opjit.recipe.toolchain import Own
+
+
+class Failed(Exception):
+    """The compiler refused a source. The message is its output."""
+
+
+def compile_kernels(recipe: Recipe, sources: Sequence[Path], work: Path, own: Own) -> tuple[list[Path], str]:
+    """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output.
+
+    Raises:
+        Failed: the compiler refused a source.
+        BuildError: it was killed, or left no object file or no list of the files that it read.
+        OSError: the disk is full.
+    """
+    made, output = [], ""
+    for source in sources:
+        objects, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
+        places = {**recipe.places(work), "source": str(source), "object": str(objects), "dependencies": str(listed)}
+        command = [own.path, *_arguments(recipe.flags.device, places, recipe.include_path)]
+        done = toolchain.run(command, work)
+        if done.returncode < 0:
+            raise _fault(recipe, command, f"was killed by signal {-done.returncode}; try again, with more memory if it needs it")
+        if done.returncode:
+            toolchain.refuse_full_disk(done.stdout, work)
+            raise Failed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")  # as ninja reports it
+        for path, what in ((objects, "object file, {object}"), (listed, "list of the files that it read, {dependencies}")):
+            if not path.is_file():
+                of = recipe.target.backend.name
+                raise _fault(recipe, command, f"reported success but left no {what}, in the flags of the backend {of}")
+        made.append(objects)
+        output += done.stdout
+    return made, output
+
+
+def _arguments(flags: Sequence[str], places: dict[str, str], include_path: Sequence[str]) -> Iterator[str]:
+    """Fill in the placeholders of `Flags.device`."""
+    for flag in flags:
+        for folder in include_path if "{path}" in flag else ("",):
+            yield flag.format(**places, path=folder)
+
+
+def _fault(recipe: Recipe, command: Sequence[str], what: str) -> BuildError:
+    return BuildError(f"{recipe} was not built: {command[0]} {what}", op=recipe.schema.qualified, target=str(recipe.target),
+                      command=shlex.join(command))

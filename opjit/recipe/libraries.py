@@ -1,0 +1,137 @@
+"""The libraries and objects that an op's author links with.
+
+    extra_ldflags=["vendor/libfft.a", "-Lvendor", "-lfft", "-lz"], extra_cuda_ldflags=["-lcublas"]
+
+Archives and objects, and libraries in folders that -L names, are part of the key by their content. A system library (-lz) is provided by
+each machine, like libc; a CUDA library by torch. Their content is not part of the key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from opjit.backends import Flags, Shared
+from opjit.errors import DeclarationError
+from opjit.recipe import headers, toolchain
+
+# CUDA's libraries that torch needs itself: a process with a CUDA build of torch has them.
+OF_TORCH = frozenset({"cublas", "cublasLt", "cudnn", "nccl", "cufft", "curand", "cusolver", "cusparse", "cusparseLt", "nvrtc", "nvJitLink",
+                      "cupti", "cufile", "nvshmem_host"})
+_NAMED = re.compile(r"-l[\w+.-]+")
+_TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
+_OBJECT = re.compile(r"[^-].*\.(a|o)")
+_SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
+
+
+def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
+    """Check an author's linker arguments. Returns them with the absolute paths of objects, of archives, and of libraries in folders that -L
+    names.
+
+    Args:
+        folder: of the op; relative paths are relative to it.
+
+    Raises:
+        DeclarationError: an argument would tie the binary to this machine, or names no file; the message names an alternative.
+    """
+    def refuse(flag: str, reason: str) -> DeclarationError:
+        return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
+
+    searched = {flag: headers.normalized(os.path.join(folder, flag[2:])) for flag in flags if flag.startswith("-L") and flag != "-L"}
+    link: list[str] = []
+    for flag in flags:
+        path = headers.normalized(os.path.join(folder, flag))
+        if flag in searched:
+            if not os.path.isdir(searched[flag]):
+                raise refuse(flag, f"there is no folder {searched[flag]}; a relative path starts from {folder}")
+        elif _TIED.fullmatch(flag):
+            raise refuse(flag, "it would tie the binary to one version of torch or Python; opjit.h has what an op needs of torch")
+        elif _NAMED.fullmatch(flag):
+            link.append(_in_folders(flag[2:], searched.values()) or flag)
+        elif _OBJECT.fullmatch(flag) and os.path.isfile(path):
+            link.append(path)
+        elif _OBJECT.fullmatch(flag):
+            raise refuse(flag, f"there is no file {path}; a relative path starts from {folder}")
+        elif _SHARED.fullmatch(flag):
+            name = re.match(r"lib(.+?)\.so", os.path.basename(flag))
+            raise refuse(flag, "the binary would name that path; link its static archive, libNAME.a, or write "
+                               f"'-L{os.path.dirname(flag) or '.'}', '-l{name[1] if name else 'NAME'}'")
+        else:
+            raise refuse(flag, "it takes a library ('-lNAME'), a folder of libraries ('-LFOLDER'), and the paths of static archives and "
+                               "objects ('libNAME.a', 'NAME.o'); opjit links every op with the same exports and without a run path")
+    for flag, place in searched.items():
+        if not any(os.path.dirname(path) == place for path in link):
+            raise refuse(flag, f"{place} holds no libNAME.so and no libNAME.a of the libraries that {parameter} names with -lNAME")
+    return tuple(link)
+
+
+def _in_folders(name: str, folders: Iterable[str]) -> str | None:
+    """Find a library as a linker does: in each folder the shared one first."""
+    paths = (os.path.join(folder, f"lib{name}{suffix}") for folder in folders for suffix in (".so", ".a"))
+    return next(filter(os.path.isfile, paths), None)
+
+
+def for_cuda(flags: Flags, runtime: str) -> Flags:
+    """Name each of torch's CUDA libraries by its soname, which decides the binary's bytes. One that is not found here stays as it is."""
+    found = {flag: find_cuda_library(flag[2:], runtime) for flag in flags.link if flag[2:] in OF_TORCH}
+    shared = {flag: each for flag, each in found.items() if each is not None}
+    return flags._replace(link=tuple(f"-l:{shared[flag].soname}" if flag in shared else flag for flag in flags.link),
+                          shared=tuple(shared.values()))
+
+
+def find_cuda_library(name: str, runtime: str) -> Shared | None:
+    """Find a CUDA library: as this process has loaded it, else where pip, the CUDA Toolkit or the system put it.
+
+    Args:
+        runtime: such as ``"cuda13"``; a library in a folder with another version of CUDA's runtime is left out.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        loaded = re.search(rf"^.* (/.*/(lib{re.escape(name)}\.so\.\d+)[\d.]*)$", maps.read(), re.MULTILINE)
+    if loaded:
+        return Shared(loaded[2], loaded[1])
+    nvrtc, major = toolchain.find_nvrtc(runtime, None), runtime.removeprefix("cuda")
+    folders = [Path(nvrtc.runtime)] if nvrtc else []
+    folders += [folder for wheel in toolchain.cuda_wheels() for folder in sorted(wheel.glob("*/lib"))]
+    nvcc = toolchain.working_nvcc(None)
+    folders += [Path(nvcc.root, "lib64")] if nvcc else []
+    folders += [Path(sys.prefix, "lib"), *(Path("/usr/lib", f"{machine}-linux-gnu") for machine in ("x86_64", "aarch64"))]
+    for folder in folders:
+        versions = sorted(path for path in folder.glob(f"lib{name}.so.*") if path.suffix[1:].isdigit() and path.name.count(".") == 2)
+        of_another = list(folder.glob("libcudart.so.*")) and not (folder / f"libcudart.so.{major}").exists()
+        if versions and not of_another:
+            return Shared(versions[-1].name, str(versions[-1]))
+    return None
+
+
+def include_folders(shared: Iterable[Shared]) -> list[str]:
+    """Return the folders of CUDA libraries' headers, beside the libraries as pip installs them."""
+    places = [str(Path(each.path).parent.parent / "include") for each in shared]
+    return [place for place in dict.fromkeys(places) if os.path.isdir(place) and place != "/usr/include"]
+
+
+def files(flags: Flags) -> list[str]:
+    """Return the files to link with whose content decides the binary's bytes."""
+    return [flag for flag in flags.link if os.path.isabs(flag)]
+
+
+def arguments(flags: Flags) -> list[str]:
+    """Return the linker's arguments, with the paths of torch's CUDA libraries."""
+    paths = {f"-l:{each.soname}": each.path for each in flags.shared}
+    return [paths.get(flag, flag) for flag in flags.link]
+
+
+def to_open(flags: Flags) -> list[str]:
+    """Return the shared libraries to open before the op's: the dynamic loader does not search their folders."""
+    return [path for path in arguments(flags) if os.path.isabs(path) and path.endswith(".so")] + [each.path for each in flags.shared]
+
+
+def as_written(link: Iterable[str]) -> list[str]:
+    """Return arguments that `resolve` turns into these."""
+    written = []
+    for flag in link:
+        folder, name = os.path.split(flag)
+        written += [f"-L{folder}", f"-l{name[3:-3]}"] if name.endswith(".so") else [flag]
+    return written

@@ -1,0 +1,115 @@
+"""Kinds of files in place of a cache's: each is replaced, and the op works; nothing blocks, and nothing endless is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opjit import cache, files
+from opjit.errors import EntryError
+from opjit.recipe import toolchain
+from opjit.store import lock
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from tests import helpers
+from tests.helpers import as_root, caught, command
+
+
+def _socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # the name of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "20 GB": _sparse,
+    "nothing": lambda path: None,
+    "an empty file": Path.touch,
+    "deep JSON": lambda path: path.write_text("[" * 100_000),
+    "text": lambda path: path.write_text('{"stamp": []}'),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_an_op_is_built_whatever_took_the_place_of_a_file(entry: Entry, op: Path, tmp_path: Path, kind: Callable[[Path], object]) -> None:
+    root = tmp_path / "cache"
+    replaced = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix in (".so", ".o", ".json")]
+    assert {path.name for path in replaced} >= {"manifest.json", "parts.json", "opjit_runtime.o", "libtorch_cpu.so", "keytest.plus.so"}
+    for path in replaced:
+        path.unlink()
+        kind(path)
+    found = caught(op, root)
+    assert found.entry.folder.is_relative_to(root)
+    assert caught(op, root) == helpers.Caught(found.entry, []), "the second request is a silent hit"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
+def test_what_took_the_place_of_a_note_of_a_compiler_is_no_note(tmp_path: Path, kind: str) -> None:
+    notes = Store(tmp_path / "cache").notes
+    assert notes is not None
+    found = toolchain.find_compiler(notes)
+    (note,) = notes.iterdir()
+    note.unlink()
+    KINDS[kind](note)
+    assert toolchain.find_compiler(notes) == found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
+def test_the_commands_name_what_took_the_place_of_a_file_and_do_not_wait_for_it(entry: Entry, tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path / "pack.tar")
+    done = command("cache", "unpack", tmp_path / "pack.tar", OPJIT_TRUST=None)
+    assert (done.returncode != 0, "Traceback" in done.stderr) == (kind != "20 GB", False), "a pack may end at its start"
+    for name in ("manifest.json", "keytest.plus.so"):
+        shutil.move(entry.folder / name, tmp_path / name)
+        KINDS[kind](entry.folder / name)
+        (finding,) = cache.verify()
+        assert not finding.in_order, finding
+        os.rmdir(entry.folder / name) if kind == "folder" else (entry.folder / name).unlink()
+        shutil.move(tmp_path / name, entry.folder / name)
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert files.read(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(EntryError, match="has 5 bytes, more than 4"):
+        files.read(tmp_path / "file", 4)
+
+
+def test_a_pipe_in_place_of_a_lock_holder_s_note_is_no_note(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "note.json")
+    assert lock.holder(tmp_path / "note.json") is None
+
+
+@as_root
+@pytest.mark.parametrize("linked", ["v1", "v1/toolchain"])
+def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path, somebodys: Path, tmp_path: Path, linked: str) -> None:
+    """Neither notes on compilers nor counters nor parts."""
+    root, target = somebodys / "cache", tmp_path / "target"
+    target.mkdir()
+    (root / linked).parent.mkdir(parents=True)
+    (root / linked).symlink_to(target)
+    subprocess.run(["chown", "-Rh", f"{helpers.SOMEBODY}", root], check=True)
+    code = helpers.declare(op) + "warnings.simplefilter('ignore')\nopjit.get('keytest::plus', 'cpu')\n"
+    helpers.fresh(code, {"OPJIT_CACHE": str(root)})
+    assert list(target.iterdir()) == []
+    assert [path for path in root.rglob("*") if path.lstat().st_uid == 0] == []
