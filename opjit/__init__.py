@@ -8,26 +8,39 @@
 Importing builds, probes and writes nothing. It declares the bundled ops to torch: schema, fake kernel and backward.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
-from opjit import errors
-from opjit.api import explain, get
-from opjit.backends import register_backend
-from opjit.backends.cpu import Cpu
-from opjit.backends.cuda import Cuda
-from opjit.declare import catalog
-from opjit.declare.catalog import add_path, op
-from opjit.declare.op import Op, Workload
+__all__ = ["Op", "Sample", "Workload", "add_path", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain", "get",
+           "include_path", "inline", "load", "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
+__version__ = "0.2.0"
 
-__all__ = ["Op", "Workload", "add_path", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain", "get", "inline",
-           "load", "load_inline", "load_library", "op", "precompile", "register_backend", "testing", "watch"]
-__version__ = "0.1.0"
 
-# Imported on first use: each name, and its module.
-_LATER = {"cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "testing": "testing",
+def _is_command() -> bool:
+    """Whether this process is the command ``opjit``. Its help and completion must not wait seconds for torch.
+
+    A command that needs the ops declares them itself. A program that imports opjit, also before torch, has them at once.
+    """
+    program = sys.orig_argv[-len(sys.argv):][:1]
+    return [name.rpartition("/")[2] for name in program] == ["opjit"]
+
+
+if TYPE_CHECKING or not _is_command():
+    from opjit import errors
+    from opjit.api import declare_all, explain, get
+    from opjit.backends import register_backend
+    from opjit.declare import catalog as catalog  # not public
+    from opjit.declare.catalog import add_path, op
+    from opjit.declare.op import Op, Workload
+    from opjit.declare.sample import Sample
+
+# Imported on first use: each name, and its module. Programs have the first two lines at once.
+_LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.catalog",
+          "op": "declare.catalog", "Op": "declare.op", "Workload": "declare.op", "Sample": "declare.sample",
+          "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "testing": "testing",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "precompile": "ahead.precompile",
-          "watch": "live.watch", "load_ipython_extension": "live.notebook"}
+          "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
+          "watch": "live.watch", "load_ipython_extension": "author.notebook"}
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, testing
@@ -36,6 +49,7 @@ if TYPE_CHECKING:
     from opjit.library import build_library, load_library
     from opjit.live.inline import inline
     from opjit.live.watch import watch
+    from opjit.resources import include_path
 else:
     def __getattr__(name: str) -> object:
         if name not in _LATER:
@@ -45,6 +59,9 @@ else:
         module = import_module(f"opjit.{_LATER[name]}")
         return vars(module).get(name, module)  # `cache` and others are modules; getattr of cpp_extension would import torch's
 
-register_backend(Cpu())
-register_backend(Cuda())
-catalog.declare_bundled()
+    if not _is_command():
+        declare_all()
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from opjit import backends, request
 from opjit.backends import targets
-from opjit.declare import catalog, registration
+from opjit.backends.cpu import Cpu
+from opjit.backends.cuda import Cuda
+from opjit.declare import catalog, namespaces, registration
 from opjit.declare.op import Op
 from opjit.store import layers
 from opjit.store.store import Store, default_root
@@ -17,6 +20,21 @@ from opjit.wanted import describe, target_of
 
 if TYPE_CHECKING:
     from opjit.why import Explanation
+
+
+@cache
+def declare_all() -> None:
+    """Register opjit's own backends, declare the bundled ops to torch, and let torch.ops find the others; once in a process."""
+    backends.register_backend(Cpu())
+    backends.register_backend(Cuda())
+    catalog.declare_bundled()
+    namespaces.watch(_load_library)
+
+
+def _load_library(path: str) -> None:
+    from opjit.library import load_library
+
+    load_library(path)
 
 
 def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:
@@ -70,9 +88,9 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
 
     Example:
         >>> print(opjit.explain("mylib::scale", "cpu"))
-        mylib::scale for cpu x86-64-v3: a miss; a request would build it
-          compared with the entry built 3 min ago: /home/me/.cache/opjit/v1/mylib.scale/x86-64-v3/53493f8d…:
-            source: scale.c changed, 14 lines, 12 before
+        mylib::scale for cpu x86-64-v…: a miss; a request would build it
+          compared with the entry built …: …/opjit/v1/mylib.scale/x86-64-v…/…
+            source: scale.c changed, 12 lines, 10 before
     """
     from opjit import why
 

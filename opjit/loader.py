@@ -1,5 +1,7 @@
 """Verified libraries in this process: dlopen, registration with torch, reload and unregistration.
 
+The file that is opened is the one whose bytes were verified, whatever has taken its place since: see `pinned`.
+
 Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is opened
 beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone.
 """
@@ -7,13 +9,24 @@ beside it, and the first one redirects calls to it. Libraries are never closed, 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from opjit import files, processes
 from opjit.errors import LoadError
 from opjit.store.entry import Entry
 
+_DLINFO_LINKMAP = 2  # RTLD_DI_LINKMAP
+_numbers = itertools.count(1)
+_interrupts: int | None = None  # where the first op's library counts interrupts, for all of them
+_sharing = processes.Lock()
+
 
 class Gone(LoadError):
-    """The library was removed after it was verified."""
+    """The library was removed or replaced after it was verified."""
 
 
 class Loaded:
@@ -42,27 +55,92 @@ class Loaded:
         self.registered.opjit_unregister()
 
 
-def load(entry: Entry, qualified: str) -> Loaded:
-    """Open an entry's library and register its kernel with torch. Raises Gone if the library was removed, LoadError if the dynamic loader
-    or torch rejected it."""
-    library = open_library(entry, qualified)
+def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
+    """Open an entry's library and register its kernel with torch. For `before`, see `open_library`. Raises Gone if the library was removed,
+    LoadError if the dynamic loader or torch rejected it."""
+    library = open_library(entry, qualified, before)
     if library.opjit_register() != 0:
         raise LoadError(f"torch rejected the kernel of {qualified} in {entry.library}; torch's own message is on stderr")
     return Loaded(entry.key, library)
 
 
-def open_library(entry: Entry, qualified: str) -> ctypes.CDLL:
-    """Map an entry's library, without registering it. Raises Gone if it was removed, LoadError if the dynamic loader rejected it."""
+def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ctypes.CDLL:
+    """Map an entry's library, without registering it. Raises Gone if it was removed, LoadError if the dynamic loader rejected it.
+
+    Args:
+        before: paths of shared libraries that it needs; the dynamic loader finds a loaded one by its soname.
+    """
+    path = str(entry.library)
     try:
-        library = ctypes.CDLL(str(entry.library))  # RTLD_NOW and RTLD_LOCAL
+        for each in before:
+            ctypes.CDLL(each)
+        with pinned(entry) as path:
+            library = ctypes.CDLL(path)  # RTLD_NOW and RTLD_LOCAL
+        name_as(library, entry.library)
         for name in ("opjit_register", "opjit_unregister"):
             getattr(library, name).restype = ctypes.c_int
         for name in ("opjit_prepare", "opjit_redirect"):
             getattr(library, name).restype = None
+        _share_interrupts(library)
     except (OSError, AttributeError) as error:
-        missing = str(error).startswith(f"{entry.library}: cannot open shared object file") or not entry.library.exists()
-        raise (Gone if missing else LoadError)(f"the library of {qualified} cannot be loaded: {error}{advice(error)}") from None
+        raise LoadError(f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}") from None
     return library
+
+
+def _share_interrupts(library: ctypes.CDLL) -> None:
+    """Have every library count interrupts in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h."""
+    global _interrupts
+    share = library.opjit_share_interrupts
+    share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
+    with _sharing:
+        _interrupts = share(_interrupts)
+
+
+@contextmanager
+def pinned(entry: Entry) -> Iterator[str]:
+    """Yield a path that leads to the very file that was verified while the block runs. Raises Gone if its name has another file by now.
+
+    No two paths are equal: the dynamic loader answers a path that it knows with the library that it opened there.
+    """
+    try:
+        descriptor = os.open(entry.library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Gone(f"{entry.library} was removed after it was verified: {error}") from None
+    try:
+        if files.identity(descriptor) != entry.verified:
+            raise Gone(f"{entry.library} was replaced after it was verified")
+        number = f"{next(_numbers):b}".replace("0", "/").replace("1", "./")
+        path = f"/proc/{os.getpid()}/fd/{number}{descriptor}"  # a debugger, which reads it now, has another /proc/self
+        yield path if _leads_to(path, descriptor) else str(entry.library)  # without /proc, as in some chroots
+    finally:
+        os.close(descriptor)
+
+
+def _leads_to(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+class _LinkMap(ctypes.Structure):
+    """The start of the dynamic loader's description of a library, which is public."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_void_p))
+
+
+def name_as(library: ctypes.CDLL, path: Path) -> None:
+    """Have a library go by a path: in debuggers and backtraces, and for the next one who opens that path."""
+    own, found = ctypes.CDLL(None), ctypes.POINTER(_LinkMap)()
+    own.strdup.restype = ctypes.c_void_p
+    if own.dlinfo(ctypes.c_void_p(library._handle), _DLINFO_LINKMAP, ctypes.byref(found)) == 0:
+        found.contents.name = own.strdup(os.fsencode(path))  # the loader keeps it for as long as the library, which is for ever
+    library._name = str(path)
+
+
+def named(error: Exception, path: str, library: Path) -> str:
+    """An error's text with the library's own path."""
+    return str(error).replace(path, str(library))
 
 
 def advice(error: Exception) -> str:

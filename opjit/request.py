@@ -18,6 +18,7 @@ from opjit.backends.targets import Target
 from opjit.declare import oplist, registration
 from opjit.declare.op import Op
 from opjit.environment import is_on
+from opjit.errors import CompileError
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
@@ -35,10 +36,23 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
             oplist.note(op, target)
 
 
+def ready_for_call(op: Op, backend: Backend) -> None:
+    """`ready`, for a call of the op: a build that failed is not tried again while nothing has changed. `opjit.get` does try again."""
+    failed = op.failed.get(backend.name)
+    if failed is not None:
+        name, error = failed
+        target = targets.here(backend)
+        if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
+            raise CompileError(f"{error}\nNothing has changed since this build failed, so it was not tried again; "
+                               f"opjit.get({op.qualified!r}, {backend.name!r}) does.", op=error.op, target=error.target,
+                               command=error.command, log=error.log)
+    ready(op, backend)
+
+
 def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
     for store in stores():
         try:
-            return loader.load(found or entry(op, target, store), op.qualified)
+            return loader.load(found or entry(op, target, store), op.qualified, op.libraries(target))
         except loader.Gone as error:
             gone, found = error, None
     raise gone
@@ -77,7 +91,8 @@ def obtain(wanted: W, store: Store) -> Entry:
     if progress.is_logged():
         progress.log(wanted.miss(store))
     if is_on("OPJIT_OFFLINE"):
-        raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote")
+        raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
+                             "with `opjit precompile`, or unset OPJIT_OFFLINE")
     with processes.without_collection():
         lock = import_builder()
         with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
@@ -96,4 +111,4 @@ def import_builder() -> ModuleType:
     return lock
 
 
-registration.ready = ready
+registration.ready = ready_for_call

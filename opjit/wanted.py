@@ -10,7 +10,7 @@ from opjit import backends
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
-from opjit.errors import DeviceUnavailable, OpjitError
+from opjit.errors import CompileError, DeviceUnavailable, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe, base_key
 from opjit.store import layers
@@ -135,7 +135,7 @@ class OpBinary(NamedTuple):
         return self._replace(recipe=describe(self.op, self.target, store))
 
     def fetch(self, store: Store) -> Entry | None:
-        if not os.environ.get("OPJIT_REMOTE"):
+        if self.recipe.flags.debug or not os.environ.get("OPJIT_REMOTE"):
             return None
         from opjit.share import remote
 
@@ -144,7 +144,11 @@ class OpBinary(NamedTuple):
     def build(self, store: Store) -> Entry:
         from opjit.builder import build
 
-        return build.build(self.recipe, store, self.must_store)
+        try:
+            return build.build(self.recipe, store, self.must_store)
+        except CompileError as error:
+            self.op.failed[self.target.backend.name] = self.name, error
+            raise
 
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import progress
+from opjit import backends, progress
 from opjit.environment import is_on
 from opjit.errors import EntryError, UnknownEntry
 from opjit.recipe.recipe import Recipe
@@ -27,22 +27,24 @@ from opjit.store.store import Store
 
 _MOST_CANDIDATES = 200  # entries to compare with, the newest of an op and target
 _MOST_SHOWN = 12  # differences in a text
-_FLAGS = {"c": "flag", "cuda": "nvcc flag", "link": "linker flag", "stubs": "library of torch's"}
+_FLAGS = {"c": "flag", "cuda": "nvcc flag", "device": "device compiler's flag", "link": "linker flag", "stubs": "library of torch's",
+          "sources": "extra source"}
 # Names of other parts of a document; the rest go by their names in the document.
 _NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc",
-          "nvrtc.version": "NVRTC", "cxx.version": "C++ compiler",
-          "cxx.machine": "C++ compiler's target", "arch": "arch", "runtime": "runtime",
-          "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format"}
+          "nvrtc.version": "NVRTC", "device.version": "device compiler",
+          "device.sha256": "device compiler's file", "cxx.version": "C++ compiler", "cxx.machine": "C++ compiler's target",
+          "arch": "arch", "runtime": "runtime",
+          "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format", "debug": "debug build"}
 # The kinds of differences, the most frequent first; all others come last.
-_LIKELY = ("backend", "arch", "runtime", "source", "header", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc", "opjit",
-           "format")  # the first three occur only if the user names an entry to compare with
+_LIKELY = ("backend", "arch", "runtime", "source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc",
+           "device compiler", "opjit", "format")  # the first three occur only if the user names an entry to compare with
 
 
 class Difference(NamedTuple):
     """A changed input.
 
     Attributes:
-        what: its kind: ``"source"``, ``"header"``, ``"schema"``, ``"flag"``, ``"compiler"``, ``"nvcc"``, ``"arch"``, ``"opjit"``, …
+        what: its kind: ``"source"``, ``"header"``, ``"library"``, ``"schema"``, ``"flag"``, ``"compiler"``, ``"arch"``, ``"opjit"``, …
         text: its name and the change.
     """
 
@@ -211,7 +213,7 @@ def _named(entries: list[_Found], recipe: Recipe, prefix: str) -> _Candidate:
                            "digits", prefix, keys)
     location, folder = matching[keys[0]]
     try:
-        described, _ = read(folder, location.trusted_as)
+        described = read(folder, location.trusted_as)[0]
     except (EntryError, OSError) as error:
         raise UnknownEntry(f"the entry {folder} cannot be compared: {error}", prefix, keys) from error
     return _Candidate(folder, differences(described, recipe, location.trusted_as is not None))
@@ -252,7 +254,8 @@ def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> t
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources, (_lines(described), recipe.lines()))
     if shipped:
-        own = {"opjit", *(_NAMES[name] for name in ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version"))}
+        tools = ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version", "device.version", "device.sha256")
+        own = {"opjit", *(_NAMES[name] for name in tools)}
         found = tuple(difference for difference in found if difference.what not in own)
     return found
 
@@ -284,11 +287,12 @@ def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sour
 
 def _inputs(before: Mapping[str, Any], now: Mapping[str, str], lines: tuple[dict[str, int], dict[str, int]],
             sources: set[str]) -> Iterator[Difference]:
-    """Yield the changed files. A file that is neither opjit's nor a source is a header."""
+    """Yield the changed files. A file that is neither opjit's nor a source nor linked is a header."""
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
-        what = "opjit" if name.startswith("<opjit>/") else "source" if name in sources else "header"
+        ends, is_source = Path(name).suffix, name in sources or backends.of_source(name) is not None
+        what = "opjit" if name.startswith("<opjit>/") else "source" if is_source else "library" if ends in (".a", ".o", ".so") else "header"
         then_count, count = lines[0].get(name), lines[1].get(name)
         if name not in now:
             yield Difference(what, f"{name} is no longer used")

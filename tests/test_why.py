@@ -176,7 +176,7 @@ def test_an_entry_without_line_counts_or_with_nonsense_for_them_is_compared_all_
     (op / "amount.h").write_text("#define AMOUNT 2.0f\n")
     [folder] = helpers.entries(cache)
     path = folder / manifest.NAME
-    for noted in (None, "", "[]", "{", '{"amount.h": "x"}', "[" * 100_000, 7):
+    for noted in (None, "", "[]", "{", '{"amount.h": "x"}', "[" * 100_000):
         fields = json.loads(path.read_bytes())
         fields["built_with"] = {"torch": "2.13.0"} if noted is None else {"lines": noted}
         path.write_text(json.dumps(fields))

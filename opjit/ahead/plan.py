@@ -74,7 +74,7 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
         catalog.search()
         ops += catalog.all_ops()
     for name in names or ():
-        found = arguments.ops(os.fspath(name))
+        found = arguments.ops(name if isinstance(name, str) else os.path.join(".", name))
         if not survey.pairs(found, targets):
             has = sorted({backend for op in found for backend in op.backends()})
             raise NoKernel(f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
@@ -148,7 +148,7 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
     if root is None:
         return Store(default_root())
     folder = Path(os.path.abspath(os.path.expanduser(root)))
-    if not folder.exists():
+    if not os.path.exists(folder):  # pathlib's raises an error where the path cannot be entered
         with suppress(OSError):  # the builds' errors say why the store cannot keep them
             folder.mkdir(parents=True)
             folder.chmod(0o755)
@@ -176,7 +176,7 @@ def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:
     flags = recorded.flags
     return inline.make(recorded.schema, dict(code), None, None, "opjit.ahead.plan", "a recorded list", f"{recorded.op} (inline code)",
                         extra_cflags=flags["c"], extra_cuda_cflags=flags["cuda"], extra_ldflags=flags["link"],
-                        extra_include_paths=flags["include"])
+                        extra_include_paths=flags["include"], extra_cuda_ldflags=flags["cuda_link"], extra_sources=flags["sources"])
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:
@@ -186,7 +186,8 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
                           f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
     extra = None
     if any(flags.values()):
-        extra = check(recorded.op, folder, flags["c"], flags["cuda"], flags["link"], flags["include"])
+        extra = check(recorded.op, folder, flags["c"], flags["cuda"], flags["link"], flags["include"], flags["cuda_link"],
+                      flags["sources"])
     return Op(recorded.schema, _never_called, folder, extra)
 
 

@@ -19,7 +19,7 @@ from opjit import distributed, files, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.distributed import ranks
-from opjit.errors import BadSetting, BuildError, CacheWarning, NoKernel, OpjitError, PrecompileError, one_string
+from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, NoKernel, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, live, logger, plain
 from opjit.store import inventory
 from opjit.store.store import Store
@@ -57,7 +57,7 @@ class _Built(NamedTuple):
 
     built: bool
     error: OpjitError | None
-    warnings: Sequence[str] = ()
+    warnings: Sequence[tuple[Warning, str, int]] = ()  # with their places
 
 
 def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Sequence[str] = (), *, jobs: int | None = None,
@@ -83,8 +83,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
         PrecompileError: some builds failed; all others are done.
 
     Example:
-        >>> print(opjit.precompile(["allreduce"], ["x86-64-v3", "x86-64-v4", "sm_90"]))
-        3 built, 0 already there, 0 skipped, 0 failed, 2.41 s
+        >>> print(opjit.precompile(["allreduce"], ["x86-64-v3", "x86-64-v4"]))  # sm_90, too, where a compiler for CUDA is
+        2 built, 0 already there, 0 skipped, 0 failed, … s
     """
     if ops is not None and recorded is not None:
         raise OpjitError("opjit.precompile takes ops or recorded, not both")
@@ -141,7 +141,7 @@ def _share(plan: Plan, jobs: int | None, report: Report) -> None:
             (report.built if outcome.origin == "built" else report.there).append(pair)
     settled = distributed.share_extensions(plan.extensions, plan.store, offer=False, must_store=True, jobs=jobs)
     for extension, entry in zip(plan.extensions, settled, strict=True):
-        _add(extension, _Built(entry.origin == "built", entry.error), report)
+        _add(extension, _Built(entry.origin == "built", entry.error), report, set())
 
 
 def _make_readable(store: Store) -> None:
@@ -173,6 +173,7 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: M
     size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(large) else budget.C_JOB, jobs))
     request.import_builder()  # once, before the workers are forked
     begun: dict[int, float] = {}
+    shown: set[tuple[str, str, int]] = set()
     order = sorted(range(len(missing)), key=lambda number: not large[number])  # the long ones first, to finish together
     with (make_display([str(item) for item in missing]) as display,
           closing(workers.run(order, lambda number, say: _build_one(missing[number], plan.store, say), size)) as events):
@@ -188,14 +189,19 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: M
                 display.changed(event.number, str(event.detail))
             else:
                 done: _Built = event.detail if event.state == "done" else _Built(False, _death(item, event.detail))
-                _add(item, done, report)
+                _add(item, done, report, shown)
                 state = "failed" if done.error else "built" if done.built else "there"
                 display.ended(event.number, str(item), state, time.perf_counter() - begun[event.number])
 
 
-def _add(item: Item, done: _Built, report: Report) -> None:
-    for text in done.warnings:
-        warnings.warn(CacheWarning(text), stacklevel=5)
+def _add(item: Item, done: _Built, report: Report, shown: set[tuple[str, str, int]]) -> None:
+    """Add a worker's report. `shown` has the compilers' warnings so far: a build for another arch has the same ones."""
+    for warning, file, line in done.warnings:
+        if isinstance(warning, CacheWarning):
+            warnings.warn(warning, stacklevel=5)
+        elif (str(warning), file, line) not in shown:
+            shown.add((str(warning), file, line))
+            warnings.warn_explicit(warning, type(warning), file, line)
     if done.error:
         report.failed.append((str(item), done.error))
     else:
@@ -214,7 +220,8 @@ def _build_one(item: Item, store: Store, say: Callable[[str], None]) -> _Built:
             error = caught
         except Exception as caught:
             error = _fault(item, f"{type(caught).__name__}: {caught}")
-    return _Built(built, error, [str(warning.message) for warning in seen if issubclass(warning.category, CacheWarning)])
+    return _Built(built, error, [(warning.message, warning.filename, warning.lineno) for warning in seen
+                                 if isinstance(warning.message, (CacheWarning, CompileWarning))])
 
 
 def _death(item: Item, code: int) -> BuildError:

@@ -58,7 +58,8 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
         process = subprocess.Popen(command, env=environment)
         code = process.wait()
     except (OSError, ValueError) as error:
-        raise RecordError(f"{command[0]!r} cannot be run: {error}") from error
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise RecordError(f"{command[0]!r} cannot be run: {reason}; what follows -- is a program with its arguments") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,9 +1,9 @@
 """The cache, for Python code: its folder, its entries, its statistics, and its maintenance.
 
-    >>> opjit.cache.stats().hits
-    1204
-    >>> opjit.cache.prune(size="2GiB", age="30d").freed
-    18432
+    >>> [item.op for item in opjit.cache.entries()]
+    ['opjit::allreduce']
+    >>> opjit.cache.prune(size="2GiB", age="30d").removed
+    0
 
 `opjit cache` does the same on the command line.
 """
@@ -53,12 +53,22 @@ class Stats(NamedTuple):
 
 
 def path() -> Path:
-    """The cache's folder, which OPJIT_CACHE names; it may not exist yet."""
+    """The cache's folder, which OPJIT_CACHE names; it may not exist yet.
+
+    Example:
+        >>> opjit.cache.path()
+        PosixPath('…')
+    """
     return default_root()
 
 
 def entries() -> list[Item]:
-    """All entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened."""
+    """All entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened.
+
+    Example:
+        >>> [(item.op, item.arch) for item in opjit.cache.entries()]
+        [('opjit::allreduce', 'x86-64-v…')]
+    """
     return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
 
 
@@ -66,6 +76,13 @@ def stats() -> Stats:
     """What the cache holds, and what it has saved all processes that have ended, and this one.
 
     A process counts in memory and writes its numbers when it exits, so running and killed processes are missing.
+
+    Example:
+        >>> before = opjit.cache.stats().builds
+        >>> opjit.get("round_ste", "cpu")
+        <OpOverload(op='opjit.round_ste', overload='default')>
+        >>> opjit.cache.stats().builds - before
+        1
     """
     store = Store(default_root())
     items, objects = list(inventory.scan(store)), inventory.objects(store)
@@ -81,6 +98,10 @@ def verify(*, rebuild: bool = False) -> list[Finding]:
 
     Args:
         rebuild: also build the entries of declared ops again, and compare the bytes.
+
+    Example:
+        >>> [(finding.item.op, finding.verdict) for finding in opjit.cache.verify()]
+        [('opjit::allreduce', 'good')]
     """
     return list(verification.verify(Store(default_root()), rebuild))
 
@@ -97,6 +118,10 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
     Raises:
         BadSetting: the size or the age is invalid.
         OpjitError: the cache cannot be written, or is not yours alone.
+
+    Example:
+        >>> opjit.cache.prune(size="2GiB", age="30d").freed
+        0
     """
     bound = _pruning.size_wanted() if size is None else _pruning.parse_size(size) if isinstance(size, str) else size
     oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
@@ -111,5 +136,9 @@ def clear(*ops: str) -> Cleared:
     Raises:
         BadSetting: the cache has no entry of one of the ops; nothing was removed.
         OpjitError: the cache cannot be written, or is not yours alone.
+
+    Example:
+        >>> opjit.cache.clear("allreduce").removed
+        1
     """
     return _pruning.clear(Store(default_root()), ops)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
@@ -205,7 +207,8 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
     Raises:
         RemoteError: the remote cannot be reached, OPJIT_TRUST is not set, or the cache cannot be written.
     """
-    place, trusted, problems = _Remote(url), remote.required_trust(), list[str]()
+    place, problems = _Remote(url), list[str]()
+    trusted = remote.required_trust(place.objects.shown)
     if place.objects.is_http:
         return _pull_declared(place, trusted, ops, say)
     names = _selected(place.names(), ops, problems, f"{place.objects.shown} has no entry of it")
@@ -270,7 +273,8 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
     except OSError as error:
         raise RemoteError(f"{place} cannot be written: {error}; choose another place") from error
     finally:
-        staged.unlink(missing_ok=True)
+        with suppress(OSError):
+            staged.unlink()
     return TransferReport(names, 0, 0, problems)
 
 
@@ -292,14 +296,11 @@ def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent
     place, problems = Path(path), list[str]()
     trusted = trust.configured() or Trust(())
     try:
-        with open(place, "rb") as file:
-            problem = None if trusted.keys else files.distrusted(place)
-            if problem is None and not (trusted.keys or os.path.samestat(os.lstat(place), os.fstat(file.fileno()))):
-                problem = f"{place} was just replaced"
-            if problem:
-                raise RemoteError(f"{place} is not unpacked: {problem}. Copy it to a folder of your own if you trust it, or have it signed "
-                                  "(opjit cache pack --sign) and set OPJIT_TRUST to the public key")
+        with open(place, "rb") if trusted.keys and place.is_file() else files.opened(place, sys.maxsize) as file:
             return _add_to_cache(_members(file, problems), trusted, problems, say)
+    except EntryError as error:
+        raise RemoteError(f"{place} is not unpacked: {error}. Copy it to a folder of your own if you trust it, or have it signed "
+                          "(opjit cache pack --sign) and set OPJIT_TRUST to the public key") from error
     except OSError as error:
         raise RemoteError(f"{place} cannot be unpacked: {error}; expected a file from `opjit cache pack`") from error
 
@@ -309,7 +310,7 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
 
     Only tarfile's header parser is used: a pack needs none of its support for links, long names and sparse files.
     """
-    length = os.fstat(file.fileno()).st_size
+    length, odd = os.fstat(file.fileno()).st_size, set[str]()
     while True:
         start = file.tell()
         header = file.read(_BLOCK)
@@ -326,8 +327,11 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
         shown = ascii(member.name)[:200]
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
             problems.append(f"{shown} is left out: it is not a plain file")
+            odd.add(member.name)
         elif not _OBJECT.fullmatch(member.name):
             problems.append(f"{shown} is left out: its name is not an entry's")
+        elif member.name in odd:
+            problems.append(f"{shown} is left out: in the same pack, its name is also that of something else than a file")
         elif member.size > remote.MAX_BYTES:
             problems.append(f"{shown} is left out: it is larger than {remote.MAX_BYTES} bytes")
         elif member.name.endswith(".opjit"):
@@ -342,6 +346,8 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
         try:
             content = bundle.of(folders[name])
             described = manifest.parse(content.manifest)
+            if "debug" in described.document:
+                continue  # it names this machine's folders
             belongs = _origin(described)
             remote.examine(described, content.library, folders[name].name, belongs.target)
             if name != f"{belongs.folder}/{described.key}.opjit" or not _OBJECT.fullmatch(name):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files, library
+from opjit import backends, files, library
 from opjit.backends.targets import Target
 from opjit.declare import catalog
 from opjit.declare.op import Op
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
     Attributes:
         verdict: one of this module's four.
-        reason: why the entry is bad, or was not built again.
+        reason: why the entry is bad, was not built again, or was compared in part.
     """
 
     item: Item
@@ -54,21 +54,25 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
             described, op, target = _verify(root, item)
+            foreign = _foreign(described)
         except (OpjitError, OSError) as error:
             if os.path.lexists(item.folder):  # otherwise it was removed meanwhile
                 yield Finding(item, BAD, str(error))
             continue
-        yield _rebuild(root, item, described, op, target) if rebuild else Finding(item, GOOD)
+        if foreign is not None:
+            yield Finding(item, GOOD, f"only its bytes were compared: there is no backend {foreign!r}; opjit.register_backend adds it")
+        else:
+            yield _rebuild(root, item, described, op, target) if rebuild else Finding(item, GOOD)
 
 
 def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
-    """An entry's manifest, its op and its target, which is None for a C++ extension.
+    """An entry's manifest, its op and its target, which is None for a C++ extension, and for a backend that this process lacks.
 
     Raises:
         OpjitError, OSError: a load would refuse the entry.
     """
-    described = manifest.parse(entry.bounded(item.folder / manifest.NAME))
-    if described.document.get("made_by") is not None:
+    described = manifest.parse(files.read(item.folder / manifest.NAME, manifest.MAX_BYTES))
+    if described.document.get("made_by") is not None or _foreign(described) is not None:
         entry.verify(item.folder, None)
         return described, item.op, None
     schema, target = library.origin(described)
@@ -76,6 +80,12 @@ def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
         raise EntryError(f"it is an entry of {schema.qualified} for {target}, but lies in another op's or target's folder")
     entry.verify(item.folder, target)
     return described, schema.qualified, target
+
+
+def _foreign(described: Manifest) -> str | None:
+    """The backend that an entry was built for, if this process does not have it; a program that does have it compares more."""
+    name = described.document.get("backend")
+    return name if isinstance(name, str) and name not in [backend.name for backend in backends.all_backends()] else None
 
 
 def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Target | None) -> Finding:

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from opjit.declare import catalog
 from opjit.declare.op import Op
-from opjit.errors import DeclarationError
+from opjit.errors import UnknownOp
 
 
 def ops(text: str) -> list[Op]:
-    """The op of a name, or the ops of a folder, which need not be on any path.
+    """The op of a name or, if the text has a slash, the ops of a folder, which need not be on any path.
 
     Raises:
-        UnknownOp, DeclarationError: there is no such op, or none in the folder; or it is a folder of op folders, such as /tmp, that
-            another user could have put one into.
+        UnknownOp, DeclarationError: there is no such op, or none in the folder; or others can write the folder.
     """
-    path = Path(text)
-    is_path = os.sep in text or text in (".", "..")
-    if is_path or ("::" not in text and catalog.declared(f"opjit::{text}") is None and (path / "op.py").is_file()):
-        if path.is_dir() and not (path / "op.py").is_file():
-            _check_owners(path)
-        return catalog.add_path(path)
-    return [catalog.find(text)]
+    if os.sep in text or text in (".", ".."):
+        return catalog.add_trusted(Path(text))
+    try:
+        return [catalog.find(text)]
+    except UnknownOp as error:
+        if (Path(text) / "op.py").is_file():
+            error.args = (f"{error}; to name the folder {text}, write ./{text}",)
+        raise
 
 
 def ops_on_devices(texts: Iterable[str], device: str | None, say: Callable[[str], object]) -> Iterator[tuple[Op, str]]:
@@ -34,13 +34,3 @@ def ops_on_devices(texts: Iterable[str], device: str | None, say: Callable[[str]
         if not devices:
             say(f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(op.backends()) or 'nothing'}")
         yield from ((op, each) for each in devices)
-
-
-def _check_owners(folder: Path) -> None:
-    """Refuse a folder of op folders if others can write one: the user may not mean each of them. An op folder that is named is meant."""
-    for place in (part for each in catalog.op_folders(folder) for part in (each, each / "op.py")):
-        status = place.stat()
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o002:
-            whose = "can be written by everybody" if status.st_mode & 0o002 else f"belongs to user {status.st_uid}"
-            raise DeclarationError(f"{folder} is a folder of op folders, and {place} {whose}, so none of them is run; name an op's own "
-                                   "folder")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import difflib
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -16,18 +17,19 @@ import sys
 import threading
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from opjit import files, processes, resources
-from opjit.declare import registration
+from opjit.declare import carried, registration
 from opjit.declare.op import Function, Op
 from opjit.errors import DeclarationError, UnknownOp
 
 if TYPE_CHECKING:
+    from importlib.abc import SourceLoader
     from importlib.metadata import EntryPoint
 
 GROUP = "opjit.ops"
@@ -42,11 +44,13 @@ class _Thread(threading.local):
     Attributes:
         ops: all published ops, and before them those of the op.py that this thread is running.
         rerun: collects the declarations of an op.py that runs again; None while none does.
+        library: the folder of the library whose op.py this thread is running; None while it runs none.
     """
 
     def __init__(self) -> None:
         self.ops: ChainMap[str, Op] = ChainMap(_ops)
         self.rerun: list[Op] | None = None
+        self.library: Path | None = None
 
 
 _thread = _Thread()
@@ -57,18 +61,22 @@ def _publishing() -> Iterator[None]:
     """Publish the ops that the block declares when it ends, so that no other thread sees one half declared. An op goes if its module
     raised, as Python then forgets the module."""
     with processes.reading:
-        outer = _thread.ops
-        _thread.ops = outer.new_child()
-        declared = _thread.ops.maps[0]
+        outer, delayed = _thread.ops, ExitStack()
+        inner = outer.new_child()
         try:
-            yield
+            try:
+                _thread.ops = inner
+                yield
+            finally:  # one of its own: an interrupt before it takes effect leads to the next
+                delayed.enter_context(processes.uninterrupted())
         finally:
-            _thread.ops = outer
-            for name, op in declared.items():
-                if op.file is None or op.fake.__module__ in sys.modules:
-                    outer[name] = op
-                else:
-                    remove(op)
+            with delayed:
+                _thread.ops = outer
+                for name, op in inner.maps[0].items():
+                    if op.file is None or op.fake.__module__ in sys.modules:
+                        outer[name] = op
+                    else:
+                        remove(op)
 
 
 def add(newer: Op) -> Op:
@@ -76,7 +84,7 @@ def add(newer: Op) -> Op:
     if _thread.rerun is not None:
         _thread.rerun.append(newer)
         return newer
-    with processes.declaring:
+    with processes.uninterrupted(), processes.declaring:
         registration.define(newer, declared(newer.qualified))
         _thread.ops[newer.qualified] = newer
     return newer
@@ -116,8 +124,28 @@ def find(name: str) -> Op:
     return op
 
 
-def search(qualified: str | None = None) -> None:
-    """Declare the ops of OPJIT_PATH, then those of installed packages until the op is found; None declares all of them."""
+def may_have(namespace: str) -> bool:
+    """Whether OPJIT_PATH or an installed package may declare an op of a namespace. False for an op.py that asks while it is read."""
+    if _thread.ops.maps[0] is not _ops:
+        return False
+    unread = any(path and path not in _searched for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep))
+    return unread or namespace in _packaged_namespaces()
+
+
+@functools.cache
+def _packaged_namespaces() -> frozenset[str]:
+    """The names of the entry points, found once: it takes some milliseconds."""
+    from importlib.metadata import entry_points
+
+    return frozenset(point.name for point in entry_points(group=GROUP))
+
+
+def search(qualified: str | None = None, strangers: bool = True) -> None:
+    """Declare the ops of OPJIT_PATH, then those of installed packages until the op is found; None declares all of them.
+
+    Args:
+        strangers: also load entry points that have another name than the op's namespace.
+    """
     with processes.reading:  # an op.py that another thread is running may declare it
         if qualified is not None and declared(qualified) is not None:
             return
@@ -126,26 +154,38 @@ def search(qualified: str | None = None) -> None:
                 _add_named(path)
                 _searched.add(path)
         if qualified is None or declared(qualified) is None:
-            _search_packages(qualified)
+            _search_packages(qualified, strangers)
 
 
 def _add_named(path: str) -> None:
-    """Add a folder that OPJIT_PATH names. Its op.py files are run, so only you and root may be able to write them."""
+    """Add a folder that OPJIT_PATH names."""
     folder = Path(os.path.expanduser(path))
     if not folder.is_absolute():
         raise DeclarationError(f"OPJIT_PATH names {path!r}, which depends on where the process starts; use an absolute path")
     try:
-        folders = op_folders(folder)
-        for each in (folder, *folders, *(each / "op.py" for each in folders)):
-            problem = files.distrusted(each.resolve())
-            if problem:
-                raise DeclarationError(f"its op.py files are not run: {problem}")
-        add_path(folder)
+        add_trusted(folder)
     except (DeclarationError, OSError) as error:
         raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
 
 
-def _search_packages(qualified: str | None) -> None:
+def add_trusted(folder: Path) -> list[Op]:
+    """Add a folder that no Python code names, as `add_path` does. Its op.py files are run and its kernels compiled, so only this user and
+    root may be able to write it and the op folders in it.
+
+    Raises:
+        DeclarationError: others can write there, or as for `add_path`.
+    """
+    ours = Path(os.path.abspath(folder))
+    paths = [ours]
+    for each in op_folders(ours) if _is_dir(ours) else ():
+        paths += [Path(place, name) for place, folders, names in os.walk(each) for name in (*folders, *names)]
+    problem = next(filter(None, map(files.swappable, paths)), None)
+    if problem is not None:
+        raise DeclarationError(f"the op.py files in {ours} are not run: {problem}")
+    return add_path(ours)
+
+
+def _search_packages(qualified: str | None, strangers: bool) -> None:
     """Load entry points, those named like the op's namespace first, until the op is declared. One that fails gives one warning."""
     from importlib.metadata import entry_points
 
@@ -153,7 +193,7 @@ def _search_packages(qualified: str | None) -> None:
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name != namespace, point.name)):
         if qualified is not None and declared(qualified) is not None:
             return
-        if f"{point.name}={point.value}" in _searched:
+        if f"{point.name}={point.value}" in _searched or not (strangers or point.name == namespace):
             continue
         _searched.add(f"{point.name}={point.value}")
         try:
@@ -195,10 +235,10 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     Example:
         >>> opjit.add_path("my_ops")
         [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
-        >>> opjit.get("mylib::scale")
+        >>> scale = opjit.get("mylib::scale", "cpu")
     """
     place = Path(os.path.abspath(folder))
-    if not place.is_dir():
+    if not _is_dir(place):
         raise DeclarationError(f"there is no folder {place}")
     folders = op_folders(place)
     if not folders:
@@ -208,10 +248,24 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
 
 
 def op_folders(place: Path) -> list[Path]:
-    """The folder itself if it has an op.py, else its subfolders that have one."""
-    if (place / "op.py").is_file():
-        return [place]
-    return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
+    """The folder itself if it has an op.py, else its subfolders that have one. Raises DeclarationError if it cannot be read."""
+    try:
+        if (place / "op.py").is_file():
+            return [place]
+        return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
+    except OSError as error:
+        raise _unreadable(place, error) from error
+
+
+def _is_dir(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except OSError as error:
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: Path, error: OSError) -> DeclarationError:
+    return DeclarationError(f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it")
 
 
 def _declare(file: Path) -> list[Op]:
@@ -229,13 +283,19 @@ def _declare(file: Path) -> list[Op]:
         return ops()
 
 
-def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
-    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name."""
+def declare_folder(folder: Path, prefix: str = "opjit_ops", loader: SourceLoader | None = None) -> None:
+    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name.
+
+    The modules beside it are its submodules: ``from .shapes import rows``.
+
+    Args:
+        loader: reads the op.py; None is Python's own.
+    """
     file = folder / "op.py"
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file):  # a folder of the same name elsewhere
         name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
-    module = _new_module(name, file)
+    module = _new_module(name, file, is_package=True, loader=loader)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None  # a .py file always has one
     with _publishing():
@@ -243,12 +303,30 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
         try:
             module.__spec__.loader.exec_module(module)
         except BaseException:
-            del sys.modules[name]  # as after an import that failed
+            for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[each]  # as after an import that failed
             raise
 
 
-def _new_module(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
+def declare_library(library: Path, folder: Path, sources: Mapping[str, bytes]) -> None:
+    """Run an op.py that came with a library, and publish its ops, whose kernels are compiled already.
+
+    Args:
+        library: its folder.
+        folder: of the op.py.
+        sources: verified Python files, by their path in `folder`.
+    """
+    outer = _thread.library
+    try:
+        _thread.library = library
+        declare_folder(folder, loader=carried.loader(folder, sources))
+    finally:
+        _thread.library = outer
+
+
+def _new_module(name: str, file: Path, is_package: bool, loader: SourceLoader | None = None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader,
+                                                  submodule_search_locations=[str(file.parent)] if is_package else None)
     assert spec is not None
     return importlib.util.module_from_spec(spec)
 
@@ -261,7 +339,7 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     """
     assert op.file is not None
     name, stamp = op.fake.__module__, op.stamp_now()
-    module = _new_module(name, op.file)
+    module = _new_module(name, op.file, is_package=hasattr(sys.modules.get(name), "__path__"))
     module.__package__ = getattr(sys.modules.get(name), "__package__", None)
     outer, _thread.rerun = _thread.rerun, []
     try:
@@ -276,7 +354,8 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
 
 
 def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
-       extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Callable[[Function], Op]:
+       extra_cuda_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+       extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True) -> Callable[[Function], Op]:
     """Declare an op; the decorated function is its fake kernel.
 
     The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
@@ -286,9 +365,17 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
         text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; the default namespace is ``opjit``.
         extra_cflags: flags for the ``.c`` kernel, after opjit's own, one argument each (no shell splits them): ``["-DTILE=64"]``.
         extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
-        extra_ldflags: system libraries that the kernels call, for every backend: ``["-lz"]``. The binary may need no others. Like
-            libc, each machine provides them, and their content is not part of the key.
+        extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library: like libc, each machine
+            provides it, and its content is not part of the key. ``"vendor/libfft.a"`` and ``"table.o"`` are a static archive and an
+            object, relative to the op's folder; ``"-Lvendor", "-lfft"`` is a library in a folder. Their content is part of the key.
+            opjit opens a shared library in such a folder before the op's, so a wheel needs the folder inside the op's own.
+        extra_cuda_ldflags: the same for CUDA alone. ``["-lcublas"]`` and other CUDA libraries that torch needs are those of torch,
+            wherever pip, the CUDA Toolkit or the system put them.
+        extra_sources: more sources, relative to the op's folder: ``["solver.c", "solver.cu"]``. Each is compiled separately, for the
+            backend of its suffix; kernels and device functions of one ``.cu`` are unknown in another.
         extra_include_paths: more header folders, relative to the op's folder; headers included from them enter the key.
+        differentiable: False makes autograd take the results for constants. An op without a backward raises an error in
+            ``backward()`` otherwise, as one of torch.library.custom_op does.
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
@@ -305,11 +392,12 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
         file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
         folder = file.parent
         extra = None
-        if extra_cflags or extra_cuda_cflags or extra_ldflags or extra_include_paths:
+        given = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
+        if any(given) and _thread.library is None:
             from opjit.recipe import flags
 
-            extra = flags.check(text.partition("(")[0], folder, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths)
-        return add(Op(text, fake, folder, extra, file=file))
+            extra = flags.check(text.partition("(")[0], folder, *given)
+        return add(Op(text, fake, folder, extra, _thread.library, file=file, constant=not differentiable))
 
     return declare
 

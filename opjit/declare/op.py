@@ -13,7 +13,9 @@ from opjit import backends, files, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
 from opjit.declare import autograd
-from opjit.errors import DeclarationError, NoKernel
+from opjit.declare.sample import Sample
+from opjit.environment import is_on
+from opjit.errors import CompileError, DeclarationError, NoKernel
 from opjit.loader import Loaded
 from opjit.recipe import schema
 from opjit.recipe.headers import Scan
@@ -31,12 +33,20 @@ class Workload(NamedTuple):
         label: such as ``"float32 2^20"``.
         args, kwargs: of the call.
         bytes: the fewest that the op must move through memory.
+        flops: the floating-point operations that the op must do, for an op that memory does not bound; 0 for none.
+
+    Example:
+        >>> @scale.workloads
+        ... def workloads(device):
+        ...     x = torch.rand(1 << 20, device=device)
+        ...     yield opjit.Workload("float32 2^20", (x, 2.5), {}, bytes=8 * x.numel())  # each number is read, and written
     """
 
     label: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     bytes: int
+    flops: int = 0
 
 
 class Code(NamedTuple):
@@ -46,11 +56,13 @@ class Code(NamedTuple):
         texts: by file suffix.
         module: name of the declaring module; a later declaration there replaces this one.
         shown: the text's name in compiler messages; None is the file's name.
+        debug: build it for debuggers.
     """
 
     texts: Mapping[str, str]
     module: str
     shown: str | None = None
+    debug: bool = False
 
 
 class Op:
@@ -61,22 +73,31 @@ class Op:
         folder: of its C and CUDA sources.
         fake: computes the shape, dtype and device of the results, without data.
         extra: its author's additions to a backend's flags; None for none.
-        library: the library that it was declared from; None if it has a declaration of its own.
+        library: the folder of the library that declared it; None if anything else did.
         code: its sources, if they are text.
         where: the place of its declaration, for messages.
         file: the Python file of its declaration; None for inline code and libraries.
         stamp: of that file when it was read; see `stamp_now`.
         handle: torch's registration; dropping it takes the op back. None until torch knows the op.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
-        differentiable: whether torch knows a backward.
+        constant: whether its author declared it not differentiable, so that autograd takes its results for constants.
         loaded: the kernels in this process, by backend name.
+        failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
         lock: held while the op is readied or reloaded.
+        waived: names of checks of ``opjit test`` that the op need not pass, and why.
+
+    Example:
+        >>> [scale] = opjit.add_path("my_ops")
+        >>> scale.qualified, scale.backends()
+        ('mylib::scale', ['cpu'])
+        >>> scale.overload(torch.ones(2), 2.5)
+        tensor([2.5000, 2.5000])
     """
 
     overload: torch._ops.OpOverload
 
     def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None,
-                 code: Code | None = None, where: str | None = None, file: Path | None = None) -> None:
+                 code: Code | None = None, where: str | None = None, file: Path | None = None, constant: bool = False) -> None:
         self.schema = schema.parse(text)
         self.folder = folder
         self.fake = fake
@@ -87,14 +108,17 @@ class Op:
         self.file = file
         self.stamp = self.stamp_now()
         self.handle: torch.library.Library | None = None
-        self.differentiable = False
+        self.constant = constant
         self.loaded: dict[str, Loaded] = {}
+        self.failed: dict[str, tuple[str, CompileError]] = {}
         self.lock = processes.Lock()
         self._reference: Function | None = None
         self._samples: Function | None = None
         self._workloads: Function | None = None
         self._backward: Function | None = None
         self._setup_context: Function | None = None
+        self.waived: dict[str, str] = {}
+        self._autograd: tuple[str, Function] | None = None  # what autograd does with the op, and how to take that back
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
@@ -112,9 +136,20 @@ class Op:
         return function
 
     def samples(self, function: Function) -> Function:
-        """Decorator: ``samples(device)`` yields ``(args, kwargs)`` pairs that cover dtypes, strides, odd and empty sizes."""
+        """Decorator: ``samples(device)`` yields calls that cover dtypes, strides, odd and empty sizes.
+
+        Each is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`.
+        """
         self._samples = function
         return function
+
+    def waive(self, check: str, why: str) -> None:
+        """Have ``opjit test`` leave a check out, and show the reason.
+
+        Args:
+            check: its name in the table, such as ``"nan and inf"``.
+        """
+        self.waived[check] = why
 
     def workloads(self, function: Function) -> Function:
         """Decorator: ``workloads(device)`` yields a `Workload` for each line of ``opjit bench``."""
@@ -125,14 +160,17 @@ class Op:
         """Decorator: ``backward(ctx, *grads)``, as torch.library.register_autograd takes it.
 
         Raises:
-            DeclarationError: the op writes an argument or has keyword-only Tensors; torch cannot differentiate such ops.
+            DeclarationError: the op writes an argument or has keyword-only Tensors; torch cannot differentiate such ops. Or it is
+                declared with differentiable=False.
         """
+        if self.constant:
+            raise DeclarationError(f"{self.qualified} is declared with differentiable=False; leave that out, or the backward")
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor")
         if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
             raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no backward; make it positional")
         self._backward = function
-        self.register_backward()
+        self.register_autograd()
         return function
 
     def setup_context(self, function: Function) -> Function:
@@ -140,11 +178,31 @@ class Op:
         self._setup_context = function
         return function
 
-    def register_backward(self) -> None:
-        """Tell torch, once, that the op has a backward. torch gets two methods, so that a reload can exchange the functions."""
-        if self._backward is not None and self.handle is not None and not self.differentiable:
-            autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context, self.handle)
-            self.differentiable = True
+    @property
+    def differentiable(self) -> bool:
+        """Whether torch knows a backward."""
+        return self._autograd is not None and self._autograd[0] == "backward"
+
+    def register_autograd(self) -> None:
+        """Tell torch the derivative of the op. It gets two methods for a backward, so that a reload can exchange the functions."""
+        wanted = "constant" if self.constant else "refused" if self._backward is None and not self.differentiable else "backward"
+        if self.handle is None or (self._autograd is not None and self._autograd[0] == wanted):
+            return
+        with processes.uninterrupted():
+            self.forget_autograd()
+            if wanted == "constant":
+                take_back = autograd.constant(self.schema)
+            elif wanted == "refused":
+                take_back = autograd.refuse(self.schema, self.overload)
+            else:
+                take_back = autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context)
+            self._autograd = wanted, take_back
+
+    def forget_autograd(self) -> None:
+        """Take back what `register_autograd` told torch."""
+        if self._autograd is not None:
+            self._autograd[1]()
+        self._autograd = None
 
     def _run_backward(self, ctx: Any, *grads: Any) -> Any:
         if self._backward is None:
@@ -161,19 +219,19 @@ class Op:
 
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
-        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "_reference", "_samples", "_workloads",
-                     "_backward", "_setup_context"):
+        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "constant", "_reference", "_samples",
+                     "_workloads", "_backward", "_setup_context", "waived"):
             setattr(self, name, getattr(newer, name))
-        self.register_backward()
+        self.register_autograd()
 
     @property
     def plain(self) -> Function:
         """The declared reference: the op in plain torch. Raises DeclarationError if there is none."""
         return self._declared(self._reference, "reference")
 
-    def sample(self, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def sample(self, device: str) -> Iterator[Sample]:
         """The declared samples on a device. Raises DeclarationError if there are none."""
-        yield from self._declared(self._samples, "samples")(device)
+        yield from map(Sample.of, self._declared(self._samples, "samples")(device))
 
     def work(self, device: str) -> Iterator[Workload]:
         """The declared workloads on a device. Raises DeclarationError if there are none."""
@@ -190,7 +248,7 @@ class Op:
             self.folder = _write(self.schema.name, self.code.texts)
 
     def source(self, backend: Backend) -> Path:
-        """The kernel's source for a backend. It has the op's name or its folder's, and lies in the folder or in `backend.kernels`.
+        """The kernel's source for a backend. It lies in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
 
         An inline op has its source after `write_code`.
 
@@ -199,17 +257,20 @@ class Op:
         """
         if self.code is not None and backend.suffix in self.code.texts:
             return self.folder / f"{self.schema.name}{backend.suffix}"
-        folders = [self.folder, *([backend.kernels / self.schema.namespace] if backend.kernels else [])]
         names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
-        for place in (folder / name for folder in folders for name in names):
+        of_device = [backend.kernels / self.schema.namespace / f"{self.schema.name}{backend.suffix}"] if backend.kernels else []
+        for place in (*(self.folder / name for name in names), *of_device):
             if place.is_file():
                 return place
         if self.code is not None:
             given = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
             raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {given} only; declare it again with "
                            f"code for {backend.name}, too")
-        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in "
-                       f"{' or '.join(map(str, folders))}")
+        if self.library is not None:
+            raise NoKernel(f"{self.qualified} cannot be built for {backend.name}: it comes from the library {self.library}, which holds no "
+                           f"sources; call opjit.build_library({self.qualified!r}, DIR, {backend.name!r}) where they are, and load that")
+        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in {self.folder}"
+                       f"{''.join(f', or {place}' for place in of_device)}")
 
     def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
         """What the op is built from for a target, now.
@@ -226,17 +287,28 @@ class Op:
         source, flags = self.source(target.backend), self.flags(target)
         shown = None if self.code is None else self.code.shown or source.name
         preferred = compilers[0] if compilers else None
-        return Recipe(self.schema, target, source, read_inputs(source, target, flags.include, scan), flags, preferred, shown,
+        return Recipe(self.schema, target, source, read_inputs(source, target, flags, scan), flags, preferred, shown,
                       tuple(compilers[1:]))
 
     def flags(self, target: Target) -> Flags:
         """The backend's flags with the op's own."""
         flags = target.backend.flags(target.arch, target.runtime)
-        if self.extra is None:
+        debug = is_on("OPJIT_DEBUG") or (self.code is not None and self.code.debug)
+        if self.extra is None and not debug:
             return flags
-        from opjit.recipe.flags import join
+        from opjit.recipe.flags import for_debugger, join
 
-        return join(flags, self.extra)
+        flags = join(flags, self.extra, target) if self.extra is not None else flags
+        return for_debugger(flags) if debug else flags
+
+    def libraries(self, target: Target) -> list[str]:
+        """The shared libraries to open before the op's own."""
+        flags = self.flags(target)
+        if not flags.shared and not any(map(os.path.isabs, flags.link)):
+            return []
+        from opjit.recipe.libraries import to_open
+
+        return to_open(flags)
 
     def backends(self) -> list[str]:
         """Names of the backends that the op has a source for."""

@@ -29,7 +29,7 @@ from opjit.declare.op import Op
 from opjit.errors import CacheWarning, RecordError
 
 FORMAT = 1
-FLAGS = ("c", "cuda", "link", "include")
+FLAGS = ("c", "cuda", "link", "include", "cuda_link", "sources")
 MAX_BYTES = 64 << 20
 _TEXTS = ("op", "schema", "backend", "arch", "runtime")
 
@@ -118,6 +118,8 @@ def parse_op(fields: object) -> RecordedOp:
         if not isinstance(fields[name], str):
             raise ValueError(f"expected a string as {name!r}, not {fields[name]!r:.80}")
     flags, given = fields["flags"], fields[place]
+    if isinstance(flags, dict):  # an earlier opjit knew fewer kinds
+        fields = {**fields, "flags": (flags := {"cuda_link": [], "sources": [], **flags})}
     if not isinstance(flags, dict) or flags.keys() != set(FLAGS) or not all(_are_texts(values) for values in flags.values()):
         raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags', not {flags!r:.80}")
     if not (isinstance(given, str) if place == "folder" else isinstance(given, dict) and given and _are_texts(list(given.values()))):
@@ -194,9 +196,14 @@ def append(name: str, fields: dict[str, Any]) -> None:
 
 
 def _recorded(op: Op, target: Target) -> RecordedOp:
-    added = (op.extra.c, op.extra.cuda, op.extra.link, op.extra.include) if op.extra is not None else ((), (), (), ())
-    # As the author wrote them: `extra` has doubled braces.
-    flags = {name: [flag.replace("{{", "{").replace("}}", "}") for flag in each] for name, each in zip(FLAGS, added, strict=True)}
+    flags: dict[str, list[str]] = {name: [] for name in FLAGS}
+    if op.extra is not None:
+        from opjit.recipe.libraries import as_written
+
+        extra = op.extra  # the compilers' flags have doubled braces
+        flags["c"], flags["cuda"] = ([flag.replace("{{", "{").replace("}}", "}") for flag in each] for each in (extra.c, extra.cuda))
+        flags["link"], flags["cuda_link"] = as_written(extra.link), as_written(extra.cuda_link)
+        flags["include"], flags["sources"] = list(extra.include), list(extra.sources)
     code = None
     if op.code is not None:
         code = {backend.name: op.code.texts[backend.suffix] for backend in backends.all_backends() if backend.suffix in op.code.texts}

@@ -57,7 +57,7 @@ def define(op: Op, known: Op | None) -> None:
     op.handle = library
     # Looked up before another thread can: torch gives threads that ask at once an overload each.
     op.overload = getattr(getattr(torch.ops, namespace), name).default
-    op.register_backward()
+    op.register_autograd()
 
 
 def _register(library: torch.library.Library, op: Op) -> None:
@@ -87,7 +87,7 @@ def refuse_second(known: Op, newer: Op) -> None:
 
 def redeclare(known: Op, newer: Op) -> None:
     """Give an op another schema, which makes it another op for torch."""
-    with processes.declaring:
+    with processes.uninterrupted(), processes.declaring:
         forget(known)
         known.schema = newer.schema
         known.adopt(newer)
@@ -108,9 +108,10 @@ def forget(op: Op) -> None:
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
+    op.forget_autograd()
     if op.handle is not None:
         op.handle._destroy()
-    op.handle, op.differentiable = None, False
+    op.handle = None
     namespace = getattr(torch.ops, op.schema.namespace)
     if op.schema.name in namespace.__dict__:
         delattr(namespace, op.schema.name)
@@ -158,7 +159,7 @@ def _first_call_kernel(op: Op) -> Function:
         backend = backends.for_dispatch_key(key)
         if backend is None:
             raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
-                           f"{' or '.join(op.backends()) or 'no device'}, and at least one of them")
+                           f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")
         ready(op, backend)
         if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
             raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; "

@@ -1,7 +1,7 @@
 """Ops and C++ extensions for all ranks of a job: a missing entry is built once in the whole job, and the nodes that lack it get its bytes.
 
     >>> import opjit.distributed
-    >>> opjit.distributed.ready(["allreduce"])                      # at the start of a training script, on every rank
+    >>> allreduce, = opjit.distributed.ready(["allreduce"])         # at the start of a training script, on every rank
     >>> module = opjit.distributed.load("ext", ["ext.cpp"])         # instead of opjit.load
 
 job.py has the ranks' protocol, and ranks.py how a process learns its rank.
@@ -34,6 +34,8 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.survey import Pair, Survey
 from opjit.wanted import OpBinary
+
+__all__ = ["load", "load_inline", "ready"]
 
 _CONNECT_TIMEOUT = 60.0  # seconds that a rank with missing entries waits for the job's store
 _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing
@@ -106,20 +108,26 @@ def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
         arguments: as for `opjit.load`.
 
     Example:
-        >>> module = opjit.distributed.load("ext", ["ext.cpp", "ext_kernel.cu"], extra_cflags=["-O2"])
+        >>> module = opjit.distributed.load("ext", ["ext.cpp"], extra_cflags=["-O2"])
     """
     return _load(cpp_extension.load, {"name": name, "sources": sources, **arguments})
 
 
 def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> Any:
-    """`opjit.load_inline` on all ranks of a job; see `load`."""
+    """`opjit.load_inline` on all ranks of a job; see `load`.
+
+    Example:
+        >>> source = "at::Tensor twice(at::Tensor x) { return x + x; }"
+        >>> opjit.distributed.load_inline("ext", source, functions="twice").twice(torch.ones(1))
+        tensor([2.])
+    """
     return _load(cpp_extension.load_inline, {"name": name, "cpp_sources": cpp_sources, **arguments})
 
 
 def _load(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     store, given = Store(default_root()), with_defaults(function, arguments)
     try:
-        wanted = binary.of_call(function.__name__, given, store.notes, fast=given.pop("fast"))
+        wanted = binary.of_call(given, store.notes, fast=given.pop("fast"))
     except Unsupported:
         return function(**arguments)
     [entry] = share_extensions([wanted], store)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -109,7 +110,7 @@ class Presence:
 def generation(claim: str) -> int:
     """The number of ranks that have tried, from a claim; 0 for no claim."""
     first = claim.partition(" ")[0]
-    return int(first) if first.isdecimal() else 0
+    return int(first) if re.fullmatch(r"[0-9]{1,9}", first) else 0  # other programs may write to the store, too
 
 
 def holder(claim: str) -> str:

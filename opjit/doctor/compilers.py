@@ -119,7 +119,7 @@ def _check_cuda() -> Iterator[Observation]:
     backend = backends.for_device("cuda")
     here, nvrtc = backend.available() is None, toolchain.find_nvrtc(backend.runtime(None), None)
     if nvrtc is None:
-        yield Observation("NVRTC", NOTE, "there is none, so nvcc compiles CUDA ops, in three times the time", "pip install 'opjit[cuda]'")
+        yield Observation("NVRTC", NOTE, "there is none, so nvcc compiles CUDA ops, in three times the time", toolchain.INSTALL_NVRTC)
     else:
         yield Observation("NVRTC", OK, f"CUDA {nvrtc.version.partition(' ')[0]}: {nvrtc.library}")
     try:
@@ -130,7 +130,7 @@ def _check_cuda() -> Iterator[Observation]:
     if nvcc is None and nvrtc is None:
         yield Observation("nvcc", WARNING if here else NOTE,
                           "there is none, so CUDA ops cannot be built here; those in a cache or a wheel still work",
-                          "pip install 'opjit[cuda]', or install the CUDA Toolkit of torch's CUDA version" if here else "")
+                          f"{toolchain.INSTALL_NVRTC}, or install the CUDA Toolkit of torch's CUDA version" if here else "")
         return
     mismatch = None
     if nvcc is None:

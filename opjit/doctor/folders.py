@@ -106,7 +106,7 @@ def _filesystem_type(place: Path) -> Observation:
 def _permissions(root: Path) -> Iterator[Observation]:
     """Whether other users can write or replace what is loaded."""
     store = Store(root)
-    own = [folder for folder in (store.base, store.base / "staging", store.notes) if folder.exists()]
+    own = [folder for folder in (store.base, store.base / "staging", store.base / "toolchain") if folder.exists()]
     problems = [problem for problem in (files.swappable(root), *map(files.distrusted, own)) if problem]
     for problem in problems:
         seen, _, todo = problem.partition("; ")

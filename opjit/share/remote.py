@@ -150,12 +150,12 @@ def holds(wanted: Sought) -> bool:
     return _ask(wanted, Objects(os.environ["OPJIT_REMOTE"])) is not None
 
 
-def required_trust() -> Trust:
-    """Read OPJIT_TRUST. Raises RemoteError if it is missing or invalid."""
+def required_trust(source: str = "it") -> Trust:
+    """Read OPJIT_TRUST. Raises RemoteError, for entries from `source`, if it is missing or invalid."""
     trusted = trust.configured()
     if trusted is None:
-        raise RemoteError("nothing from it is trusted: set OPJIT_TRUST to the public key of its publisher (`opjit keygen` makes a pair), "
-                          "or to `unsigned` to run any binary from it")
+        raise RemoteError(f"nothing from {source} is trusted: set OPJIT_TRUST to the public key of its publisher (`opjit keygen` makes a "
+                          "pair), or to `unsigned` to run any binary from it")
     return trusted
 
 

@@ -105,7 +105,7 @@ def _read_public(name: str) -> bytes:
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
-        problem = files.distrusted(path) or files.swappable(path.parent)
+        problem = files.swappable(path)
         key = None if problem else load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
@@ -194,4 +194,4 @@ def _need_cryptography() -> None:
     try:
         import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
     except ImportError as error:
-        raise RemoteError(f"signatures need the package cryptography: pip install 'opjit[remote]' ({error})") from error
+        raise RemoteError(f"signatures need the package cryptography: pip install cryptography ({error})") from error

@@ -88,7 +88,7 @@ sys.exit(3)
     assert [line.op for line in lines] == ["inline::scale", "keytest::plus", "opjit::allreduce", "opjit::tensor_negate"]
     assert {(line.backend, line.arch, line.runtime) for line in lines} == {("cpu", ARCH, "")}
     assert lines[0].code == {"cpu": SCALE.format(name="scale")}
-    assert lines[0].flags == {"c": ["-DFACTOR=1.0f", "-DBRACED={1}"], "cuda": [], "link": [], "include": []}
+    assert lines[0].flags == {"c": ["-DFACTOR=1.0f", "-DBRACED={1}"], "cuda": [], "link": [], "include": [], "cuda_link": [], "sources": []}
     assert (lines[1].folder, lines[1].schema) == (str(tmp_path / "plus"), helpers.SCHEMA)
     assert [path.name for path in tmp_path.glob(".ops.json*")] == []
 

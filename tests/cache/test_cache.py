@@ -130,11 +130,16 @@ def test_a_cache_behind_a_closed_folder_is_an_empty_one(entry: Entry, monkeypatc
     assert cache.entries() == []
 
 
-def test_an_entry_of_a_device_that_this_process_does_not_know_is_told_from_a_bad_one(entry: Entry) -> None:
+def test_an_entry_of_a_device_that_this_process_does_not_know_is_good_if_its_bytes_are(entry: Entry) -> None:
     (elsewhere,) = planted(entry, 1, backend="npu", dispatch_key="PrivateUse1")
     found = {finding.item.key: finding for finding in cache.verify()}
     assert "register_backend" in found[elsewhere.name].reason
-    assert found[entry.key].verdict == "good"
+    result = cache_command("verify")
+    assert result.exit_code == 0
+    assert any(line.startswith("good: ") and elsewhere.name in line and "no backend 'npu'" in line for line in result.output.splitlines())
+    assert result.output.splitlines()[-1] == "2 entries: 2 good"
+    os.truncate(elsewhere / "keytest.plus.so", 100)
+    assert cache_command("verify").output.splitlines()[-1] == "2 entries: 1 good, 1 bad"
 
 
 def test_extensions_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

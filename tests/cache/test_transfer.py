@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -271,6 +272,20 @@ def test_a_push_to_an_unwritable_place_is_a_one_line_error(published: Published)
     assert done.output.startswith("Error: file:///proc/nowhere cannot be written: ")
 
 
+@pytest.mark.parametrize("failing", ["open", "unlink"])
+def test_a_pack_in_a_folder_that_cannot_be_entered_is_a_one_line_error(published: Published, tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """Even if the staged file cannot be removed."""
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(os, "replace", lambda *_: refuse(tmp_path) if failing == "unlink" else None)
+    done = opjit("cache", "pack", "/proc/nowhere/pack.tar" if failing == "open" else tmp_path / "pack.tar")
+    assert done.exit_code == 1
+    assert "pack.tar cannot be written: " in done.output
+
+
 def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
@@ -461,6 +476,22 @@ def test_what_is_hostile_or_damaged_in_a_pack_is_named_and_the_rest_is_unpacked(
     assert result.exit_code == 1
     assert result.output.splitlines()[-1] == "unpacked 2, 0 already there, 5 left out"
     assert good(empty, published, other)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_file_of_a_pack_that_follows_a_link_of_its_name_is_left_out(published: Published, other: Published, tmp_path: Path, empty: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    """tar would write through the link, so whoever made that meant harm."""
+    link = tarfile.TarInfo(published.name)
+    link.type, link.linkname = kind, "/etc/passwd"
+    transfer.pack(tmp_path / "a.tar")
+    made = tmp_path / "made.tar"
+    made.write_bytes(link.tobuf(tarfile.USTAR_FORMAT) + (tmp_path / "a.tar").read_bytes())
+    monkeypatch.setenv("OPJIT_CACHE", str(empty))
+    result = opjit("cache", "unpack", made)
+    assert result.exit_code == 1
+    assert "its name is also that of something else than a file" in result.output
+    assert len(list(empty.rglob("*.so"))) == 1, "the other entry"
 
 
 @pytest.mark.parametrize("keep", [0, 100, 511, 512, 700, -5000, -11000])

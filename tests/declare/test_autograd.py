@@ -1,7 +1,8 @@
-"""A declared backward: setup_context and backward get what torch.library.register_autograd would give them."""
+"""A declared backward gets what torch.library.register_autograd would give it; without one, a derivative is an error."""
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch._dynamo.compiled_autograd
+from torch.autograd import forward_ad
 
+import opjit
 from opjit import Op
 from opjit.declare import autograd
+from opjit.errors import DeclarationError
 
 pytestmark = pytest.mark.torch
 SCALE = """
@@ -26,12 +30,13 @@ opjit_status scale_cpu(const opjit_tensor *x, double a, int64_t b, opjit_tensor 
 """
 
 
-def scale(make_op: Callable[..., Op]) -> Op:
-    return make_op("scale(Tensor x, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=lambda x, *args, **kwargs: torch.empty_like(x))
+def without_backward(make_op: Callable[..., Op], **given: bool) -> Op:
+    return make_op("scale(Tensor x, float a=2.0, *, int b=1) -> Tensor", SCALE,
+                   fake=lambda x, *args, **kwargs: torch.empty_like(x), **given)
 
 
 def differentiable(make_op: Callable[..., Op]) -> Op:
-    op = scale(make_op)
+    op = without_backward(make_op)
 
     @op.setup_context
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
@@ -45,7 +50,7 @@ def differentiable(make_op: Callable[..., Op]) -> Op:
 
 
 def test_defaults_that_torch_leaves_out_are_filled_in(make_op: Callable[..., Op]) -> None:
-    op = scale(make_op)
+    op = without_backward(make_op)
     seen: list[Any] = []
 
     @op.setup_context
@@ -148,3 +153,151 @@ def test_compiled_autograd_traces_the_backward_of_an_eager_call(make_op: Callabl
         loss.backward()
     assert x.grad is not None
     assert x.grad.tolist() == [5.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch.func.jvp
+@pytest.mark.parametrize("named", [True, False], ids=["backward", "no backward"])
+def test_forward_mode_is_an_error_and_not_a_tangent_of_zero(make_op: Callable[..., Op], named: bool) -> None:
+    op = differentiable(make_op) if named else without_backward(make_op)
+    x, message = torch.ones(3), rf"{op.qualified} has a backward, but no rule for forward mode" if named else "forward AD"
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jvp(lambda v: op(v, 4.0), (x,), (x,))
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jacfwd(lambda v: op(v, 4.0))(x)
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match=message):
+            op(forward_ad.make_dual(x, x), 4.0)
+        assert op(x, 4.0).tolist() == [5.0] * 3, "it has no tangent"
+
+
+NO_DERIVATIVE = r"derivative for optest\d+::\w+ is not implemented"
+
+
+@pytest.mark.parametrize("kernel", ["torch's", "Python's"])
+def test_a_backward_through_an_op_without_one_is_an_error(make_op: Callable[..., Op], monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    if kernel == "Python's":
+        monkeypatch.setattr(autograd, "_refusing_functions", lambda: None)
+    op = without_backward(make_op)
+    x = torch.ones(3, requires_grad=True)
+    y = op(x, 4.0)
+    assert y.requires_grad
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        y.sum().backward()
+    assert x.grad is None
+    with torch.no_grad():
+        assert not op(x).requires_grad
+    with torch.inference_mode():
+        assert op(x).tolist() == [3.0] * 3
+    assert not op(x.detach()).requires_grad
+
+
+def test_torch_has_the_functions_that_refuse_a_derivative() -> None:
+    if platform.machine() == "x86_64":
+        assert autograd._refusing_functions() is not None
+
+
+def test_a_torch_without_those_functions_gets_a_kernel_in_python(make_op: Callable[..., Op], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd, "REFUSING", ("no_such_function", *autograd.REFUSING[1:]))
+    autograd._refusing_functions.cache_clear()
+    try:
+        assert autograd._refusing_functions() is None
+    finally:
+        autograd._refusing_functions.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward mode calls it
+def test_functional_gradients_and_forward_mode_are_errors_too(make_op: Callable[..., Op]) -> None:
+    op, x = without_backward(make_op), torch.ones(3)
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        torch.func.grad(lambda x: op(x).sum())(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"forward AD with .*::scale"):
+        op(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_compiled_without_a_backward_an_op_runs_and_has_no_gradient(make_op: Callable[..., Op]) -> None:
+    op, x = without_backward(make_op), torch.ones(3, requires_grad=True)
+    compiled = torch.compile(lambda x: op(x, 4.0) * 2, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert compiled(x).tolist() == [10.0] * 3
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        compiled(x).sum().backward()
+    torch.library.opcheck(op.overload, (x.detach(), 4.0))
+
+
+def test_a_second_derivative_through_a_backward_without_one_is_an_error(make_op: Callable[..., Op]) -> None:
+    inner = without_backward(make_op)
+    op = without_backward(make_op)
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * inner(*ctx.saved_tensors), None
+
+    x = torch.ones(3, requires_grad=True)
+    [grad] = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        grad.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, from torch 2.15 on
+def test_declared_not_differentiable_an_op_gives_constants(make_op: Callable[..., Op]) -> None:
+    op, x = without_backward(make_op, differentiable=False), torch.ones(3, requires_grad=True)
+    assert not op(x).requires_grad
+
+    def product(x: torch.Tensor) -> Any:
+        return op(x) * x
+
+    for call in (product, torch.compile(product, fullgraph=True, backend="aot_eager")):
+        [grad] = torch.autograd.grad(call(x).sum(), x)
+        assert grad.tolist() == [3.0] * 3
+    torch.library.opcheck(op.overload, (x, 4.0))
+    with pytest.raises(DeclarationError, match="differentiable=False"):
+        op.backward(lambda ctx, grad: (grad, None))
+
+
+def test_a_second_declaration_may_change_what_autograd_does() -> None:
+    code = SCALE.replace("double a, int64_t b, ", "").replace("(float)(a + (double)b)", "2.0f")
+    x = torch.ones(3, requires_grad=True)
+    for differentiable in (True, False, True):
+        op = opjit.inline("twice_declared(Tensor x) -> Tensor", c=code.replace("scale_cpu", "twice_declared_cpu"), like="x",
+                          differentiable=differentiable)
+        assert op(x).requires_grad is differentiable
+    op.backward(lambda ctx, grad: grad * 2)
+    [grad] = torch.autograd.grad(op(x).sum(), x)
+    assert grad.tolist() == [2.0] * 3
+
+
+WRITES = """
+opjit_status count_cpu(opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
+{
+    ((float *)x->data)[0] += 1;
+    OPJIT_TRY(opjit_empty_like(out, y, y->dtype));
+    memcpy(out->data, y->data, sizeof(float));
+    return OPJIT_OK;
+}
+"""
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_an_op_that_writes_an_argument_counts_its_version_up(make_op: Callable[..., Op], increment: Op, differentiable: bool) -> None:
+    op = make_op("count(Tensor(a!) x, Tensor y) -> Tensor", WRITES, fake=lambda x, y: torch.empty_like(y), differentiable=differentiable)
+    calls: list[Callable[[torch.Tensor], object]] = [increment, lambda x: op(x, torch.ones(1)),
+                                                     lambda x: op(x, torch.ones(1, requires_grad=True))]
+    for call in calls:
+        x = torch.ones(1)
+        saved = torch.ones(1, requires_grad=True) * x
+        before = x._version
+        call(x)
+        assert x.tolist() == [2.0]
+        assert x._version > before
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+
+
+def test_a_result_of_an_op_that_writes_another_argument_has_no_derivative(make_op: Callable[..., Op]) -> None:
+    op = make_op("count(Tensor(a!) x, Tensor y) -> Tensor", WRITES, fake=lambda x, y: torch.empty_like(y))
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        op(torch.ones(1), torch.ones(1, requires_grad=True)).backward()

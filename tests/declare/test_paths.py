@@ -278,7 +278,8 @@ def test_a_folder_of_the_environment_that_cannot_be_trusted_or_used_is_named(tmp
         writable[flaw].chmod(0o777)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPJIT_PATH", bad)
-    reason = {"relative": "absolute path", "missing": "No such file", "empty": "no op is declared"}.get(flaw, "can be written by others")
+    reasons = {"relative": "absolute path", "missing": "there is no folder", "empty": "no op is declared"}
+    reason = reasons.get(flaw, "can be written by others")
     for _ in range(2):
         with pytest.raises(DeclarationError, match=f"OPJIT_PATH names '{bad}'.*{reason}"):
             opjit.get("pathtest::flawed", "cpu")
@@ -314,22 +315,56 @@ def test_the_command_lists_them_as_json_and_what_an_op_py_prints_is_not_in_it(tm
 # --- the command line ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "writable"), [("planted1", "planted1"), ("planted2", "planted2/op.py")])
-def test_of_a_folder_that_the_user_names_no_op_is_run_that_somebody_else_may_have_put_there(tmp_path: Path, name: str,
-                                                                                            writable: str) -> None:
-    ops = write(tmp_path / "ops" / name, f"pathtest::{name}").parent
-    (ops / writable).chmod(0o777)
-    with pytest.raises(DeclarationError, match=r"is a folder of op folders, and .*planted.* can be written by everybody, so none"):
-        arguments.ops(str(ops))
-    assert catalog.declared(f"pathtest::{name}") is None
-    (ops / writable).chmod(0o775)  # by a group, as a umask of 002 leaves it
-    assert names(arguments.ops(str(ops))) == [f"pathtest::{name}"]
+def planted(folder: Path, name: str) -> list[Path]:
+    """What somebody else may write in an op's folder."""
+    (folder / "__pycache__").mkdir()
+    (folder / "linked.c").write_text("")
+    (folder.parent / "elsewhere.c").write_text("")
+    (folder / "link.c").symlink_to("../elsewhere.c")
+    return [{"the folder": folder, "the folder around it": folder.parent, "op.py": folder / "op.py", "a kernel": folder / "linked.c",
+             "byte code": folder / "__pycache__", "a link's target": folder.parent / "elsewhere.c"}[name]]
 
 
-def test_a_folder_that_the_user_names_is_run_even_if_others_can_write_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["the environment", "the command line"])
+@pytest.mark.parametrize("name", ["the folder", "the folder around it", "op.py", "a kernel", "byte code", "a link's target"])
+def test_a_folder_is_not_run_if_others_can_write_anything_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                                               way: str) -> None:
+    op = write(tmp_path / "shared" / "planted", "pathtest::planted")
+    (writable,) = planted(op, name)
+    writable.chmod(writable.stat().st_mode | 0o002)
+    if way == "the environment":
+        monkeypatch.setenv("OPJIT_PATH", str(op))
+    with pytest.raises(DeclarationError, match=rf"the op.py files in .*planted are not run: {writable} can be written by others .*chmod"):
+        catalog.find("pathtest::planted") if way == "the environment" else arguments.ops(str(op))
+    assert catalog.declared("pathtest::planted") is None
+
+
+def test_a_folder_is_named_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "slashed", "pathtest::slashed")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownOp, match=r"to name the folder slashed, write \./slashed"):
+        arguments.ops("slashed")
+    assert names(arguments.ops("./slashed")) == ["pathtest::slashed"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_not_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp, where anybody may have made a folder with the name of an op."""
+    op = write(tmp_path / "somebodys", "pathtest::somebodys")
+    for path in (op, *op.iterdir()):
+        os.chown(path, 12345, 12345)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownOp):
+        arguments.ops("somebodys")
+    with pytest.raises(DeclarationError, match="belongs to user 12345"):
+        arguments.ops("./somebodys")
+    assert catalog.declared("pathtest::somebodys") is None
+
+
+def test_a_folder_that_python_code_names_is_run_even_if_others_can_write_it(tmp_path: Path) -> None:
     op = write(tmp_path / "shared", "pathtest::shared")
     op.chmod(0o777)
-    assert names(arguments.ops(str(op))) == ["pathtest::shared"]
+    assert names(opjit.add_path(op)) == ["pathtest::shared"]
 
 
 # --- entry points --------------------------------------------------------------------------------------------------------------------

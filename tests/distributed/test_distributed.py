@@ -745,3 +745,9 @@ def test_an_op_that_does_not_compile_fails_on_every_rank_of_precompile(tmp_path:
         assert "retrun" in err
         assert "Traceback" not in err
     assert compiled(log) == 8
+
+
+@pytest.mark.parametrize("claim", ["", "x", "9" * 5000, "²", "-1 rank 0", "1e9 rank 0", " ", "1.5 rank 0"])
+def test_a_claim_that_is_garbage_counts_as_none(claim: str) -> None:
+    assert presence.generation(claim) == 0
+    assert presence.generation(f"{3} rank 0") == 3

@@ -407,7 +407,7 @@ def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     assert "OPJIT_CACHE" in found.todo
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o777])
+@pytest.mark.parametrize("mode", [0o702, 0o777])
 def test_a_cache_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path, mode: int) -> None:
     cache.chmod(mode)
     found = only(folders.cache(), WARNING)

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import opjit
-from opjit import backends, library
+from opjit import backends
 from opjit.backends import cpu, cuda, targets
 from opjit.declare import catalog
 from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
+from opjit.library import contents, load
 from opjit.recipe import recipe
 from tests import helpers
 from tests.helpers import fresh, write_op
@@ -65,26 +66,29 @@ def declared(tmp_path_factory: pytest.TempPathFactory) -> tuple[opjit.Op, Path]:
 @pytest.fixture
 def copied(declared: tuple[opjit.Op, Path], tmp_path: Path) -> Path:
     """A copy of the library's folder, to be damaged; the path of the library in it."""
-    shutil.copytree(declared[1].parent, tmp_path / "copy")
-    return tmp_path / "copy" / declared[1].name
+    shutil.copytree(declared[1].parents[1], tmp_path / "copy")
+    return tmp_path / "copy" / declared[1].parent.name / declared[1].name
 
 
 def rewrite(path: Path, **changed: str) -> None:
-    """Change a library's manifest, so that it still agrees with itself."""
+    """Change a library's manifest, so that it still agrees with itself and with library.json."""
     manifest = path.parent / "manifest.json"
     fields = json.loads(manifest.read_text())
     fields["document"].update(changed)
     fields["key"] = recipe.document_key(fields["document"])
     manifest.write_text(json.dumps(fields))
+    described = contents.read(path.parents[1])
+    ops = {name: item._replace(key=fields["key"]) for name, item in described.ops.items()}
+    (path.parents[1] / contents.NAME).write_bytes(described._replace(ops=ops).dump())
 
 
 # --- another process -----------------------------------------------------------------------------------------------------------------
 
 
 def test_another_process_uses_the_library_without_sources_cache_or_compiler(built: Path, tmp_path: Path) -> None:
-    before = helpers.snapshot(built.parent)
+    before = helpers.snapshot(built.parents[1])
     assert fresh(USE.format(path=str(built)), nothing_else(tmp_path)).stdout == "[2.0] [1.0] True\n"
-    assert helpers.snapshot(built.parent) == before
+    assert helpers.snapshot(built.parents[1]) == before
     assert not (tmp_path / "no-cache").exists()
 
 
@@ -97,8 +101,14 @@ print(torch.compile(lambda x: plus(x) * 2, fullgraph=True, backend="aot_eager")(
     assert fresh(code, nothing_else(tmp_path)).stdout == "[4.0]\n"
 
 
-def test_an_op_that_is_not_declared_runs_and_says_what_tracing_it_takes(built: Path, tmp_path: Path) -> None:
-    code = USE.format(path=str(built)) + f"""
+def test_an_inline_op_runs_and_says_what_tracing_it_takes(tmp_path: Path) -> None:
+    code = f"""
+import torch, opjit
+opjit.inline("keytest::plus(Tensor x) -> Tensor", c=r'''{helpers.PLUS.replace('#include "amount.h"', '#define AMOUNT 1.0f')}''')
+print(opjit.build_library("keytest::plus", {str(tmp_path / 'build')!r}, "cpu"))
+"""
+    path = fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip()
+    code = USE.format(path=path) + f"""
 assert opjit.get("keytest::plus", "cpu") is plus
 for call in (lambda: plus(torch.ones(1, device="meta")),
              lambda: torch.compile(lambda x: plus(x), fullgraph=True, backend="aot_eager")(torch.ones(1))):
@@ -106,7 +116,7 @@ for call in (lambda: plus(torch.ones(1, device="meta")),
         call()
     except Exception as error:
         assert "has no fake kernel" in str(error), error
-        assert "import the module that declares it before opjit.load_library" in str(error), error
+        assert "import the module that declares it before opjit.load_library, or declare it in an op.py" in str(error), error
     else:
         raise AssertionError("traced")
 from opjit.errors import DeclarationError
@@ -123,10 +133,8 @@ print(plus(torch.ones(1)).tolist())
     assert fresh(code, nothing_else(tmp_path)).stdout.endswith("[2.0]\n")
 
 
-def test_an_op_without_results_that_is_not_declared_can_be_traced(tmp_path: Path) -> None:
-    """There is nothing that a fake kernel would have to make."""
-    catalog.declare_folder(helpers.ROOT / "tests" / "ops" / "increment")
-    path = opjit.build_library("optest::increment", tmp_path / "build", "cpu")
+def test_an_op_without_results_can_be_traced(increment: opjit.Op, tmp_path: Path) -> None:
+    path = opjit.build_library(increment.qualified, tmp_path / "build", "cpu")
     code = f"""
 import torch, opjit
 opjit.load_library({str(path)!r})
@@ -140,8 +148,8 @@ print(torch.compile(twice, fullgraph=True, backend="aot_eager")(torch.ones(1)).t
 
 
 def test_the_folder_may_be_moved_and_linked_to(built: Path, tmp_path: Path) -> None:
-    shutil.copytree(built.parent, tmp_path / "elsewhere" / "my_ops")
-    (tmp_path / "link.so").symlink_to(tmp_path / "elsewhere" / "my_ops" / built.name)
+    shutil.copytree(built.parents[1], tmp_path / "elsewhere" / "my_ops")
+    (tmp_path / "link.so").symlink_to(tmp_path / "elsewhere" / "my_ops" / "keytest.plus" / built.name)
     assert fresh(USE.format(path=str(tmp_path / "link.so")), nothing_else(tmp_path)).stdout == "[2.0] [1.0] True\n"
 
 
@@ -150,31 +158,33 @@ def test_the_folder_may_be_moved_and_linked_to(built: Path, tmp_path: Path) -> N
 
 def test_a_build_directory_holds_complete_entries_and_nothing_else(built: Path) -> None:
     arch = targets.here(helpers.cpu()).arch
-    (folder,) = built.parent.parent.iterdir()
+    (folder,) = built.parents[2].iterdir()
     assert folder.name.rpartition(".")[0] == f"keytest.plus.{arch}"
-    assert sorted(path.name for path in folder.iterdir()) == ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"]
-    assert json.loads((folder / "manifest.json").read_text())["key"].startswith(folder.name.rpartition(".")[2])
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+        "keytest.plus/build.ninja", "keytest.plus/keytest.plus.so", "keytest.plus/manifest.json", "keytest.plus/opjit_glue.c",
+        "library.json", "python/plus/op.py"]
+    assert json.loads((folder / "library.json").read_text())["sha256"].startswith(folder.name.rpartition(".")[2])
 
 
 def test_a_child_forked_while_another_thread_loads_a_library_can_load_one(built: Path, tmp_path: Path) -> None:
     code = f"""
 import os, signal, threading
 import torch, opjit
-from opjit import library
+from opjit.declare import catalog
 reached, forked = threading.Event(), threading.Event()
-look = library.catalog.declared
+look = catalog.declared
 
 def slow(name):
     reached.set()
-    forked.wait(60)
+    forked.wait(1)
     return look(name)
 
-library.catalog.declared = slow
+catalog.declared = slow
 loader = threading.Thread(target=lambda: opjit.load_library({str(built)!r}))
 loader.start()
-reached.wait(60)
+assert reached.wait(60)
 child = os.fork()
-library.catalog.declared = look
+catalog.declared = look
 if child == 0:
     signal.alarm(30)  # a deadlock kills the child
     opjit.load_library({str(built)!r})
@@ -189,12 +199,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_later_build_goes_beside_and_both_can_be_loaded_in_one_process(tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     first = build_into(tmp_path / "build", op, tmp_path / "cache")
-    before = helpers.snapshot(first.parent)
+    before = helpers.snapshot(first.parents[1])
     assert build_into(tmp_path / "build", op, tmp_path / "cache") == first
     (op / "amount.h").write_text("#define AMOUNT 41.0f\n")
     second = build_into(tmp_path / "build", op, tmp_path / "cache")
     assert second != first
-    assert helpers.snapshot(first.parent) == before
+    assert helpers.snapshot(first.parents[1]) == before
     assert len(list((tmp_path / "build").iterdir())) == 2
     code = f"""
 import torch, opjit
@@ -212,7 +222,7 @@ def test_a_damaged_library_is_built_anew_by_another_file_under_its_name(declared
         assert opjit.build_library("loadtest::plus", tmp_path, "cpu") == path
         assert not os.path.samestat(os.fstat(mapped.fileno()), path.stat())
     assert path.read_bytes() == declared[1].read_bytes()
-    assert list(tmp_path.iterdir()) == [path.parent]
+    assert list(tmp_path.iterdir()) == [path.parents[1]]
 
 
 def test_processes_that_build_into_one_directory_at_once_leave_one_good_library(tmp_path: Path) -> None:
@@ -221,7 +231,7 @@ def test_processes_that_build_into_one_directory_at_once_leave_one_good_library(
     told = {process.communicate(timeout=240)[0].strip() for process in running}
     assert [process.returncode for process in running] == [0] * 4
     assert len(told) == 1
-    assert [path.name for path in (tmp_path / "build").iterdir()] == [Path(told.pop()).parent.name]
+    assert [path.name for path in (tmp_path / "build").iterdir()] == [Path(told.pop()).parents[1].name]
 
 
 def test_the_command_leaves_a_library_and_prints_its_path(tmp_path: Path) -> None:
@@ -243,7 +253,7 @@ def test_a_build_directory_that_cannot_be_written_is_an_error_that_names_it(decl
 @pytest.mark.nvcc
 def test_a_library_for_a_gpu_is_built_without_one_and_refused_where_there_is_none(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
     path = opjit.build_library("loadtest::plus", tmp_path, arch="sm_90")
-    assert "sm_90.cuda" in path.parent.name
+    assert "sm_90.cuda" in path.parents[1].name
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(DeviceUnavailable, match=r"loadtest\.plus\.so is not loaded: .*CUDA"):
@@ -275,14 +285,29 @@ def damaged(content: bytes) -> bytes:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "one bit": (lambda path: path.write_bytes(damaged(path.read_bytes())), "does not have the SHA-256 in its manifest"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not have the size in its manifest"),
-    "no manifest": (lambda path: (path.parent / "manifest.json").unlink(), r"no manifest\.json beside it; copy the folder"),
-    "another name": (lambda path: path.rename(path.with_name("other.so")), "there is no library"),
+    "no manifest": (lambda path: (path.parent / "manifest.json").unlink(), r"there is no .*/manifest\.json; copy the folder"),
+    "no description": (lambda path: (path.parents[1] / "library.json").unlink(),
+                       r"there is no library\.json in the folder above its own; copy the folder"),
+    "no op.py": (lambda path: (path.parents[1] / "python/plus/op.py").unlink(), r"its file python/plus/op\.py is missing"),
+    "edited op.py": (lambda path: (path.parents[1] / "python/plus/op.py").write_text("print('run')"),
+                     r"python/plus/op\.py does not have the SHA-256 in its library\.json"),
+    "edited description": (lambda path: (path.parents[1] / "library.json").write_text(
+        (path.parents[1] / "library.json").read_text().replace('"plus"', '"minus"')), r"library\.json does not have the SHA-256"),
+    "bad description": (lambda path: (path.parents[1] / "library.json").write_text("{"), r"library\.json is not JSON"),
+    "a list as description": (lambda path: (path.parents[1] / "library.json").write_text("[]"), r"library\.json has another format"),
+    "an empty description": (lambda path: (path.parents[1] / "library.json").write_text('{"format": 1}'), "does not have the SHA-256"),
+    "others may write op.py": (lambda path: (path.parents[1] / "python/plus/op.py").chmod(0o666), "can be written by others"),
+    "others may swap op.py": (lambda path: (path.parents[1] / "python/plus").chmod(0o777), "so others could replace"),
+    "linked op.py": (lambda path: os.symlink((path.parents[1] / "python/plus/op.py").rename(path.parent / "m"),
+                                             path.parents[1] / "python/plus/op.py"), "is a symbolic link"),
+    "another name": (lambda path: path.rename(path.with_name("other.so")), r"there is no .*/loadtest\.plus\.so; copy the folder"),
     "bad manifest": (lambda path: (path.parent / "manifest.json").write_text("{"), "manifest is not JSON"),
     "edited manifest": (lambda path: (path.parent / "manifest.json").write_text(
         (path.parent / "manifest.json").read_text().replace('"arch": "', '"arch": "x')), "key is not its document's SHA-256"),
-    "group may write it": (lambda path: path.chmod(0o664), r"can be written by others \(mode 664\); chmod go-w it"),
-    "group may write the folder": (lambda path: path.parent.chmod(0o777), "can be written by others"),
-    "group may write the manifest": (lambda path: (path.parent / "manifest.json").chmod(0o666), "can be written by others"),
+    "others may write it": (lambda path: path.chmod(0o646), r"can be written by others \(mode 646\).*; chmod go-w /"),
+    "others may write the folder": (lambda path: path.parent.chmod(0o777), "can be written by others"),
+    "others may swap the folder": (lambda path: path.parents[1].chmod(0o777), r"\(mode 777\), so others could replace .*; chmod go-w /"),
+    "others may write the manifest": (lambda path: (path.parent / "manifest.json").chmod(0o666), "can be written by others"),
     "linked manifest": (lambda path: os.symlink((path.parent / "manifest.json").rename(path.parent / "m"), path.parent / "manifest.json"),
                         "is a symbolic link"),
     "unknown backend": (lambda path: rewrite(path, backend="npu", dispatch_key="PrivateUse1"), "add it with opjit.register_backend"),
@@ -299,6 +324,8 @@ def test_what_cannot_be_trusted_is_not_loaded(copied: Path, damage: str) -> None
         opjit.load_library(copied)
     assert str(copied) in str(caught.value)
     assert "\n" not in str(caught.value)
+    with pytest.raises(LoadError, match="there is no library" if damage == "no description" else says):
+        opjit.load_library(copied.parents[1])
 
 
 def test_a_library_that_somebody_else_owns_is_not_loaded(copied: Path) -> None:
@@ -312,14 +339,14 @@ def test_a_library_that_somebody_else_owns_is_not_loaded(copied: Path) -> None:
 def test_a_second_library_beside_a_manifest_is_not_taken_for_its_own(copied: Path) -> None:
     other = copied.with_name("other.so")
     shutil.copy(copied, other)
-    with pytest.raises(LoadError, match=r"the manifest beside it belongs to loadtest\.plus\.so"):
+    with pytest.raises(LoadError, match=r"other\.so is not loaded: the library in .* does not name it"):
         opjit.load_library(other)
 
 
 @pytest.mark.parametrize("path", ["no/such/library.so", ".", ""])
 def test_a_path_without_a_library_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoadError, match=rf"there is no library '{path}': expected the path that opjit\.build_library returned"):
+    with pytest.raises(LoadError, match=rf"there is no library '{path}': expected a path that opjit\.build_library returned"):
         opjit.load_library(path)
 
 
@@ -357,7 +384,7 @@ def test_a_library_for_another_major_version_of_cuda_is_refused(tmp_path: Path, 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     target = targets.Target(backends.for_device("cuda"), "sm_90", "cuda13")
     with pytest.raises(LoadError, match=r"was built for cuda sm_90\.cuda13, but this process runs cuda sm_90\.cuda12"):
-        library._refuse_elsewhere(tmp_path, catalog.find("allreduce").schema, target)
+        load._refuse_elsewhere(tmp_path, catalog.find("allreduce").schema, target)
 
 
 # --- the example -----------------------------------------------------------------------------------------------------------------------
@@ -371,10 +398,11 @@ def test_the_example_builds_in_one_process_and_is_used_in_another(tmp_path: Path
         return done.stdout
 
     path = run("build.py", tmp_path / "build").strip()
-    assert path.startswith(f"{tmp_path}/build/example.tensor_negate.")
-    assert run("use.py", path, **nothing_else(tmp_path)).splitlines() == [
+    assert path == f"{tmp_path}/build/my_ops/example.tensor_negate/example.tensor_negate.so"
+    assert run("use.py", tmp_path / "build" / "my_ops", **nothing_else(tmp_path)).splitlines() == [
         "elements 0 to 4999, first 0",  # 20000 bytes of stack hold 5000 elements
         "elements 5000 to 9999, first 9666",
         "elements 10000 to 11999, first 7333",
         "largest difference from torch.neg: 0.0",
+        "traced: torch.Size([4000, 3])",
     ]

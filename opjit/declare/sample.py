@@ -1,0 +1,87 @@
+"""A sample: one call of an op, for checks to repeat with other tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class Sample(NamedTuple):
+    """One call of an op, as ``samples`` may yield it; a plain tuple of arguments and a pair ``(args, kwargs)`` do, too.
+
+    Attributes:
+        args, kwargs: of the call.
+        rtol, atol: the largest relative and absolute difference from the reference's results; None is the default for the results'
+            dtype and the sample's size.
+        note: what a check changed in a declared sample, for messages.
+
+    Example:
+        >>> @scale.samples
+        ... def samples(device):
+        ...     yield torch.ones(3, device=device), 2.5
+        ...     yield opjit.Sample((torch.rand(1000, device=device), 2.5), rtol=1e-3, atol=1e-4)
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    rtol: float | None = None
+    atol: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, declared: Any) -> Sample:
+        """A sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
+        if isinstance(declared, Sample):
+            return declared
+        if isinstance(declared, tuple) and len(declared) == 2 and isinstance(declared[0], tuple) and isinstance(declared[1], dict):
+            return cls(*declared)
+        return cls(declared if isinstance(declared, tuple) else (declared,))
+
+    @property
+    def values(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, self.kwargs
+
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_of(self.values)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> Sample:
+        """The same call with each tensor changed."""
+        args, kwargs = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values)
+        return self._replace(args=args, kwargs=kwargs, note=note or self.note)
+
+    def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> Sample:
+        """The same call with one tensor replaced."""
+        tensors = iter(range(len(self.tensors())))
+        return self.map(lambda value: tensor if next(tensors) == index else value, note)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Samples of one kind test the same."""
+        return (*((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()), str(self.kwargs))
+
+    @property
+    def numel(self) -> int:
+        return sum(t.numel() for t in self.tensors())
+
+    def __str__(self) -> str:
+        def shown(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
+            return _Shown(f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}")
+
+        args, kwargs = tree_map(shown, self.values)
+        named = [f"{name}={value!r}" for name, value in kwargs.items()]
+        return ", ".join([*map(repr, args), *named, *([self.note] if self.note else [])])
+
+
+class _Shown(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]

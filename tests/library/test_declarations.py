@@ -1,0 +1,331 @@
+"""What a library carries beside its binaries: op.py with the modules that it imports, so fake kernels and backwards; several ops."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import opjit
+from opjit.declare import catalog
+from opjit.errors import BuildError, DeclarationError, LoadError
+from opjit.library import contents
+from tests import helpers
+from tests.helpers import command, fresh, no_compiler
+
+pytestmark = pytest.mark.torch
+
+SCALE_C = """\
+#include "opjit.h"
+
+opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    OPJIT_FOR_EACH(i, at, x)
+        ((float *)out->data)[i] = ((const float *)x->data)[at] * (float)a{and_then};
+    return OPJIT_OK;
+}}
+"""
+# An op and the op of its backward, with a fake kernel that comes from two modules beside op.py.
+SCALE_PY = """\
+import torch
+
+import opjit
+
+from .shapes import like
+from . import marks
+
+
+@opjit.op("{ns}::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DUNUSED=1"], extra_include_paths=["include"])
+def scale(x, a):
+    assert marks.DONE
+    return like(x)
+
+
+@opjit.op("{ns}::scale_grad(Tensor grad, float a) -> Tensor")
+def scale_grad(grad, a):
+    return like(grad)
+
+
+@scale.setup_context
+def setup(ctx, inputs, output):
+    ctx.a = inputs[1]
+
+
+@scale.backward
+def backward(ctx, grad):
+    return scale_grad(grad, ctx.a), None
+"""
+LOAD = """
+import sys
+import torch, opjit
+loaded = opjit.load_library({path!r})
+scale = torch.ops.{ns}.scale.default
+"""
+USE = """
+x = torch.randn(5, requires_grad=True)
+out = scale(x, 3.0)
+assert torch.equal(out, x * 3.0)
+out.sum().backward()
+assert torch.equal(x.grad, torch.full((5,), 3.0))
+assert scale(torch.ones(2, 3, device="meta"), 1.0).shape == (2, 3)
+compiled = torch.compile(lambda x: scale(x, 2.0).sin(), fullgraph=True, backend="aot_eager")
+assert torch.allclose(compiled(x), (x * 2.0).sin())
+torch.autograd.grad(compiled(x).sum(), x)
+print(sorted(set(torch.library.opcheck(scale, (x, 2.0)).values())))
+"""
+
+
+def write_scale(folder: Path, ns: str, op_py: str = SCALE_PY) -> Path:
+    (folder / "include").mkdir(parents=True)
+    (folder / "op.py").write_text(op_py.format(ns=ns))
+    (folder / "shapes.py").write_text("from .marks import DONE\n\n\ndef like(x):\n    assert DONE\n    return x.new_empty(x.shape)\n")
+    (folder / "marks.py").write_text("DONE = True\n")
+    (folder / "unused.py").write_text("raise ImportError('no op imports it')\n")
+    for name in ("scale", "scale_grad"):
+        (folder / f"{name}.c").write_text(SCALE_C.format(name=name, and_then=""))
+    return folder
+
+
+def elsewhere(tmp: Path) -> dict[str, str | None]:
+    """An environment without compilers and without a cache that has anything."""
+    return {**no_compiler(tmp), "OPJIT_CACHE": str(tmp / "no-cache"), "OPJIT_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library named my_ops of one op, whose backward needs another. Its sources and the cache are gone."""
+    folder = tmp_path_factory.mktemp("scale")
+    source = write_scale(folder / "scale", "libtest")
+    code = f"""
+import opjit
+opjit.add_path({str(source)!r})
+print(opjit.build_library("libtest::scale", {str(folder / 'build')!r}, "cpu", name="my_ops"))
+"""
+    path = Path(fresh(code, {"OPJIT_CACHE": str(folder / "cache")}).stdout.strip())
+    shutil.rmtree(source)
+    shutil.rmtree(folder / "cache")
+    assert path == folder / "build" / "my_ops" / "libtest.scale" / "libtest.scale.so"
+    return path
+
+
+def test_another_process_has_the_fake_kernel_and_the_backward(built: Path, tmp_path: Path) -> None:
+    code = LOAD.format(path=str(built), ns="libtest") + "assert loaded is scale\n" + USE
+    before = helpers.snapshot(built.parents[1])
+    assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
+    assert helpers.snapshot(built.parents[1]) == before  # no byte code either
+
+
+def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(built.parents[1], tmp_path / "moved")
+    code = LOAD.format(path=str(moved), ns="libtest") + "assert loaded == [scale, torch.ops.libtest.scale_grad.default]\n" + USE
+    assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
+
+
+def test_torch_ops_load_library_registers_it_when_torch_ops_is_asked(built: Path, tmp_path: Path) -> None:
+    code = f"""
+import torch
+torch.ops.load_library({str(built)!r})  # before opjit, too
+import opjit
+assert not hasattr(torch.ops.libtest, "no_such_op")
+assert torch.ops.libtest.scale_grad(torch.ones(1), 2.0).item() == 2.0
+scale = torch.ops.libtest.scale.default
+""" + USE
+    assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
+
+
+def test_a_library_that_torch_opened_and_opjit_refuses_is_named(built: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(built.parents[1], tmp_path / "moved")
+    (moved / "python" / "scale" / "op.py").write_text("")
+    code = f"""
+import torch, opjit
+torch.ops.load_library({str(moved / 'libtest.scale' / 'libtest.scale.so')!r})
+try:
+    torch.ops.libtest.scale
+except AttributeError as error:
+    print(error)
+"""
+    assert re.fullmatch(r"torch\.ops\.libtest\.scale was not found: .*/libtest\.scale\.so is not loaded: python/scale/op\.py does not have "
+                        r"the SHA-256 in its library\.json; build it again with opjit\.build_library\n",
+                        fresh(code, elsewhere(tmp_path)).stdout)
+
+
+def test_a_library_holds_the_modules_that_op_py_imports_and_no_other_source(built: Path) -> None:
+    assert sorted(path.name for path in (built.parents[1] / "python" / "scale").iterdir()) == ["marks.py", "op.py", "shapes.py"]
+    assert not list(built.parents[1].rglob("scale.c"))
+
+
+def test_several_ops_make_one_library_and_the_command_follows(tmp_path: Path) -> None:
+    first, second = write_scale(tmp_path / "scale", "libone"), helpers.write_op(tmp_path / "plus")
+    code = f"""
+import opjit
+opjit.add_path({str(first)!r})
+opjit.add_path({str(second)!r})
+print(opjit.build_library(["libone::scale", "keytest::plus"], {str(tmp_path / 'build')!r}, "cpu", name="both"))
+"""
+    settings = {"OPJIT_CACHE": str(tmp_path / "cache")}
+    assert fresh(code, settings).stdout == f"{tmp_path}/build/both\n"
+    done = command("get", first, second, "--device", "cpu", "--build-directory", tmp_path / "by", "--name", "both", **settings)
+    assert done.stdout == f"{tmp_path}/by/both\n", done.stderr
+    by, beside = ([path.relative_to(tmp_path / each) for path in sorted((tmp_path / each).rglob("*"))] for each in ("by", "build"))
+    assert by == beside
+    code = f"""
+import torch, opjit
+print([str(op) for op in opjit.load_library({str(tmp_path / 'by' / 'both')!r})])
+print(torch.ops.keytest.plus(torch.ones(1)), torch.ops.libone.scale(torch.ones(1), 4.0))
+"""
+    assert fresh(code, elsewhere(tmp_path)).stdout == (
+        "['keytest.plus.default', 'libone.scale.default', 'libone.scale_grad.default']\ntensor([2.]) tensor([4.])\n")
+
+
+def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    folder = write_scale(tmp_path / "scale", "libname")
+    catalog.add_path(folder)
+    path = opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="mine")
+    before = helpers.snapshot(path.parents[1])
+    assert opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="mine") == path
+    with pytest.raises(BuildError, match=r"build/mine holds something else already, and nothing is overwritten; remove it, or choose"):
+        opjit.build_library("allreduce", tmp_path / "build", "cpu", name="mine")
+    assert helpers.snapshot(path.parents[1]) == before
+    (tmp_path / "build" / "notes").mkdir()
+    (tmp_path / "build" / "notes" / "thesis.txt").write_text("years")
+    (tmp_path / "build" / "file").write_text("a file")
+    for taken in ("notes", "file"):
+        with pytest.raises(BuildError, match="holds something else already"):
+            opjit.build_library("libname::scale", tmp_path / "build", "cpu", name=taken)
+    assert (tmp_path / "build" / "notes" / "thesis.txt").read_text() == "years"
+    assert sorted(each.name for each in (tmp_path / "build").iterdir()) == ["file", "mine", "notes"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "a\n", "ü", "x" * 101])
+def test_a_name_that_is_no_folder_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="cannot be a library's name: expected letters, digits"):
+        opjit.build_library("allreduce", tmp_path, "cpu", name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_of_no_op_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="a library of no op: name one or more"):
+        opjit.build_library([], tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("from ..common import f", "imports ..common, which is no module beside its op.py"),
+    ("from .missing import f", "imports .missing, which is no module beside its op.py"),
+    ("from . import missing", "imports .missing, which is no module beside its op.py"),
+    ("import beside", r"op\.py:\d+ imports beside, which is found only while its folder is on sys\.path; write `from \.beside import …`"),
+])
+def test_an_import_that_works_only_in_the_folder_is_named(line: str, says: str, tmp_path: Path) -> None:
+    folder = helpers.write_op(tmp_path / "plus", op_py=helpers.OP_PY + f"\n\ndef later():\n    {line}\n")
+    (folder / "beside.py").write_text("")
+    code = helpers.declare(folder) + f"""
+import sys
+sys.path.insert(0, {str(folder)!r})
+import beside
+try:
+    opjit.build_library("keytest::plus", {str(tmp_path / 'build')!r}, "cpu")
+except opjit.errors.DeclarationError as error:
+    print(error)
+"""
+    assert re.search(says, fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout)
+    assert not (tmp_path / "build").exists()
+
+
+def test_an_op_py_that_changed_after_it_was_read_is_refused(tmp_path: Path) -> None:
+    folder = helpers.write_op(tmp_path / "later", op_py=helpers.OP_PY.replace("keytest::plus", "laterlib::plus"))
+    catalog.add_path(folder)
+    (folder / "op.py").write_text((folder / "op.py").read_text() + "\n# changed\n")
+    with pytest.raises(DeclarationError, match=r"op\.py changed after this process read it; build the library in a new process"):
+        opjit.build_library("laterlib::plus", tmp_path / "build", "cpu")
+
+
+@pytest.mark.parametrize(("added", "says"), [
+    ("import no_such_package", r"its plus/op\.py needs what this process cannot import: No module named 'no_such_package'"),
+    ("raise KeyError('weights')", r"its plus/op\.py raised KeyError: 'weights'"),
+])
+def test_an_op_py_that_fails_elsewhere_is_one_message_and_leaves_nothing(added: str, says: str, tmp_path: Path) -> None:
+    guarded = f"import os\nif os.environ.get('ELSEWHERE'):\n    {added}\n"
+    folder = helpers.write_op(tmp_path / "plus", op_py=helpers.OP_PY + guarded)
+    code = helpers.declare(folder) + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    path = fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip()
+    code = f"""
+import os, re
+import torch, opjit
+try:
+    opjit.load_library({path!r})
+except opjit.errors.LoadError as error:
+    assert re.search({says!r}, str(error)), error
+assert not hasattr(torch.ops.keytest, "plus")
+del os.environ["ELSEWHERE"]
+print(opjit.load_library({path!r})(torch.ones(1)).tolist())
+"""
+    assert fresh(code, {**elsewhere(tmp_path), "ELSEWHERE": "1"}).stdout == "[2.0]\n"
+
+
+def test_a_second_library_of_an_op_replaces_its_kernel_but_never_its_declaration(tmp_path: Path) -> None:
+    folder = write_scale(tmp_path / "scale", "libtwo")
+    settings = {"OPJIT_CACHE": str(tmp_path / "cache")}
+
+    def build(name: str) -> None:
+        fresh(f"import opjit\nopjit.add_path({str(folder)!r})\n"
+              f"opjit.build_library('libtwo::scale', {str(tmp_path)!r}, 'cpu', name={name!r})", settings)
+
+    build("first")
+    (folder / "scale.c").write_text(SCALE_C.format(name="scale", and_then=" + 1.0f"))
+    build("kernel")
+    (folder / "shapes.py").write_text((folder / "shapes.py").read_text() + "# another declaration\n")
+    build("python")
+    code = f"""
+import torch, opjit
+for name in ("first", "kernel", "first"):
+    print(opjit.load_library({str(tmp_path)!r} + "/" + name)[0](torch.ones(1), 2.0).item())
+try:
+    opjit.load_library({str(tmp_path / 'python')!r})
+except opjit.errors.DeclarationError as error:
+    print(str(error).endswith("/first, whose op.py differs; load this library in a process of its own"))
+"""
+    assert fresh(code, elsewhere(tmp_path)).stdout == "2.0\n3.0\n2.0\nTrue\n"
+
+
+def test_a_device_that_the_library_has_no_kernel_for_is_named_with_what_to_build(built: Path, tmp_path: Path) -> None:
+    code = f"""
+import torch, opjit
+from opjit import backends
+opjit.load_library({str(built)!r})
+scale = opjit.catalog.find("libtest::scale")
+for call in (lambda: scale.source(backends.for_device("cuda")), lambda: scale(torch.ones(2).to_sparse(), 1.0)):
+    try:
+        call()
+    except opjit.errors.NoKernel as error:
+        print(error)
+"""
+    assert fresh(code, elsewhere(tmp_path)).stdout == (
+        f"libtest::scale cannot be built for cuda: it comes from the library {built.parents[1]}, which holds no sources; call "
+        "opjit.build_library('libtest::scale', DIR, 'cuda') where they are, and load that\n"
+        "libtest::scale has no kernel for tensors of the kind SparseCPU: it takes dense tensors on cpu, and at least one of them\n")
+
+
+def test_a_shared_library_of_the_author_comes_along(tmp_path: Path) -> None:
+    folder = tmp_path / "plus"
+    helpers.write_op(folder, op_py=helpers.OP_PY.replace('Tensor")', 'Tensor", extra_ldflags=["-Lvendor", "-lamount"])'),
+                     amount_h="float amount(void);\n#define AMOUNT amount()\n")
+    (folder / "vendor").mkdir()
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libamount.so", "-o", str(folder / "vendor" / "libamount.so"), "-x", "c", "-"]
+    subprocess.run(command, check=True, text=True, input="float amount(void) { return 5.0f; }")
+    code = helpers.declare(folder) + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    path = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip())
+    shutil.rmtree(folder)
+    use = f"import torch, opjit\nprint(opjit.load_library({str(path)!r})(torch.ones(1)).tolist())"
+    assert fresh(use, elsewhere(tmp_path)).stdout == "[6.0]\n"
+    (path.parents[1] / "libraries" / "keytest.plus" / "libamount.so").write_bytes(b"other")
+    with pytest.raises(LoadError, match=r"libamount\.so does not have the SHA-256 in its library\.json"):
+        opjit.load_library(path)
+
+
+def test_what_library_json_says_is_read_back() -> None:
+    item = contents.Item("a.b", "0" * 64, None, ("libraries/a.b/libx.so",))
+    described = contents.Contents({"a::b": item}, {"libraries/a.b/libx.so": "1" * 64})
+    assert contents.parse(described.dump()) == described
