@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of what reads bytes from elsewhere: entries, manifests, packs.
 
-    pip install 'opjit[fuzz]'
+    pip install atheris
     python tests/fuzz.py -max_total_time=60
 
 Whatever the bytes are, each parser returns or raises an error of opjit's own. Arguments are libFuzzer's.

@@ -8,36 +8,41 @@
     def test_op(check):
         check(OP, "cpu")
 
-or ``testing.check(OP, "cpu")`` for all of them at once. A check returns a note, or raises an AssertionError with a one-line message. A
+or, for all of them at once:
+
+    >>> [OP] = opjit.testing.load("my_ops")
+    >>> opjit.testing.check(OP, "cpu")
+
+A check returns a note, or raises an AssertionError with a one-line message. A
 check that does not apply to the op raises `Skipped`, which pytest reports as a skip.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import itertools
 import os
-import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable
 
 from opjit import backends, request
-from opjit.declare import arguments, catalog
+from opjit.declare import catalog
 from opjit.declare.op import Op
-from opjit.testing import cuda, integration, numerics, refusals
+from opjit.testing import cuda, gradients, integration, memory, numerics, refusals
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
 from opjit.testing.samples import Skipped, samples
 
-__all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "outcome_of", "results", "run"]
+__all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
-CHECKS: list[Check] = [*numerics.CHECKS, *integration.CHECKS, *refusals.CHECKS, *cuda.CHECKS]  # in the table's order
+# In the table's order.
+CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *integration.CHECKS, *gradients.CHECKS, *refusals.CHECKS, *cuda.CHECKS]
 
 
-def load(folder: Path) -> list[Op]:
-    """The ops of a folder, which OPJIT_PATH need not name."""
+def load(folder: str | os.PathLike[str]) -> list[Op]:
+    """The ops of a folder, which OPJIT_PATH need not name.
+
+    Example:
+        >>> opjit.testing.load("my_ops")
+        [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
+    """
     return catalog.add_path(folder)
 
 
@@ -46,6 +51,10 @@ def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
 
     Raises:
         AssertionError: has one line for each failed check.
+
+    Example:
+        >>> [scale] = opjit.testing.load("my_ops")
+        >>> opjit.testing.check(scale, "cpu")
     """
     failed = [line for line in results(op, device, checks) if line.status == "failed"]
     if failed:
@@ -58,34 +67,12 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
     Raises:
         CompileError, NoKernel, …: the op cannot be built for the device.
         DeclarationError: the op has no reference or no samples.
+
+    Example:
+        >>> [scale] = opjit.testing.load("my_ops")
+        >>> [line.name for line in opjit.testing.results(scale, "cpu") if line.status == "failed"]
+        []
     """
     request.ready(op, backends.for_device(device))
     _ = op.plain, samples(op, device)
-    return (outcome_of(each.name, lambda each=each: each.run(op, device)) for each in checks)  # type: ignore[misc]
-
-
-def run(names: Sequence[str], device: str | None, sanitizers: Sequence[str]) -> int:
-    """Print a table for each op and device. Returns the command's exit code: 1 if a check failed or none ran.
-
-    Args:
-        names: names of ops, or paths of their folders.
-        device: ``"cpu"`` or ``"cuda"``; None means every device here for which an op has a kernel.
-        sanitizers: such as ``"address"`` or ``"memcheck"``; each applies to its own kind of device.
-    """
-    from opjit.testing import sanitize
-
-    if not faulthandler.is_enabled():  # if a kernel crashes the process, stderr shows the check
-        with suppress(OSError, RuntimeError):  # stderr is closed or not a file
-            faulthandler.enable()
-    checked = failed = 0
-    with tempfile.TemporaryDirectory(prefix="opjit-") as scratch:
-        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # else hypothesis makes a folder in the current one
-        for op, each in arguments.ops_on_devices(names, device, partial(print, flush=True)):
-            checked += 1
-            print(f"{op.qualified} on {each}", flush=True)
-            # Sanitizers run first: the bugs they find may crash this process.
-            for line in itertools.chain(sanitize.lines(op, each, sanitizers), results(op, each)):
-                failed += line.status == "failed"
-                print(f"  {line.status:<8} {line.name:<18} {line.note}", flush=True)
-    print(f"{failed} failed" if failed else "all checks hold" if checked else "nothing was checked")
-    return 1 if failed or not checked else 0
+    return (outcome_of(each.name, lambda each=each: each(op, device)) for each in checks)  # type: ignore[misc]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from opjit.declare.op import Op
-from opjit.testing.samples import Sample
+from opjit.declare.sample import Sample
+from opjit.testing.samples import Skipped
 
 CheckFunction = Callable[[Op, str], str]  # takes an op and a device; returns a note
 
@@ -20,11 +21,15 @@ class Check(NamedTuple):
         name: its name in the table.
         promise: what is true of an op that passes.
         run: takes an op and a device, and returns a note for the table.
+        patience: how many times as long a call may take as the kernel's, as torch compiles for it.
+        device: the only one that it applies to; None is any.
     """
 
     name: str
     promise: str
     run: CheckFunction
+    patience: int = 1
+    device: str | None = None
 
     def __call__(self, op: Op, device: str) -> None:
         """
@@ -32,16 +37,18 @@ class Check(NamedTuple):
             AssertionError: the op breaks the promise.
             Skipped: the check does not apply.
         """
+        if self.name in op.waived:
+            raise Skipped(f"waived: {op.waived[self.name]}")
         self.run(op, device)
 
     def __str__(self) -> str:
         return self.name
 
 
-def add(checks: list[Check], name: str) -> Callable[[CheckFunction], CheckFunction]:
+def add(checks: list[Check], name: str, patience: int = 1, device: str | None = None) -> Callable[[CheckFunction], CheckFunction]:
     """Decorator that appends a function to a list of checks; the docstring is the promise."""
     def register(run: CheckFunction) -> CheckFunction:
-        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run))
+        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run, patience, device))
         return run
 
     return register
@@ -56,11 +63,18 @@ def expect_one_line(op: Op, error: RuntimeError, sample: Sample) -> str:
 
 
 class Line(NamedTuple):
-    """A line of the table: a check's name; ``ok``, ``failed`` or ``skipped``; and a note."""
+    """A line of the table.
+
+    Attributes:
+        name: of the check.
+        status: ``ok``, ``failed``, ``skipped`` or ``waived``.
+        number: of the call that failed, among the check's.
+    """
 
     name: str
     status: str
     note: str
+    number: int | None = None
 
 
 def outcome_of(name: str, run: Callable[[], str]) -> Line:

@@ -10,63 +10,58 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.op import Op
+from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add
+from opjit.testing.compare import assert_same
 from opjit.testing.samples import (
-    Sample,
     Skipped,
-    assert_same,
     assert_same_gradients,
-    differentiable,
     distinct_samples,
     effects,
     floating,
+    needs_backward,
     replica,
     samples,
-    tensors_of,
     with_gradients,
 )
+from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
+_PATIENCE = 6
 
 
-def _needs_backward(op: Op) -> None:
-    if not differentiable(op):
-        raise Skipped("the op has no backward")
-
-
-@add(CHECKS, "opcheck")
+@add(CHECKS, "opcheck", _PATIENCE)
 def _opcheck(op: Op, device: str) -> str:
     """torch.library.opcheck passes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # opcheck reads it
-        for sample in distinct_samples(op, device, 12):
-            torch.library.opcheck(op.overload, sample.map(replica).args, sample.map(replica).kwargs)
-        if differentiable(op):
-            for sample in distinct_samples(op, device, 4, floating):
-                args, kwargs = with_gradients(sample)
-                torch.library.opcheck(op.overload, args, kwargs)
+        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12)]
+        if op.differentiable:
+            calls += [with_gradients(sample) for sample in distinct_samples(op, device, 4, floating)]
+        for call in trials(calls):
+            torch.library.opcheck(op.overload, call.args, call.kwargs)
     return "schema, fake kernel, autograd, AOT"
 
 
-@add(CHECKS, "gradients")
+@add(CHECKS, "gradients", _PATIENCE)
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
-    _needs_backward(op)
-    compared = sum(assert_same_gradients(sample, op.plain, op.overload) for sample in samples(op, device))
+    needs_backward(op)
+    compared = sum(assert_same_gradients(sample, op.plain, op.overload) for sample in trials(samples(op, device)))
     if not compared:
         raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
     return f"{compared} samples"
 
 
-@add(CHECKS, "gradcheck")
+@add(CHECKS, "gradcheck", _PATIENCE)
 def _gradcheck(op: Op, device: str) -> str:
     """torch.autograd.gradcheck passes in float64 wherever it passes for the reference."""
-    _needs_backward(op)
+    needs_backward(op)
     checked = 0
     small = distinct_samples(op, device, 8, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()))
-    for sample in small:
+    for sample in trials(small):
         inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == torch.float64))
-        values, spec = tree_flatten(tuple(inputs))
+        values, spec = tree_flatten(inputs.values)
         slopes = any(r.requires_grad for r in tensors_of(op.plain(*inputs.args, **inputs.kwargs)))
 
         def passes(call: Callable[..., Any], fast: bool, complain: bool, spec: Any = spec, values: list[Any] = values) -> bool:
@@ -86,23 +81,23 @@ def _gradcheck(op: Op, device: str) -> str:
 
 def _compiled(op: Op, device: str, dynamic: bool | None) -> str:
     calls = distinct_samples(op, device, 4)
-    for sample in calls:
+    for sample in trials(calls):
         torch._dynamo.reset()
         compiled = torch.compile(lambda *args, **kwargs: op.overload(*args, **kwargs), fullgraph=True, backend="aot_eager", dynamic=dynamic)
         with torch.no_grad():
             assert_same(effects(compiled, op, sample), effects(op.overload, op, sample), sample)
-        if differentiable(op):
+        if op.differentiable:
             assert_same_gradients(sample, op.overload, compiled)
     return f"fullgraph, {len(calls)} samples"
 
 
-@add(CHECKS, "compile static")
+@add(CHECKS, "compile static", _PATIENCE)
 def _compile_static(op: Op, device: str) -> str:
     """torch.compile captures the op in one graph, with the same results."""
     return _compiled(op, device, None)
 
 
-@add(CHECKS, "compile dynamic")
+@add(CHECKS, "compile dynamic", _PATIENCE)
 def _compile_dynamic(op: Op, device: str) -> str:
     """Compiled with symbolic shapes, the op gives the same results."""
     return _compiled(op, device, True)
@@ -114,7 +109,7 @@ class _Call(torch.nn.Module):
     def __init__(self, op: Op, sample: Sample) -> None:
         super().__init__()
         self.overload = op.overload
-        self.values, self.spec = tree_flatten(tuple(sample))
+        self.values, self.spec = tree_flatten(sample.values)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         waiting = iter(tensors)
@@ -124,7 +119,7 @@ class _Call(torch.nn.Module):
 
 def _exported(op: Op, device: str, strict: bool) -> str:
     calls = distinct_samples(op, device, 4)
-    for sample in calls:
+    for sample in trials(calls):
         torch._dynamo.reset()
         program = torch.export.export(_Call(op, sample), tuple(sample.map(replica).tensors()), strict=strict)
         called = [node.target for node in program.graph.nodes if node.op == "call_function"]
@@ -135,13 +130,13 @@ def _exported(op: Op, device: str, strict: bool) -> str:
     return f"one node, {len(calls)} samples"
 
 
-@add(CHECKS, "export")
+@add(CHECKS, "export", _PATIENCE)
 def _export(op: Op, device: str) -> str:
     """Exported, the op is one node with the same results."""
     return _exported(op, device, False)
 
 
-@add(CHECKS, "export strict")
+@add(CHECKS, "export strict", _PATIENCE)
 def _export_strict(op: Op, device: str) -> str:
     """Exported in strict mode, the op is one node with the same results."""
     return _exported(op, device, True)

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import inf, nan
+from random import Random
+from typing import Any
 
 import torch
 
 from opjit.declare.op import Op
+from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, expect_one_line
+from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import (
     LAYOUTS,
-    Sample,
     Skipped,
-    assert_same,
     distinct_samples,
     effects,
+    emptied,
     floating,
     meta,
     replica,
     resized,
     samples,
     storage_bytes,
-    tensors_of,
     with_layout,
 )
+from opjit.testing.trials import trials
 
 # The dtypes that the check "dtypes" tries.
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
           torch.float64, torch.complex64)
-_DRAWN = 40  # shapes that hypothesis draws
+_DRAWN = 40  # shapes
+_LARGE, _REPEATED = 1 << 16, 200  # elements, and calls of each thread
 CHECKS: list[Check] = []
 
 
@@ -53,30 +57,49 @@ def _compare(op: Op, sample: Sample) -> bool | None:
     return True
 
 
-def _summarise(answers: Iterable[bool | None], what: str) -> str:
-    """The note on calls that the op may take or reject."""
-    known = [answer for answer in answers if answer is not None]
+def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
+    """Compare op and reference on calls that the op may take or reject. Returns the note."""
+    known = [answer for answer in (_compare(op, call) for call in trials(calls)) if answer is not None]
     if not known:
         raise Skipped(f"the reference takes no {what} derived from the samples")
     taken = sum(known)
     return f"{taken} {what}" + (f", {len(known) - taken} rejected with a one-line error" if taken < len(known) else "")
 
 
+@add(CHECKS, "inputs kept")
+def _inputs(op: Op, device: str) -> str:
+    """Inputs are neither changed nor aliased."""
+    if op.schema.mutates:
+        raise Skipped("the op writes its arguments")
+    for sample in trials(samples(op, device)):
+        before = [(storage_bytes(t).clone(), t._version) for t in sample.tensors()]
+        found = tensors_of(op.overload(*sample.args, **sample.kwargs))
+        for index, (t, (content, version)) in enumerate(zip(sample.tensors(), before, strict=True)):
+            same = torch.equal(storage_bytes(t), content)
+            assert same, f"on ({sample}) the kernel writes into tensor {index}, an input that the schema does not mark: Tensor(a!)"
+            assert t._version == version, f"on ({sample}) the op raises the version of tensor {index}, which the schema does not mark"
+        places = [t.untyped_storage().data_ptr() for t in (*sample.tensors(), *found) if t.untyped_storage().nbytes()]
+        inputs = {t.untyped_storage().data_ptr() for t in sample.tensors() if t.untyped_storage().nbytes()}
+        assert len(set(places) - inputs) == sum(r.untyped_storage().nbytes() > 0 for r in found), f"on ({sample}) two tensors share memory"
+    return "nothing written, nothing shared"
+
+
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample."""
     calls = samples(op, device)
-    for sample in calls:
-        assert_same(effects(op.overload, op, sample), effects(op.plain, op, sample), sample)
+    for sample in trials(calls):
+        expected = effects(op.plain, op, sample)
+        assert_same(effects(op.overload, op, sample), expected, sample)
     return f"{len(calls)} samples"
 
 
 @add(CHECKS, "fake kernel")
 def _fake(op: Op, device: str) -> str:
     """Results have the shapes, dtypes and strides that the fake kernel gives."""
-    for sample in samples(op, device):
-        got = tensors_of(op.overload(*sample.map(replica).args, **sample.map(replica).kwargs))
-        fake = sample.map(meta)
+    for sample in trials(samples(op, device)):
+        own, fake = sample.map(replica), sample.map(meta)
+        got = tensors_of(op.overload(*own.args, **own.kwargs))
         try:
             fake_results = tensors_of(op.overload(*fake.args, **fake.kwargs))
         except RuntimeError as error:
@@ -96,39 +119,29 @@ def _fake(op: Op, device: str) -> str:
 @add(CHECKS, "nan and inf")
 def _special(op: Op, device: str) -> str:
     """NaN and infinities give the reference's results."""
-    for sample in distinct_samples(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
-        for index, tensor in enumerate(sample.tensors()):
-            for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
-                changed = replica(tensor)
-                changed[(0,) * tensor.dim()] = special
-                call = sample.replace(index, changed)
-                assert_same(effects(op.overload, op, call), effects(op.plain, op, call), f"{sample}, {special} in tensor {index}")
+    def calls() -> Iterator[Sample]:
+        for sample in distinct_samples(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
+            for index, tensor in enumerate(sample.tensors()):
+                for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
+                    changed = replica(tensor)
+                    changed[(0,) * tensor.dim()] = special
+                    yield sample.replace(index, changed, f"with {special} in tensor {index}")
+
+    for call in trials(calls()):
+        expected = effects(op.plain, op, call)
+        assert_same(effects(op.overload, op, call), expected, call)
     return "in every tensor"
-
-
-@add(CHECKS, "inputs kept")
-def _inputs(op: Op, device: str) -> str:
-    """Inputs are neither changed nor aliased."""
-    if op.schema.mutates:
-        raise Skipped("the op writes its arguments")
-    for sample in samples(op, device):
-        before = [(storage_bytes(t).clone(), t._version) for t in sample.tensors()]
-        found = tensors_of(op.overload(*sample.args, **sample.kwargs))
-        for t, (content, version) in zip(sample.tensors(), before, strict=True):
-            assert torch.equal(storage_bytes(t), content), f"on ({sample}) the kernel writes into an input that the schema does not mark"
-            assert t._version == version, f"on ({sample}) the op raises the version of an input that the schema does not mark"
-        places = [t.untyped_storage().data_ptr() for t in (*sample.tensors(), *found) if t.untyped_storage().nbytes()]
-        inputs = {t.untyped_storage().data_ptr() for t in sample.tensors() if t.untyped_storage().nbytes()}
-        assert len(set(places) - inputs) == sum(r.untyped_storage().nbytes() > 0 for r in found), f"on ({sample}) two tensors share memory"
-    return "nothing written, nothing shared"
 
 
 @add(CHECKS, "strides")
 def _strides(op: Op, device: str) -> str:
     """Tensors that are not contiguous give the same results, or a one-line error."""
     calls = distinct_samples(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()))
-    return _summarise((_compare(op, sample.map(lambda t, layout=layout: with_layout(t, layout)))  # type: ignore[misc]
-                    for sample in calls for layout in _layouts(op)), "layouts")
+    return _compare_all(op, (_laid(sample, layout) for sample in calls for layout in _layouts(op)), "layouts")
+
+
+def _laid(sample: Sample, layout: str) -> Sample:
+    return sample.map(lambda t: with_layout(t, layout))
 
 
 def _layouts(op: Op) -> list[str]:
@@ -141,13 +154,16 @@ def _dtypes(op: Op, device: str) -> str:
     """Each dtype gives the reference's results, or a one-line error."""
     taken: list[str] = []
     rejected: list[str] = []
-    for dtype in DTYPES:
-        for sample in distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000):
-            some = floating(sample)
-            answer = _compare(op, sample.map(lambda t, dtype=dtype, some=some:  # type: ignore[misc]
-                                            t.to(dtype) if t.dtype.is_floating_point or not some else t))
-            if answer is not None:
-                (taken if answer else rejected).append(str(dtype).removeprefix("torch."))
+    small = distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000)
+
+    def change(sample: Sample, dtype: torch.dtype) -> Sample:
+        some, name = floating(sample), str(dtype).removeprefix("torch.")
+        return sample.map(lambda t: t.to(dtype) if t.dtype.is_floating_point or not some else t, f"as {name}")
+
+    for call in trials(change(sample, dtype) for dtype in DTYPES for sample in small):
+        answer = _compare(op, call)
+        if answer is not None:
+            (taken if answer else rejected).append(call.note.removeprefix("as "))
     if not taken and not rejected:
         raise Skipped("the reference takes none of the dtypes")
     return f"{', '.join(dict.fromkeys(taken))}" + (f"; rejected: {', '.join(dict.fromkeys(rejected))}" if rejected else "")
@@ -155,51 +171,58 @@ def _dtypes(op: Op, device: str) -> str:
 
 @add(CHECKS, "empties")
 def _empties(op: Op, device: str) -> str:
-    """A size of 0 gives the reference's results, or a one-line error."""
-    def answers() -> Iterable[bool | None]:
-        for sample in distinct_samples(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors())):
-            known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
-            for empty in known:
-                changed = resized(sample, [0 if size == empty else size for size in known])
-                if changed is not None:
-                    yield _compare(op, changed)
-
-    return _summarise(answers(), "empty shapes")
+    """Tensors without dimensions and sizes of 0 give the reference's results, or a one-line error."""
+    calls = distinct_samples(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors()))
+    return _compare_all(op, (call for sample in calls for call in emptied(sample)), "empty and 0-dim shapes")
 
 
 @add(CHECKS, "drawn shapes")
 def _drawn(op: Op, device: str) -> str:
-    """Shapes that hypothesis draws give the reference's results, or a one-line error."""
-    try:
-        from hypothesis import HealthCheck, Phase, given, settings
-        from hypothesis import strategies as st
-    except ImportError:
-        raise Skipped("hypothesis is not installed: pip install 'opjit[test]'") from None
+    """Shapes drawn at random, the same in each run, give the reference's results, or a one-line error."""
     calls = [sample for sample in distinct_samples(op, device, 8, floating) if resized(sample, [1]) is not None]
     if not calls:
         raise Skipped("no sample has only floating-point tensors, so no sizes can be drawn")
-    answers: list[bool | None] = []
-
-    @settings(max_examples=_DRAWN, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
-              phases=[Phase.generate, Phase.shrink])
-    @given(st.sampled_from(range(len(calls))), st.lists(st.integers(0, 17) | st.sampled_from([31, 64, 65]), min_size=4, max_size=4),
-           st.sampled_from(["contiguous", *_layouts(op)]))
-    def agrees(index: int, sizes: list[int], layout: str) -> None:
-        call = resized(calls[index], sizes)
-        assert call is not None
-        answers.append(_compare(op, call.map(lambda t: with_layout(t, layout))))
-
-    agrees()
-    return _summarise(answers, "shapes")
+    draw = Random(0)
+    drawn = [resized(draw.choice(calls), [draw.choice([*range(18), 31, 64, 65]) for _ in range(4)]) for _ in range(_DRAWN)]
+    laid = [_laid(call, draw.choice(["contiguous", *_layouts(op)])) for call in drawn if call is not None]
+    return _compare_all(op, sorted(laid, key=lambda call: call.numel), "shapes")  # the first that fails is the smallest
 
 
 @add(CHECKS, "threads")
 def _threads(op: Op, device: str) -> str:
-    """Four threads at once get the same results."""
-    calls = samples(op, device)
-    expected = [effects(op.overload, op, sample) for sample in calls]
+    """Four threads that call the op at once, each with other data, get the results that one thread gets."""
+    small = distinct_samples(op, device, 4)
+    large = [call for sample in small for call in [resized(sample, [_side(sample)])] if call is not None][:2]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda sample: effects(op.overload, op, sample), calls))
-    for sample, one, wanted in zip(calls, found, expected, strict=True):
-        assert_same(one, wanted, f"{sample}, four threads")
+        for sample in trials([*small, *large]):
+            if _compare(op, sample):
+                _assert_same_in_threads(op, sample, pool)
     return "4 at once"
+
+
+def _side(sample: Sample) -> int:
+    """The size that makes a sample's tensors large enough for calls to overlap: 2^16 elements."""
+    return int(_LARGE ** (1 / max(1, *(t.dim() for t in sample.tensors()))))
+
+
+def _assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
+    calls = [sample.map(lambda t, by=by: t.flatten().roll(by).reshape(t.shape)) for by in range(4)]  # type: ignore[misc]
+    expected = [effects(op.overload, op, call) for call in calls]
+
+    def first_other(call: Sample, wanted: list[Any]) -> list[Any] | None:
+        """The first result that is not the wanted one, if only by rounding. Between the calls is little else, so that they overlap."""
+        for _ in range(_REPEATED):
+            found = effects(op.overload, op, call) if op.schema.mutates else as_list(op.overload(*call.args, **call.kwargs))
+            if not all(map(_equal, found, wanted)):
+                return found
+        return None
+
+    for found, wanted in zip(pool.map(first_other, calls, expected), expected, strict=True):
+        if found is not None:
+            assert_same(found, wanted, sample, "a call, with four threads at once,")
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other

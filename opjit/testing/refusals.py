@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from opjit.declare.op import Op
+from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, expect_one_line
-from opjit.testing.samples import Sample, Skipped, distinct_samples, effects
+from opjit.testing.samples import Skipped, distinct_samples, effects
+from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
 
@@ -30,10 +32,11 @@ def _two_devices(op: Op, device: str) -> str:
     sample = _with_dimensions(op, device)
     if len(sample.tensors()) < 2:
         raise Skipped("the op takes one tensor")
-    for index, tensor in enumerate(sample.tensors()):
-        for other in ("meta", "cpu" if device == "cuda" else "meta"):
-            message = _refusal(op, sample.replace(index, tensor.to(other)))
-            assert "expected all tensors on one device" in message, f"on tensors of two devices the op says {message!r}"
+    others = ("meta", "cpu") if device == "cuda" else ("meta",)
+    for call in trials(sample.replace(index, tensor.to(other), f"tensor {index} on {other}")
+                       for index, tensor in enumerate(sample.tensors()) for other in others):
+        message = _refusal(op, call)
+        assert "expected all tensors on one device" in message, f"on tensors of two devices the op says {message!r}"
     return "rejected with a one-line error"
 
 
@@ -41,8 +44,9 @@ def _two_devices(op: Op, device: str) -> str:
 def _sparse(op: Op, device: str) -> str:
     """A sparse tensor raises a one-line error."""
     sample = _with_dimensions(op, device)
-    for index, tensor in enumerate(sample.tensors()):
-        message = _refusal(op, sample.replace(index, torch.zeros_like(tensor).to_sparse()))
+    for call in trials(sample.replace(index, torch.zeros_like(t).to_sparse(), f"tensor {index} sparse")
+                       for index, t in enumerate(sample.tensors())):
+        message = _refusal(op, call)
         assert "takes dense tensors" in message, f"on a sparse tensor the op says {message!r}"
     return "rejected with a one-line error"
 
@@ -50,7 +54,7 @@ def _sparse(op: Op, device: str) -> str:
 @add(CHECKS, "float8")
 def _float8(op: Op, device: str) -> str:
     """A dtype without arithmetic raises a one-line error."""
-    for sample in distinct_samples(op, device, 1, lambda sample: sample.numel > 0):
-        for index, tensor in enumerate(sample.tensors()):
-            _refusal(op, sample.replace(index, torch.zeros_like(tensor, dtype=torch.float8_e4m3fn)))
+    [sample] = distinct_samples(op, device, 1, lambda sample: sample.numel > 0)
+    for call in trials(sample.replace(index, torch.zeros_like(t, dtype=torch.float8_e4m3fn)) for index, t in enumerate(sample.tensors())):
+        _refusal(op, call)
     return "rejected with a one-line error"

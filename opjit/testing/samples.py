@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from opjit.declare.op import Op
+from opjit.declare.sample import Sample, tensors_of
+from opjit.testing.compare import Tolerance, as_list, assert_same
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 _SMALL = 10_000  # elements
@@ -19,52 +20,9 @@ class Skipped(unittest.SkipTest):
     """A check does not apply to an op; the text says why. pytest reports it as a skip."""
 
 
-class Sample(NamedTuple):
-    """One call of an op."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def tensors(self) -> list[torch.Tensor]:
-        return tensors_of(tuple(self))
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Sample:
-        """The same call with each tensor changed."""
-        return Sample(*tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, tuple(self)))
-
-    def replace(self, index: int, tensor: torch.Tensor) -> Sample:
-        """The same call with one tensor replaced."""
-        tensors = iter(range(len(self.tensors())))
-        return self.map(lambda value: tensor if next(tensors) == index else value)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """Samples of one kind test the same."""
-        return (*((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()), str(self.kwargs))
-
-    @property
-    def numel(self) -> int:
-        return sum(t.numel() for t in self.tensors())
-
-    def __str__(self) -> str:
-        def shown(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
-            return _Shown(f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}")
-
-        args, kwargs = tree_map(shown, tuple(self))
-        return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
-
-
-class _Shown(str):
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
 def samples(op: Op, device: str) -> list[Sample]:
     """The op's own samples."""
-    return [Sample(*sample) for sample in op.sample(device)]
+    return list(op.sample(device))
 
 
 def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True) -> list[Sample]:
@@ -84,31 +42,10 @@ def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample],
     return [one_of_each[int(index * step)] for index in range(min(at_most, len(one_of_each)))]
 
 
-def as_list(result: Any) -> list[Any]:
-    if result is None:
-        return []
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def assert_same(got: Any, expected: Any, where: object = None, tolerance: Mapping[str, float] | None = None) -> None:
-    """Compare structure, dtypes, devices and values; the default tolerance is torch's."""
-    try:
-        torch.testing.assert_close(as_list(got), as_list(expected), equal_nan=True, **(tolerance or {}))  # type: ignore[arg-type]
-    except AssertionError as error:
-        raise AssertionError(f"{f'on ({where}): ' if where is not None else ''}{error}") from None
-
-
-def assert_close_enough(got: Any, expected: Any, where: object) -> None:
-    """Compare loosely, for runs that do not test rounding."""
-    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-1, equal_nan=True, msg=lambda text: f"on ({where}): {text}")
-
-
 def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
     """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
-    if not op.schema.mutates:
-        return as_list(call(*sample.args, **sample.kwargs))
     own = sample.map(replica)
-    return [*as_list(call(*own.args, **own.kwargs)), *own.tensors()]
+    return [*as_list(call(*own.args, **own.kwargs)), *(own.tensors() if op.schema.mutates else [])]
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,8 +69,10 @@ def floating(sample: Sample) -> bool:
     return any(t.dtype.is_floating_point for t in sample.tensors())
 
 
-def differentiable(op: Op) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "Autograd")
+def needs_backward(op: Op) -> None:
+    """Skip a check of gradients for an op without one."""
+    if not op.differentiable:
+        raise Skipped("the op has no backward")
 
 
 def gradients(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
@@ -142,17 +81,29 @@ def gradients(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Ten
     Results that some call cannot differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight.
     """
     with torch.no_grad():
-        if not any(result.dtype.is_floating_point for result in tensors_of(calls[0](*sample.args, **sample.kwargs))):
+        if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
             return []  # some of torch's ops raise an error here
     inputs = [with_gradients(sample) for _ in calls]
     results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
     counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
     if not counted:
         return []
-    weighted = [results[0][index] for index in counted]
-    seeds = [torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64).cos().to(r.dtype).reshape(r.shape) for r in weighted]
+    seeds = gradient_seeds([results[0][index] for index in counted])
     return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
                                      allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
+
+
+def gradient_seeds(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Weights for the elements of results, all different; for complex ones with an imaginary part."""
+    def seed(r: torch.Tensor) -> torch.Tensor:
+        steps = torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64)
+        return (torch.complex(steps.cos(), steps) if r.is_complex() else steps.cos()).to(r.dtype).reshape(r.shape)
+
+    return [seed(r) for r in results]
+
+
+def _is_continuous(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
@@ -162,24 +113,20 @@ def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
         for index, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
             assert (mine is None) == (theirs is None), f"on ({sample}) only one of op and reference has a gradient for tensor {index}"
             if mine is not None and theirs is not None:
-                assert_same(mine, theirs, f"{sample}, gradient of tensor {index}", _rounding(theirs))
+                assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
     return bool(found)
 
 
-def _rounding(gradient: torch.Tensor) -> dict[str, float]:
+def _rounding(gradient: torch.Tensor) -> Tolerance | None:
     """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
     if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
-        return {}
+        return None
     eps, largest = torch.finfo(gradient.dtype).eps, gradient.abs().nan_to_num(0, 0, 0).max().item()
-    return {"rtol": 2 * eps, "atol": 8 * eps * largest}
+    return Tolerance(2 * eps, 8 * eps * largest)
 
 
 def with_gradients(sample: Sample) -> Sample:
-    return sample.map(lambda t: t.detach().requires_grad_(t.dtype.is_floating_point))
-
-
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+    return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
 
 
 def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
@@ -211,3 +158,17 @@ def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
         return t.flatten()[torch.arange(shape.numel(), device=t.device) % t.numel()].reshape(shape)
 
     return sample.map(change)
+
+
+def emptied(sample: Sample) -> Iterator[Sample]:
+    """The call without elements: each size replaced by 0 everywhere it occurs, then all of them; and without dimensions."""
+    def without(gone: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda t: t.new_empty([0 if size in gone else size for size in t.shape])
+
+    known = {size for t in sample.tensors() for size in t.shape}
+    for size in sorted(known, reverse=True):
+        yield sample.map(without({size}))
+    if len(known) > 1:
+        yield sample.map(without(known))
+    if known:
+        yield sample.map(lambda t: t.flatten()[0] if t.numel() else t)

@@ -1,19 +1,16 @@
-"""An op's samples under sanitizers, in a child process: gcc's address and undefined for C, compute-sanitizer's tools for CUDA.
+"""The sanitizers: gcc's for C, for which the kernel is compiled again (see sanitized.py), and compute-sanitizer's tools for CUDA.
 
-For C, the kernel is compiled again with the sanitizers, and the child process calls that. torch itself is not instrumented: its
-allocations are checked, but not its mixture of new and free. Under compute-sanitizer, samples are made on the CPU and copied, so that
-almost only the op's kernels run; torch's caching allocator is off, so that each tensor is an allocation of its own.
+Under compute-sanitizer, samples are made on the CPU and copied, so that almost only the op's kernels run; torch's caching allocator is
+off, so that each tensor is an allocation of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,59 +23,39 @@ from opjit.declare import catalog
 from opjit.declare.op import Op
 from opjit.errors import BadSetting
 from opjit.recipe import toolchain
+from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME
 from opjit.testing import checks
-from opjit.testing.samples import Skipped, as_list, assert_close_enough, effects, samples, storage_bytes
+from opjit.testing.compare import as_list, assert_close_enough
+from opjit.testing.samples import Skipped, effects, samples, storage_bytes
 
-FOR_C = ("address", "undefined")
+FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
     "memcheck": ("--padding", "4096"),
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
 }
-_CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
 FOUND = 86  # compute-sanitizer's exit code after it reported an error
-_REPORT = re.compile(r"^.*(?:ERROR: AddressSanitizer: |: runtime error: |========= (?:Error|Warning|Invalid|Uninitialized|Potential)).*$",
-                     re.MULTILINE)
+_REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential).*$", re.MULTILINE)
 
 
 def parse(text: str) -> list[str]:
-    """``"address,undefined"`` as a list.
+    """``"address,undefined"`` as a list; ``"none"`` is none.
 
     Raises:
         BadSetting: a name is unknown.
     """
-    names = [name for name in text.split(",") if name]
+    names = [name for name in text.split(",") if name and text != "none"]
     for name in names:
         if name not in (*FOR_C, *FOR_CUDA):
             raise BadSetting(f"there is no sanitizer {name!r}; use {', '.join(FOR_C)} for C, and {', '.join(FOR_CUDA)} for CUDA")
     return names
 
 
-def lines(op: Op, device: str, names: Sequence[str]) -> Iterable[checks.Line]:
-    """Run sanitizers and yield a line for each; gcc's two run together and have one line."""
-    for_c = [name for name in names if name in FOR_C]
-    if for_c and device == "cpu":
-        yield checks.outcome_of("+".join(for_c), lambda: _under_gcc(op, for_c))
+def lines(op: Op, names: Sequence[str]) -> Iterable[checks.Line]:
+    """Run compute-sanitizer's tools on an op's CUDA kernel, and yield a line for each."""
     for name in names:
-        if name in FOR_CUDA and device == "cuda":
-            yield checks.outcome_of(name, lambda name=name: _under_tool(op, name))  # type: ignore[misc]
-        elif (name in FOR_C) != (device == "cpu"):
-            yield checks.Line(name, "skipped", f"it checks {'C' if name in FOR_C else 'CUDA'} kernels")
-
-
-def _under_gcc(op: Op, names: Sequence[str]) -> str:
-    compiler = toolchain.require_compiler(None)
-    queries = ([compiler.path, f"-print-file-name=lib{'asan' if name == 'address' else 'ubsan'}.so"] for name in names)
-    runtimes = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
-    if not all(map(os.path.isabs, runtimes)):
-        raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
-    with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
-        library = instrumented(op, names, compiler.path, Path(folder))
-        done = _child([op], [sys.executable], str(library), {
-            "LD_PRELOAD": " ".join([*runtimes, _CXX]), "UBSAN_OPTIONS": "print_stacktrace=1",
-            "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"})
-    return _verdict(done, op.folder)
+        yield checks.outcome_of(name, lambda name=name: _under_tool(op, name))  # type: ignore[misc]
 
 
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
@@ -86,7 +63,7 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     backend = backends.for_device("cpu")
     target, source = targets.here(backend), op.source(backend)
     headers, library = resources.folder("kernels_c"), folder / "sanitized.so"
-    for name, text in glue.render(op.schema, backend.name, backend.dispatch_key, source.name, backend.stream).items():
+    for name, text in glue.render(op.schema, backend, source.name).items():
         (folder / name).write_text(text, encoding="utf-8")
     flags = op.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
@@ -94,8 +71,8 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     command = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
                "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-fexceptions", "-fvisibility=hidden", f"-I{source.parent}",
                f"-I{headers}", *(f"-I{path}" for path in flags.include),
-               *(str(path) for path in sorted(folder.glob("*.c"))), *(str(headers / name) for name in RUNTIME),
-               "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *flags.link]
+               *(str(path) for path in sorted(folder.glob("*.c"))), *flags.sources, *(str(headers / name) for name in RUNTIME),
+               "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *arguments(flags)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise AssertionError(f"the kernel does not compile with -fsanitize={','.join(names)}: {done.stderr.strip()}")
@@ -121,17 +98,14 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
     for op in ops:
         request.entry(op, targets.here(backends.for_device("cuda")))
     before = [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
-    return _child(ops, before, "", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-
-
-def _child(ops: Sequence[Op], command: list[str], library: str, changes: dict[str, str]) -> subprocess.CompletedProcess[str]:
     for op in ops:
         if not (op.folder / "op.py").is_file():
             raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {op.folder}")
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
-    arguments = [library, *(text for op in ops for text in (str(op.folder), op.qualified))]
-    return subprocess.run([*command, "-m", "opjit.testing.sanitize", *arguments], text=True, check=False, errors="replace",
-                          env={**os.environ, "PYTHONPATH": path, **changes}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    arguments = [text for op in ops for text in (str(op.folder), op.qualified)]
+    return subprocess.run([*before, "-m", "opjit.testing.sanitize", *arguments], text=True, check=False, errors="replace",
+                          env={**os.environ, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
@@ -150,35 +124,22 @@ def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device="cuda").set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _call_samples(op: Op, library: str) -> int:
-    """In the child process: call each sample; for C, with one thread and with three, then make a call that the op should reject."""
+def _call_samples(op: Op) -> int:
+    """In the child process: call each sample."""
     calls = samples(op, "cpu")
-    if not library:
-        for sample in calls:
-            on_gpu = sample.map(_uploaded)
-            found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
-            found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
-            assert_close_enough(found, effects(op.plain, op, sample), sample)
-        return len(calls)
-    if ctypes.CDLL(library).opjit_register() != 0:
-        raise AssertionError("torch did not accept the instrumented kernel")
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        for sample in calls:
-            assert_close_enough(effects(op.overload, op, sample), effects(op.plain, op, sample), sample)
-    try:
-        bad = calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn))
-        op(*bad.args, **bad.kwargs)
-    except RuntimeError:
-        pass  # only the error path is sanitized here; another check tests whether the op rejects this
-    return 2 * len(calls) + 1
+    for sample in calls:
+        on_gpu = sample.map(_uploaded)
+        found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
+        found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
+        assert_close_enough(found, effects(op.plain, op, sample), sample)
+    return len(calls)
 
 
-def main(library: str, *ops: str) -> None:
-    """The child process. Takes an instrumented library or an empty string, then pairs of an op's folder and name."""
+def main(*ops: str) -> None:
+    """The child process. Takes pairs of an op's folder and name."""
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
         catalog.add_path(folder)
-        print(f"{qualified}: {_call_samples(catalog.find(qualified), library)} calls", flush=True)
+        print(f"{qualified}: {_call_samples(catalog.find(qualified))} calls", flush=True)
 
 
 if __name__ == "__main__":

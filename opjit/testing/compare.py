@@ -1,0 +1,103 @@
+"""Comparing an op's results with the reference's: how near is near enough, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from opjit.declare.sample import Sample
+
+# torch.testing's, but for float64: its 1e-7 takes a result that was computed in float32.
+_DEFAULTS = {torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5), torch.float64: (1e-9, 1e-9),
+             torch.complex64: (1.3e-6, 1e-5), torch.complex128: (1e-9, 1e-9)}
+_LOOSE = 1e-2, 1e-1
+
+
+class Tolerance(NamedTuple):
+    """The largest difference that counts as rounding: atol + rtol * expected."""
+
+    rtol: float
+    atol: float
+
+
+def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
+    """The sample's tolerance; where it has none, the dtype's, wider for long sums.
+
+    Rounding errors of n additions grow with the square root of n in relation to the sum, and with n in relation to an element, if the
+    sum is near 0.
+    """
+    if expected.dtype not in _DEFAULTS:
+        return Tolerance(0, 0)
+    rtol, atol = _DEFAULTS[expected.dtype]
+    if sample is None:
+        return Tolerance(rtol, atol)
+    inputs = [t for t in sample.tensors() if t.dtype in _DEFAULTS and t.numel()]
+    longest = max((size for t in inputs for size in t.shape), default=1)
+    summands = max((t.numel() for t in inputs), default=1) / max(1, expected.numel())
+    size = max((t.detach().abs().nan_to_num(0, 0, 0).double().mean().item() for t in inputs), default=0.0)
+    eps = torch.finfo(expected.dtype).eps
+    rtol = max(rtol, 4 * eps * max(longest, summands) ** 0.5)
+    atol = max(atol, eps * summands * size) if summands > 1 else atol
+    return Tolerance(rtol if sample.rtol is None else sample.rtol, atol if sample.atol is None else sample.atol)
+
+
+def as_list(result: Any) -> list[Any]:
+    if result is None:
+        return []
+    if not isinstance(result, (tuple, list)):
+        return [result]
+    return [item for each in result for item in (each if isinstance(each, (tuple, list)) else [each])]
+
+
+def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str = "", within: Tolerance | None = None) -> None:
+    """Compare structure, dtypes, devices and values.
+
+    Args:
+        sample: the call; its tolerance counts.
+        what: what is compared, unless results are.
+        within: replaces the sample's tolerance.
+
+    Raises:
+        AssertionError: the first difference, in one line.
+    """
+    mine, theirs = as_list(got), as_list(expected)
+    where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"
+    assert len(mine) == len(theirs), f"got {len(mine)} results, expected {len(theirs)}{where}"
+    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        place = f" of result {number}{where}" if len(mine) > 1 else where
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            _assert_tensors_same(one, other, place, within or tolerance(other, sample))
+        else:
+            try:
+                torch.testing.assert_close(one, other, equal_nan=True)
+            except AssertionError:
+                raise AssertionError(f"got {one!r}, expected {other!r}{place}") from None
+
+
+def _assert_tensors_same(got: torch.Tensor, expected: torch.Tensor, where: str, within: Tolerance) -> None:
+    kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} on {t.device.type}" for t in (got, expected)]
+    assert kinds[0] == kinds[1], f"got {kinds[0]}, expected {kinds[1]}{where}"
+    try:
+        torch.testing.assert_close(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
+    except AssertionError as error:
+        differ = ~torch.isclose(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
+        if not differ.any():  # such as layouts
+            raise AssertionError(f"{' '.join(str(error).split())}{where}") from None
+        index = tuple(differ.nonzero()[0].tolist())
+        at = f" at [{', '.join(map(str, index))}]" if index else ""
+        how = f" by more than rtol {within.rtol:.2g}, atol {within.atol:.2g}" if any(within) else ""
+        raise AssertionError(f"got {_shown(got[index])}, expected {_shown(expected[index])}{at}{where}; "
+                             f"{int(differ.sum())} of {got.numel()} elements differ{how}") from None
+
+
+def _shown(element: torch.Tensor) -> str:
+    """An element with as many digits as its dtype has."""
+    value = element.item()
+    return f"{value:.9g}" if element.dtype == torch.float32 else f"{value}"
+
+
+def assert_close_enough(got: Iterable[Any], expected: Iterable[Any], sample: Sample) -> None:
+    """Compare loosely, for runs that do not test rounding."""
+    assert_same(got, expected, sample, within=Tolerance(*_LOOSE))

@@ -1,0 +1,221 @@
+"""A process whose samples run under gcc's sanitizers: it starts once for a command, and takes one op after the other.
+
+The process has the sanitizers' libraries loaded from its start. It compiles each op's kernel for them, and runs the checks in children,
+as the checks themselves run. torch is not instrumented: its allocations are checked, but not its mixture of new and free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+
+from opjit.declare import catalog
+from opjit.declare.op import Op
+from opjit.recipe import toolchain
+from opjit.testing import numerics, refusals, reports, sanitize
+from opjit.testing.checks import Check, Line
+from opjit.testing.children import Death, Limits, supervise
+from opjit.testing.samples import Skipped, distinct_samples, effects
+from opjit.testing.trials import trials
+
+_CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
+_LIBRARIES = {"address": "libasan.so", "undefined": "libubsan.so", "leak": "liblsan.so", "thread": "libtsan.so"}
+_OPTIONS = {"UBSAN_OPTIONS": "print_stacktrace=1",
+            "ASAN_OPTIONS": "alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0:handle_abort=1:"
+                            "allocator_may_return_null=1:detect_leaks=",
+            "LSAN_OPTIONS": "detect_leaks=1",
+            "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=0:report_signal_unsafe=0:handle_abort=1"}
+_START = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+_QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
+CHECKS = [*numerics.CHECKS, *refusals.CHECKS]
+
+
+class Finding(NamedTuple):
+    """What the sanitizers found in one op.
+
+    Attributes:
+        line: for the table.
+        sample: of the call that ended; None if nothing was found.
+        text: the report in one line; None if there is none.
+    """
+
+    line: Line
+    sample: str | None = None
+    text: str | None = None
+
+
+class Sanitizers:
+    """The process, from its parent's side.
+
+    Args:
+        names: ``thread``, or some of the others.
+        seconds: the time limit for one call.
+        scratch: a folder for instrumented kernels.
+
+    Raises:
+        Skipped: the compiler has no library for them.
+        CompilerMissing: there is no compiler.
+    """
+
+    def __init__(self, names: Sequence[str], seconds: float, scratch: str) -> None:
+        self.names, self.name = names, "+".join(names)
+        compiler = toolchain.require_compiler(None)
+        libraries = [_LIBRARIES[name] for name in names if name != "leak" or "address" not in names]  # which looks for leaks, too
+        queries = ([compiler.path, f"-print-file-name={library}"] for library in libraries)
+        found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
+        if not all(map(os.path.isabs, found)):
+            raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
+        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _QUIET if "leak" in names else _START, ",".join(names), str(seconds), scratch], text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+            env={**os.environ, **_OPTIONS, "PYTHONPATH": path, "LD_PRELOAD": " ".join([*found, _CXX]),
+                 "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}"})
+
+    def __enter__(self) -> Sanitizers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
+
+    def ask(self, op: Op, only: Sequence[str] = (), number: int | None = None) -> None:
+        """Have the op's calls made: all of them, or some checks', or one. `answer` answers in the order of the questions."""
+        question = {"folder": str(op.folder), "op": op.qualified, "only": only, "number": number}
+        with suppress(BrokenPipeError):  # `answer` says why
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+
+    def answer(self) -> Finding:
+        assert self._process.stdout is not None
+        text = self._process.stdout.readline()
+        if not text:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            return Finding(Line(self.name, "skipped", f"Python does not run under them: {said[-1] if said else 'it printed nothing'}"))
+        line, *rest = json.loads(text)
+        return Finding(Line(*line), *rest)
+
+
+def _answer(op: Op, names: Sequence[str], only: Sequence[str], number: int | None, limits: Limits, folder: Path) -> Finding:
+    """In the process: make an op's calls until a child dies."""
+    library = folder / "sanitized.so"
+    if not library.exists():
+        folder.mkdir(exist_ok=True)
+        sanitize.instrumented(op, names, toolchain.require_compiler(None).path, folder)
+    made = 0
+    for event in supervise(op, "cpu", chosen(names, only), limits, lambda: _register(library), number):
+        if isinstance(event, Death):
+            text = _place(event, op.folder)
+            return Finding(Line("+".join(names), "failed", f"{text or event.how} on ({event.sample}) in {event.check}", event.number),
+                           event.sample, text)
+        if event.name == "build" or (event.status == "failed" and event.name in names):
+            return Finding(Line("+".join(names), "failed", event.note))
+        made += event.status == "ok"
+    return Finding(Line("+".join(names), "ok", f"the calls of {made} checks"))
+
+
+def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
+    """The checks that run under sanitizers: those that call the op, and one for a sanitizer that reports at the end."""
+    checks: list[Check] = []
+    if {"address", "undefined"} & set(names):
+        checks += [check for check in CHECKS if not only or check.name in only]
+    if "leak" in names and (not only or "memory" in only):
+        checks.append(Check("leak", "All memory is freed or in use", _leaks, patience=30))
+    if "thread" in names and (not only or "threads" in only):
+        checks.append(Check("thread", "No two threads use memory at once, one of them to write", _races, patience=30))
+    return checks
+
+
+def _races(op: Op, device: str) -> str:
+    torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
+    [threads] = [check for check in numerics.CHECKS if check.name == "threads"]
+    with _report() as report:
+        with suppress(AssertionError):
+            threads.run(op, device)
+        found = reports.race(report(), op.folder)
+    assert found is None, found
+    return "no race"
+
+
+def _leaks(op: Op, device: str) -> str:
+    process = ctypes.CDLL(None)
+    calls = distinct_samples(op, device, 4)
+    rejected = calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn))
+    with _report() as report:
+        for sample in trials([*calls, rejected]):
+            for _ in range(3):  # a register or the stack may still point to the last
+                process.__lsan_enable()
+                with suppress(RuntimeError):
+                    effects(op.overload, op, sample)
+                process.__lsan_disable()
+        process.__lsan_do_recoverable_leak_check()
+        found = reports.leak(report(), op.folder)
+    assert found is None, found
+    return "no leak"
+
+
+@contextmanager
+def _report() -> Iterator[Callable[[], str]]:
+    """Have the sanitizers write to a file, and give a function that reads it."""
+    process = ctypes.CDLL(None)
+    with tempfile.TemporaryFile() as file:
+        process.__sanitizer_set_report_fd(ctypes.c_void_p(file.fileno()))
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
+        finally:
+            process.__sanitizer_set_report_fd(ctypes.c_void_p(2))
+
+
+def _place(death: Death, folder: Path) -> str | None:
+    """The author's place where a child died."""
+    place = reports.author_line(death.stderr, folder)
+    if death.late:
+        return place and f"{place}: still there at the time limit"
+    return reports.find(death.stderr, folder) or (place and f"{place}: the process ends here")
+
+
+def _register(library: Path) -> None:
+    if ctypes.CDLL(str(library)).opjit_register() != 0:
+        raise AssertionError("torch did not accept the instrumented kernel")
+    # A kernel that calls exit() shows its place.
+    ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).__sanitizer_print_stack_trace, None, None)
+
+
+def _answer_line(question: dict[str, Any], names: Sequence[str], limits: Limits, replies: IO[str], folder: Path) -> None:
+    try:
+        if not Path(question["folder"], "op.py").is_file():
+            raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {question['folder']}")
+        catalog.add_path(question["folder"])
+        op = catalog.find(question["op"])
+        found = _answer(op, names, question["only"], question["number"], limits,
+                        folder / f"{op.qualified.replace('::', '.')}-{'-'.join(names)}")
+    except Skipped as reason:
+        found = Finding(Line("+".join(names), "skipped", str(reason)))
+    except Exception as error:
+        found = Finding(Line("+".join(names), "failed", str(error)))
+    print(json.dumps(found), file=replies, flush=True)
+
+
+def main(text: str, seconds: str, scratch: str) -> None:
+    """The process: a question on stdin, an answer on stdout, each a line of JSON."""
+    os.environ.pop("LD_PRELOAD")  # compilers need no sanitizer
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for question in sys.stdin:
+        _answer_line(json.loads(question), text.split(","), Limits(float(seconds), signal.SIGABRT), replies, Path(scratch))
+
