@@ -1,89 +1,219 @@
 """``opjit demo``: builds, loads and times an op on every device of the machine, in a few seconds.
 
-Each device gets two fresh processes: a cold one builds allreduce into an empty cache, and a warm one loads it from there. Both call it
-on a million random numbers and compare it with torch.
+Two fresh processes import torch, which takes seconds where it lies on a cold disk, and this one does not. The first builds allreduce for
+every device into an empty cache. The second loads them from there, calls each on a million random numbers and compares it with torch.
+Without a GPU, a machine with a compiler for CUDA builds the CUDA op and runs nothing. In the end the binaries are in the user's own cache.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opjit.store.store import default_root
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from opjit.backends.targets import Target
+    from opjit.declare.op import Op
 
 _COUNT = 1 << 20
+_WITHOUT_GPU = "sm_90"  # the arch that is built without a GPU
+_ELSEWHERE = ("OPJIT_LAYERS", "OPJIT_REMOTE", "OPJIT_OFFLINE")  # these would find the op somewhere, or forbid to build it
 _CHILD = """
 import torch
-from time import perf_counter as now
-started = now()
+from time import perf_counter
+started = perf_counter()
 import opjit
-opjit.get("allreduce", {device!r})
-seconds = now() - started
-from opjit.author.demo import report
-report({device!r}, seconds)
+from opjit.author import demo
+demo.{function}
 """
 
 
-def show() -> int:
-    """Run the demo and print its table. Returns the command's exit code: 1 if a result is wrong."""
+def show(console: Console, errors: Console) -> None:
+    """Run the demo; print its table on a console, and its progress on another.
+
+    Raises:
+        OpjitError: a process failed, or a result is wrong.
+    """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    from opjit.declare import catalog
-
-    console, errors = Console(highlight=False), Console(stderr=True)
     table = Table(title="allreduce: the sum of 2^20 float32", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("built for", no_wrap=True)
+    table.add_column("built for", no_wrap=True, style="cyan")
     for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for device in catalog.find("allreduce").devices():
-        with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
-            with errors.status(f"building allreduce for {device}"):
-                cold = _measure(device, cache)
-            with errors.status(f"loading allreduce for {device} in a fresh process"):
-                warm = _measure(device, cache)
-        table.add_row(warm["target"], f"{cold['get']:.3f} s", f"{1e3 * warm['get']:.1f} ms", f"{1e6 * warm['call']:.1f} us",
-                      f"{1e6 * warm['torch']:.1f} us", f"{warm['call'] / warm['torch']:.2f}",
-                      f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}")
-        if abs(warm["error"]) > 1e-3 or cold["result"] != warm["result"]:
-            errors.print(f"wrong results on {device}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
-            return 1
+        table.add_column(name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else "")
+    with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
+        with errors.status("building allreduce"):
+            cold = _measured(f"build({str(default_root())!r}, started)", cache)
+        with errors.status("loading allreduce in a fresh process"):
+            warm = _measured(f"load({list(cold['built'])!r}, started)", cache)
+    for device, built in cold["built"].items():
+        table.add_row(*_row(device, built, warm[device]))
+    if cold["unused"]:
+        table.add_row(cold["unused"]["target"], _time(cold["unused"]["get"]))
     console.print(table)
     console.print("cold: import opjit, compile, link, verify, load\n"
                   "warm: import opjit and load from the cache, in a fresh process\n"
-                  "call: the median; error: the difference from the sum in float64")
-    return 0
+                  "call: the median of turns; error: the difference from the sum in float64")
+    if cold["unused"]:
+        console.print(f"No GPU is here: the CUDA op was built for {_WITHOUT_GPU}, and did not run.")
+    opjit = _command()
+    console.print(f"\nThe binaries, with all that they were made from, lie in\n  {_short(default_root())}/v1/opjit.allreduce\n"
+                  "\nTry next: an op of your own, its checks, its speed\n"
+                  f"  [bold]{opjit} new mylib::scale_add[/]\n  [bold]{opjit} test ./scale_add[/]\n  [bold]{opjit} bench ./scale_add[/]",
+                  soft_wrap=True)
 
 
-def _measure(device: str, cache: str) -> dict[str, Any]:
-    result = subprocess.run([sys.executable, "-c", _CHILD.format(device=device)], capture_output=True, text=True, check=False,
-                            env={**os.environ, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"})
+def _row(device: str, cold: dict[str, Any], warm: dict[str, Any]) -> list[str]:
+    """A device's row of the table. Raises OpjitError if a result is wrong."""
+    from opjit.errors import OpjitError
+
+    if warm["error"] > 1e-3 or cold["result"] != warm["result"]:
+        raise OpjitError(f"wrong results on {device}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
+    times = [_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])]
+    return [cold["target"], *times, f"{warm['call'] / warm['torch']:.2f}", f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}"]
+
+
+def _measured(code: str, cache: str) -> dict[str, Any]:
+    """What a fresh process measures. Raises OpjitError if it failed."""
+    variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    result = subprocess.run([sys.executable, "-c", _CHILD.format(function=code)], capture_output=True, text=True, check=False,
+                            env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"})
+    from opjit.errors import OpjitError
+
     if result.returncode:
-        from opjit.errors import OpjitError
-
-        raise OpjitError(f"the demo's process for {device} failed:\n{result.stderr.strip()}")
+        raise OpjitError(f"the demo's process failed:\n{result.stderr.strip()}")
     measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    if "failed" in measured:
+        raise OpjitError(measured["failed"])
     return measured
 
 
-def report(device: str, seconds: float) -> None:
-    """In the fresh process, after a get that took `seconds`: call the op, compare it with torch, and print the numbers as JSON."""
-    import torch
-    from torch.utils.benchmark import Timer
-
-    from opjit import api, backends
+def build(root: str, started: float) -> None:
+    """In a fresh process, which imports opjit since `started`: build the op for every device and call it, print the numbers as JSON, and
+    copy the binaries into the cache `root`. Each device's time has that of the imports."""
+    from opjit import api, backends, request, wanted
     from opjit.backends import targets
+    from opjit.declare import catalog
+    from opjit.errors import OpjitError
 
-    allreduce = api.get("allreduce", device)
-    torch.manual_seed(0)
-    x = torch.randn(_COUNT, device=device)
+    request.import_builder()
+    imported = time.perf_counter() - started
+    op, built, unused = catalog.find("allreduce"), dict[str, Any](), None
+    try:
+        for device in op.devices():
+            target = targets.here(backends.for_device(device))
+            began = time.perf_counter()
+            allreduce = api.get("allreduce", device)
+            seconds = imported + time.perf_counter() - began
+            built[device] = {"target": str(target), "get": seconds, "result": allreduce(_numbers(device)).item()}
+            _keep(op, target, Path(root))
+        if "cuda" not in built and _can_build_cuda():
+            target = wanted.target_of("cuda", _WITHOUT_GPU)
+            began = time.perf_counter()
+            request.entry(op, target)
+            unused = {"target": str(target), "get": imported + time.perf_counter() - began}
+            _keep(op, target, Path(root))
+    except OpjitError as error:
+        print(json.dumps({"failed": str(error)}))
+        return
+    print(json.dumps({"built": built, "unused": unused}))
+
+
+def load(devices: Sequence[str], started: float) -> None:
+    """In a fresh process, which imports opjit since `started`: load the op for each device, call it in turns with torch, and print the
+    numbers as JSON. Each device's time has that of the imports."""
+    from opjit import api
+    from opjit.errors import OpjitError
+
+    imported, measured = time.perf_counter() - started, dict[str, Any]()
+    try:
+        for device in devices:
+            began = time.perf_counter()
+            allreduce = api.get("allreduce", device)
+            seconds = imported + time.perf_counter() - began
+            measured[device] = {"get": seconds, **_compared(allreduce, device)}
+    except OpjitError as error:
+        measured = {"failed": str(error)}
+    print(json.dumps(measured))
+
+
+def _compared(allreduce: Callable[..., torch.Tensor], device: str) -> dict[str, float]:
+    """Seconds per call of the op and of torch.sum, the op's result, and the errors of both."""
+    import torch
+
+    from opjit.author.bench import medians
+
+    x = _numbers(device)
     exact = x.double().sum().item()
     with torch.inference_mode():
-        timers = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=torch.get_num_threads()) for f in (allreduce, torch.sum)]
-        call, plain = (timer.blocked_autorange(min_run_time=0.2).median for timer in timers)
+        call, plain = medians([allreduce, torch.sum], (x,), {})
         result = allreduce(x).item()
-        print(json.dumps({"target": str(targets.here(backends.for_device(device))), "get": seconds, "call": call, "torch": plain,
-                          "result": result, "error": abs(result - exact), "torch_error": abs(torch.sum(x).item() - exact)}))
+        return {"call": call, "torch": plain, "result": result, "error": abs(result - exact),
+                "torch_error": abs(torch.sum(x).item() - exact)}
+
+
+def _numbers(device: str) -> torch.Tensor:
+    """The same random numbers in every process."""
+    import torch
+
+    torch.manual_seed(0)
+    return torch.randn(_COUNT, device=device)
+
+
+def _can_build_cuda() -> bool:
+    from opjit.recipe import toolchain
+
+    return (toolchain.find_compiler(None) is not None
+            and (toolchain.working_nvcc(None) is not None or toolchain.find_nvrtc("", None) is not None))
+
+
+def _keep(op: Op, target: Target, root: Path) -> None:
+    """Copy the op's entry from this process's cache into the cache `root`, if that can be written."""
+    from opjit import files, request
+    from opjit.errors import EntryError
+    from opjit.store.entry import verify
+    from opjit.store.store import Store
+
+    entry, store = request.entry(op, target), Store(root)
+    with suppress(OSError, EntryError):
+        staged = store.stage()
+        try:
+            shutil.copytree(entry.folder, staged / "entry")
+            store.put(staged / "entry", store.folder(op.qualified, target) / entry.key, verify(entry.folder, target)[1], target)
+        finally:
+            files.remove_tree(staged)
+
+
+def _time(seconds: float) -> str:
+    """Seconds with three digits: ``"0.625 s"``, ``"25.4 ms"``."""
+    unit, value = ("s", seconds) if seconds >= 0.5 else ("ms", 1e3 * seconds) if seconds >= 1e-3 else ("us", 1e6 * seconds)
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def _command() -> str:
+    """The command as this process was started, for a shell in this folder."""
+    called = Path(sys.argv[0])
+    if called.name != "opjit":
+        return f"{shlex.quote(sys.executable)} -m opjit"
+    found = shutil.which("opjit")
+    return "opjit" if found and called.exists() and os.path.samefile(found, called) else shlex.quote(sys.argv[0])
+
+
+def _short(path: Path) -> str:
+    """A path, with ``~`` for the home directory."""
+    home = os.path.expanduser("~")
+    return f"~{str(path)[len(home):]}" if home != "/" and str(path).startswith(f"{home}/") else str(path)

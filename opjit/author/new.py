@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import keyword
 import os
 import platform
@@ -23,7 +24,9 @@ _TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samp
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test. The folder appears complete or not at all.
+    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test, an editor's settings.
+
+    The folder appears complete or not at all.
 
     Args:
         qualified: ``"mylib::scale_add"``; the folder has the op's name.
@@ -116,7 +119,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Make a folder of files by one rename.
+    """Make a folder of files, and of settings for editors, by one rename.
 
     Raises:
         DeclarationError: the folder exists, or cannot be written.
@@ -125,7 +128,8 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     try:
         if folder.exists() or folder.is_symlink():
             raise DeclarationError(f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in")
-        for name, text in texts.items():
+        settings = _filled("clangd", {"include": json.dumps(f"-I{resources.include_path()}")})
+        for name, text in {**texts, ".clangd": settings}.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             (staged / name).write_text(text, encoding="utf-8")
         os.rename(staged, folder)

@@ -147,6 +147,8 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
     for op, target in survey.pairs(ops, targets):
         entry, source = request.entry(op, target), op.source(target.backend)
         described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+        if "debug" in described.document:
+            raise WheelError("OPJIT_DEBUG is set, and a wheel holds no debug builds, as they name folders of this machine; unset it")
         for name in described.document["inputs"]:
             place = Path(os.path.normpath(source.parent / name))
             if not name.startswith("<opjit>/") and (name.startswith("<") or not place.is_relative_to(root)):

@@ -27,7 +27,9 @@ _MAIN = re.compile(r"\bmain\s*\([^;{}]*\)\s*\{")
 
 def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: str | Sequence[str] | None = None,
            fake: Function | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
-           extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Op:
+           extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+           extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
+           differentiable: bool = True, debug: bool = False) -> Op:
     """Declare an op whose sources are strings. Like any op, it is compiled at the first call or `opjit.get`.
 
     If the same module declares it again with other code, it stays the same op: its loaded kernels are rebuilt at once, and the op and
@@ -39,8 +41,10 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         cuda: CUDA C code that defines ``<name>_cuda``; it need not include ``opjit_cuda.h``.
         like: the Tensor argument whose shape, strides, dtype and device the result has; for several results, a list of names.
         fake: the fake kernel, as under `opjit.op`, for any other result. Without `like` and `fake` the op runs, but cannot be traced.
-        extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths: as in `opjit.op`; relative folders start from the
-            current one.
+        extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources: as in `opjit.op`;
+            relative paths start from the current folder.
+        differentiable: as in `opjit.op`.
+        debug: build it for gdb, cuda-gdb and profilers: with debug information and frame pointers, hardly optimised.
 
     Returns:
         The op, which is also ``torch.ops.inline.<name>``. Call it, or add a backward with ``.backward``, as under `opjit.op`.
@@ -66,7 +70,8 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
     caller = sys._getframe(1)
     op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
               f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extra_cflags=extra_cflags,
-              extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths)
+              extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths,
+              extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable, debug=debug)
     reload.install([op])
     declared = catalog.declared(op.qualified)
     assert declared is not None  # by `install`
@@ -75,7 +80,9 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
 
 def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str] | None, fake: Function | None, module: str, where: str,
          shown: str | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
-         extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = ()) -> Op:
+         extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+         extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
+         differentiable: bool = True, debug: bool = False) -> Op:
     """Make an op from strings, without declaring it.
 
     Args:
@@ -92,17 +99,18 @@ def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str]
         if _MAIN.search(_COMMENT_OR_STRING.sub(" ", source)):
             raise DeclarationError(f"the code of {schema.qualified} has a main(), which is never called: an op is the function "
                                    f"{_prototype(schema, name)}; do in Python what main() does")
-    code = Code({backends.for_device(name).suffix: source for name, source in given.items()}, module, shown)
+    code = Code({backends.for_device(name).suffix: source for name, source in given.items()}, module, shown, debug)
     extra = None
-    if extra_cflags or extra_cuda_cflags or extra_ldflags or extra_include_paths:
-        extra = flags.check(schema.qualified, Path.cwd(), extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths)
-    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=code, where=where)
+    extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
+    if any(extras):
+        extra = flags.check(schema.qualified, Path.cwd(), *extras)
+    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=code, where=where, constant=not differentiable)
     op.write_code()
     return op
 
 
 def _prototype(schema: Schema, backend: str) -> str:
-    return glue.prototype(schema, backend, backends.for_device(backend).stream)
+    return glue.prototype(schema, backends.for_device(backend))
 
 
 def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None) -> Function:
@@ -114,10 +122,11 @@ def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Functio
     if like is None:
         return no_fake(schema, "declare it with like= or fake=")
     names = [like] if isinstance(like, str) else list(like)
-    if len(names) != len(schema.results) or any(result.kind != "Tensor" for result in schema.results):
+    kinds = [result.kind + "[]" * result.list + "?" * result.optional for result in schema.results]
+    if len(names) != len(kinds) or any(kind != "Tensor" for kind in kinds):
         raise DeclarationError(f"{schema.qualified}: like= takes one Tensor argument for each result, and every result must be a "
                                f"Tensor; it has {len(names)} name{'s' * (len(names) != 1)} for the results "
-                               f"({', '.join(result.kind for result in schema.results)}); pass a function as fake= instead")
+                               f"({', '.join(kinds)}); pass a function as fake= instead")
     places = {argument.name: index for index, argument in enumerate(schema.arguments)
               if argument.kind == "Tensor" and not (argument.list or argument.optional)}
     for name in names:

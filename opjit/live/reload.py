@@ -125,7 +125,7 @@ def _open(op: Op, target: Target) -> Entry:
     for store in request.stores():
         entry = request.entry(op, target, store)
         try:
-            loader.open_library(entry, op.qualified)
+            loader.open_library(entry, op.qualified, op.libraries(target))
         except loader.Gone as error:
             gone = error
         else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,10 +45,24 @@ def test_several_ops_and_several_results_are_measured(tmp_path: Path) -> None:
         assert line["reference"] > 0
         assert line["of_copy"] is None, "a GPU's column"
         assert line["error"] == line["reference_error"] == 0, "what these ops compute is exact"
-    bandwidth = [row.split()[-3] for row in printed.splitlines() if "2^" in row]
+    rows = [row.split() for row in printed.splitlines() if row.startswith("float32 2^")]
+    assert re.search(r"^optest::parts on cpu: faster in \d of 2, ", printed, re.MULTILINE)
     assert lines[0]["bytes"] > 0
-    assert bandwidth[0] == f"{lines[0]['bytes'] / lines[0]['opjit'] / 1e9:.1f}"
-    assert bandwidth[2] == f"{lines[2]['opjit'] / lines[2]['reference']:.2f}", "without bytes there is no bandwidth: the ratio is next"
+    assert rows[0][-4:-2] == [f"{lines[0]['bytes'] / lines[0]['opjit'] / 1e9:.1f}", "GB/s"]
+    assert rows[2][-3] == "-", "without bytes there is no bandwidth"
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_two_lines_sum_up_each_op_on_each_device() -> None:
+    def one(device: str, label: str, ratio: float) -> Any:
+        return SimpleNamespace(op="opjit::f", device=device, label=label, ratio=ratio)
+
+    measured = [one("cpu", "small", 1.5), one("cpu", "middle", 1.04), one("cpu", "large", 0.5), one("cuda", "large", 1.0)]
+    assert list(bench.summaries(measured)) == [
+        "opjit::f on cpu: faster in 1 of 3, equal in 1, slower in 1",
+        "  ratio: median 1.04, best 0.50 (large), worst 1.50 (small)",
+        "opjit::f on cuda: faster in 0 of 1, equal in 1, slower in 0",
+        "  ratio: median 1.00, best 1.00 (large), worst 1.00 (large)"]
 
 
 @pytest.mark.usefixtures("parts")
@@ -76,6 +92,45 @@ def _elementwise(make_op: MakeOp, expression: str, x: torch.Tensor, reference: C
     op.reference(reference)
     op.workloads(workloads)
     return op
+
+
+def test_operations_a_noisy_run_and_their_numbers_are_shown(make_op: MakeOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = _elementwise(make_op, "2 * x_", torch.ones(1000), lambda x: 2 * x)
+    op.workloads(lambda device: [opjit.Workload("counted", (torch.ones(1000),), {}, 8000, flops=1000)])
+    monkeypatch.setattr(bench, "rounds_of", lambda functions, args, kwargs: [[1e-6, 2e-6, 3e-6], [1e-6, 1e-6, 1e-6]])
+    printed, [line] = measured(tmp_path / "lines.json", op.qualified)
+    assert "0.5 GFLOP/s" in printed
+    assert "noisy: the rounds of 1 of 1 workloads spread by more than 10%" in printed
+    assert (line["opjit"], line["reference"], line["spread"], line["flops"], line["against"]) == (2e-6, 1e-6, 0.5, 1000, "torch")
+
+
+@pytest.mark.parametrize(("against", "name"), [("aten::neg", "neg"), ("torch:neg", "neg")])
+def test_another_side_is_measured_when_asked(make_op: MakeOp, tmp_path: Path, against: str, name: str) -> None:
+    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    printed, [line] = measured(tmp_path / "lines.json", op.qualified, "--against", against)
+    assert line["against"] == name
+    assert f"opjit      {name} ratio" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # of torch itself
+def test_torch_compile_is_measured_when_asked(make_op: MakeOp, tmp_path: Path) -> None:
+    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    assert measured(tmp_path / "lines.json", op.qualified, "--against", "torch.compile")[1][0]["against"] == "compile"
+
+
+@pytest.mark.parametrize("against", ["nothing", "no_such_module:name", "torch:no_such_name", "aten::no_such_op"])
+def test_a_side_that_is_not_there_is_refused(make_op: MakeOp, against: str) -> None:
+    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    done = CliRunner().invoke(main, ["bench", op.qualified, "--against", against])
+    assert done.exit_code == 1
+    assert f"--against {against} names nothing" in done.output
+
+
+def test_a_side_with_other_results_is_refused(make_op: MakeOp) -> None:
+    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    with pytest.raises(AssertionError, match="exp is wrong on the only one"):
+        CliRunner().invoke(main, ["bench", op.qualified, "--device", "cpu", "--against", "torch:exp"], catch_exceptions=False)
 
 
 def test_integers_stay_integers(make_op: MakeOp, tmp_path: Path) -> None:
@@ -131,7 +186,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_pa
     monkeypatch.setattr("opjit.author.bench.find_spec", lambda name: None)
     done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 1
-    assert done.output == "Error: --plot needs matplotlib, which is not installed: pip install 'opjit[plot]'\n"
+    assert done.output == "Error: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
 
 
 @pytest.mark.slow
@@ -161,8 +216,8 @@ def test_a_cuda_build_of_torch_does_not_remark_that_there_is_no_gpu(tmp_path: Pa
         import torch
         torch.version.cuda, torch.cuda._is_compiled, torch.cuda.is_available = "13.0", lambda: True, lambda: False
         from opjit.author import bench
-        from opjit.live import notebook
-        bench._medians([len], ([],), {})
+        from opjit.author import notebook
+        bench.medians([len], ([],), {})
         from torch.utils import cpp_extension
         print(cpp_extension.CUDA_HOME)
         """, {"CUDA_HOME": str(tmp_path)})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from opjit import include_path
 from opjit.cli import main
 from tests.helpers import ROOT, fresh, module, no_compiler
 
@@ -28,7 +29,7 @@ def test_four_commands_without_editing(tmp_path: Path) -> None:
     opjit(tmp_path, "new", "newtest::scale_add", "--backward", "--cuda")
     assert sorted(os.listdir(tmp_path)) == ["scale_add"]
     written = sorted(os.listdir(tmp_path / "scale_add"))
-    assert written == ["op.py", "scale_add.c", "scale_add.cu", "test_scale_add.py"]
+    assert written == [".clangd", "op.py", "scale_add.c", "scale_add.cu", "test_scale_add.py"]
     assert Path(opjit(tmp_path, "get", "./scale_add", "--device", "cpu").strip()).name == "newtest.scale_add.so"
     table = opjit(tmp_path, "test", "./scale_add", "--device", "cpu")
     assert "failed" not in table
@@ -46,7 +47,8 @@ def test_its_cuda_kernel_builds_without_a_gpu(tmp_path: Path) -> None:
 
 def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
     assert new("newtest::plain", str(tmp_path)).exit_code == 0
-    assert sorted(os.listdir(tmp_path / "plain")) == ["op.py", "plain.c", "test_plain.py"]
+    assert sorted(os.listdir(tmp_path / "plain")) == [".clangd", "op.py", "plain.c", "test_plain.py"]
+    assert include_path() in (tmp_path / "plain" / ".clangd").read_text(encoding="utf-8")
     done = module("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "hand or shapes or results", "plain", cwd=tmp_path,
                   changes={"HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "h")})
     assert done.returncode == 0, done.stdout
@@ -77,11 +79,11 @@ def test_a_backend_s_kernel_builds_where_the_device_is_not(tmp_path: Path) -> No
 
 
 def test_a_backend_runs_its_kernel_on_its_device(tmp_path: Path) -> None:
-    """On the toy device of examples/out_of_tree_device, under the name that it has there."""
+    """On the toy device of examples/09_own_device, under the name that it has there."""
     assert new("toy", str(tmp_path), "--backend").exit_code == 0
     code = f"""
 import sys
-sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT / "examples" / "out_of_tree_device")!r}]
+sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT / "examples" / "09_own_device")!r}]
 import torch, toy_device
 installed = toy_device.install()
 import toy.backend

@@ -153,8 +153,8 @@ def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad"
 
 
 def test_a_function_of_another_name_is_answered_with_the_one_expected() -> None:
-    refused(CompileError, r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: opjit_status bad_cpu\(const opjit_tensor "
-            r"\*x, double a, opjit_tensor \*out\)\n", c=source("good"))
+    refused(CompileError, r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const "
+            r"opjit_tensor \*x, double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$", c=source("good"))
 
 
 def test_a_missing_header_is_named() -> None:
@@ -315,7 +315,7 @@ def test_threads_that_declare_one_op_agree() -> None:
 
 
 def test_the_example_runs() -> None:
-    done = script(ROOT / "examples" / "inline.py")
+    done = script(ROOT / "examples" / "notebook" / "inline.py")
     assert (done.returncode, done.stdout) == (0, "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"), done.stderr
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from opjit.declare import catalog
 from opjit.declare.op import Op
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from opjit.live import reload
+from opjit.store.entry import Entry
 from tests import helpers
 from tests.helpers import fresh, until
 
@@ -438,7 +438,8 @@ def test_a_library_that_the_loader_refuses_changes_nothing(folder: Folder, monke
     op = opjit.get(folder.name, "cpu")
     assert (value(op), slope(op)) == (2.0, 2.0)
     folder.write("3")
-    broken = SimpleNamespace(key="0", library=folder.path / "none.so", folder=folder.path)
+    (folder.path / "none.so").write_text("no library")
+    broken = helpers.as_verified(Entry(folder.path, "0", folder.path / "none.so"))
     with monkeypatch.context() as patch:
         patch.setattr(request, "entry", lambda *args: broken)
         with pytest.raises(opjit.errors.LoadError, match="cannot be loaded"):
