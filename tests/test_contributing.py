@@ -1,4 +1,4 @@
-"""The pages in .github stay true where a test is cheap: links, paths, commands, checks, and the packages in the picture of the house."""
+"""All pages stay true where a test is cheap: links, paths, commands, checks, and the packages in the picture of the house."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from opjit import testing
 from opjit.cli import main
 from tests.helpers import ROOT
 
-PAGES = [*sorted((ROOT / ".github").glob("*.md")), ROOT / "opjit/store/FORMAT.md"]
+PAGES = [ROOT / "README.md", *(page for room in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
+                               for page in sorted((ROOT / room).rglob("*.md")))]
 CONTRIBUTING = (ROOT / ".github/CONTRIBUTING.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(part, comments=True) for block in re.findall(r"```sh\n(.*?)```", CONTRIBUTING, re.DOTALL)
             for line in block.splitlines() for part in line.split(" && ")]
@@ -36,7 +37,7 @@ def test_the_picture_shows_every_module_and_package_once() -> None:
     assert sorted(shown) == sorted(there)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}

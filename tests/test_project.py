@@ -83,7 +83,7 @@ def test_pip_builds_a_wheel_that_runs_without_a_compiler(tmp_path: Path) -> None
         assert f"pip {printed} " in readme
     pip(*shlex.split(wheel_it), "--quiet", "-w", str(tmp_path / "dist"), cwd=root)
     pip(*shlex.split(install), "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "installed"), cwd=root)
-    assert sorted(os.listdir(root)) == ["README.md", "pyproject.toml", "src", "tests"]
+    assert sorted(os.listdir(root)) == [".clangd", "README.md", "pyproject.toml", "src", "tests"]
     [wheel] = (tmp_path / "dist").iterdir()
     assert wheel.name.startswith("my_kernels-0.1.0-py3-none-manylinux_2_")
     with zipfile.ZipFile(wheel) as archive:
@@ -154,7 +154,8 @@ def test_an_sdist_and_metadata_need_neither_torch_nor_opjit(tmp_path: Path) -> N
     assert "source_kernels-0.1.0/src/source_kernels/scale_add/scale_add.c" in files
 
 
-def test_its_own_tests_pass(tmp_path: Path) -> None:
+def test_its_own_tests_pass_also_below_a_project_with_other_settings(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--no-such-option"\n')
     root = new_project("tested-kernels", tmp_path, backward=True)
     path = os.pathsep.join([str(root / "src"), str(helpers.ROOT), os.environ.get("PYTHONPATH", "")])
     done = helpers.module("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "hand or results or drawn", cwd=root,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import shlex
 import signal
 import sys
@@ -10,24 +12,23 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from opjit import __version__
+from opjit.cli import diagnostics
+from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.cli.output import PrintJson, json_option
-from opjit.declare import catalog
-from opjit.errors import CacheWarning, OpjitError, UnknownEntry, UnknownOp
-from opjit.store.store import Store, default_root
-from opjit.wanted import target_of
+from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownEntry, UnknownOp
 
 _default_format = warnings.formatwarning  # Python's, or the embedding program's
 
 
-class _Commands(click.Group):
+class _Commands(helps.Group):
     """Shows opjit's errors as their message alone, and an op.py's errors without opjit's part of the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -35,6 +36,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except OpjitError as error:
             raise click.ClickException(str(error)) from error
+        except (click.ClickException, click.exceptions.Exit):
+            raise
         except Exception as error:
             text = _op_py_error(error)
             if text is None:
@@ -44,6 +47,7 @@ class _Commands(click.Group):
 
 def _op_py_error(error: Exception) -> str | None:
     """The text of an error that an op.py raised, with the traceback from that file on; None for any other error."""
+    from opjit.declare import catalog
 
     folder = next((frame.f_locals["folder"] for frame, _ in traceback.walk_tb(error.__traceback__)
                    if frame.f_code is catalog.declare_folder.__code__), None)
@@ -57,15 +61,29 @@ def _op_py_error(error: Exception) -> str | None:
     return f"{file} raised {type(error).__name__}: {error}\n{shown}".rstrip()
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
-def main() -> None:
-    """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared."""
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_versions,
+              help="Print the versions of opjit, Python, torch and the compilers, and the cache's folder.")
+@click.option("--include", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_include,
+              help="Print the folder of opjit.h, for editors and for builds of your own.")
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
+
+    \b
+    Completion of commands, ops, archs and keys in bash (zsh, fish likewise):
+      eval "$(_OPJIT_COMPLETE=bash_source opjit)"
+    """
+    if context.invoked_subcommand is None:
+        click.echo(helps.FIRST_STEPS, nl=False)
     warnings.formatwarning = _format_warning
 
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """Format opjit's warnings as their message alone, and other warnings as usual."""
+    """Format opjit's warnings as their message alone, a compiler's as compilers do, and other warnings as usual."""
+    if issubclass(category, CompileWarning):
+        excerpt = linecache.getline(filename, lineno).strip()
+        return f"{filename}:{lineno}: warning: {message}\n" + f"  {excerpt}\n" * bool(excerpt)
     return f"Warning: {message}\n" if issubclass(category, CacheWarning) else _default_format(message, category, filename, lineno, line)
 
 
@@ -101,18 +119,21 @@ def _interruptible() -> Iterator[None]:
 main.add_command(cache)
 
 
-@main.command()
+@main.command(cls=helps.Command)
 def demo() -> None:
     """Build an op, load it from the cache, call it and compare it with torch, on every device of this machine."""
+    from rich.console import Console
+
     from opjit.author.demo import show
 
-    sys.exit(show())
+    show(Console(highlight=False), Console(stderr=True))
 
 
 @main.command(name="list")
 @json_option
 def list_ops(print_json: PrintJson) -> None:
     """List the declared ops with their backends and schemas."""
+    from opjit.declare import catalog
 
     catalog.search()
     ops = catalog.all_ops()
@@ -124,24 +145,49 @@ def list_ops(print_json: PrintJson) -> None:
 
 
 @main.command()
-@click.argument("op")
-@click.option("--device", help="Device to build for; default: the current accelerator, else the CPU.")
-@click.option("--arch", help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
+@click.argument("named", metavar="OP...", nargs=-1, required=True, shell_complete=helps.ops)
+@click.option("--device", shell_complete=helps.devices, help="Device to build for; default: the current accelerator, else the CPU.")
+@click.option("--arch", shell_complete=helps.archs,
+              help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
 @click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
-              help="Put the binary and its manifest into this folder, for opjit.load_library; nothing is loaded.")
+              help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
+@click.option("--name", help="Name of the library in the build directory; default: from the first op, the arch and the content.")
+@click.option("--debug", is_flag=True,
+              help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
+@click.option("-W", "all_warnings", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
+@click.option("-v", "--verbose", is_flag=True,
+              help="For CUDA, show each kernel's registers, shared memory, stack, spills and occupancy; the file is compiled once more.")
 @_interruptible()
-def get(op: str, device: str | None, arch: str | None, build_directory: Path | None) -> None:
-    """Build OP, an op's name or folder, unless a cache has it, and print the path of its binary."""
+def get(named: tuple[str, ...], device: str | None, arch: str | None, build_directory: Path | None, name: str | None, debug: bool,
+        all_warnings: bool, verbose: bool) -> None:
+    """Build each OP, an op's name or folder, unless a cache has it, and print the path of its binary, or that of the library.
+
+    \b
+    In a debugger:
+        OPJIT_DEBUG=1 gdb --args python program.py
+        (gdb) break scale.c:12
+
+    A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel, pack or remote.
+    """
     from opjit import files, request
     from opjit.declare import arguments
     from opjit.library import build_library
+    from opjit.wanted import target_of
 
+    if debug:
+        os.environ["OPJIT_DEBUG"] = "1"
+    if name is not None and build_directory is None:
+        raise click.UsageError("--name names a library in a build directory; give --build-directory, too")
+    target, ops = target_of(device, arch), [op for text in named for op in arguments.ops(text)]
+    if all_warnings:
+        diagnostics.show_warnings(ops, [target])
+    if verbose and target.backend.uses_nvcc:
+        diagnostics.show_usage(ops, target)
     if build_directory is not None:
-        for found in arguments.ops(op):
-            click.echo(build_library(found.qualified, build_directory, device, arch))
+        names = [op.qualified for op in ops]
+        click.echo(build_library(names[0] if len(names) == 1 else names, build_directory, device, arch, name))
         return
-    target = target_of(device, arch)
-    for found in arguments.ops(op):
+    for found in ops:
         entry = request.entry(found, target)
         if files.is_own(entry.folder):
             raise OpjitError(f"{found.qualified} for {target} was built, but no cache can keep it after this command; set OPJIT_CACHE to a "
@@ -152,10 +198,11 @@ def get(op: str, device: str | None, arch: str | None, build_directory: Path | N
 
 
 @main.command()
-@click.argument("op")
-@click.option("--device", help="Device to ask for; default: the current accelerator, else the CPU.")
-@click.option("--arch", help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
-@click.option("--against", metavar="KEY", help="Compare with the entry whose key starts with KEY; default: the nearest.")
+@click.argument("op", shell_complete=helps.ops)
+@click.option("--device", shell_complete=helps.devices, help="Device to ask for; default: the current accelerator, else the CPU.")
+@click.option("--arch", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
+@click.option("--against", shell_complete=helps.keys, metavar="KEY",
+              help="Compare with the entry whose key starts with KEY; default: the nearest.")
 @json_option
 def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
     """Say whether a request for OP, an op's name or folder, would hit or miss and, on a miss, which input changed.
@@ -166,6 +213,7 @@ def why(op: str, device: str | None, arch: str | None, against: str | None, prin
     from opjit.api import explain
     from opjit.cpp_extension.entries import entries
     from opjit.declare import arguments
+    from opjit.store.store import Store, default_root
 
     explicit = op.startswith("cpp_extension.")
     name, root = op.removeprefix("cpp_extension."), Store(default_root())
@@ -228,21 +276,38 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
 
 
 @main.command()
-@click.argument("ops", metavar="OP...", nargs=-1, required=True)
-@click.option("--device", help="Device to test on; default: each device here that the op has a kernel for.")
-@click.option("--sanitize", default="",
-              help="Also run the samples under sanitizers: address,undefined (C) or memcheck,racecheck,initcheck (CUDA).")
-def test(ops: tuple[str, ...], device: str | None, sanitize: str) -> None:
-    """Run all checks on each OP, an op's name or folder; exit code 1 if a check fails."""
-    from opjit.testing import run
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@click.option("--device", shell_complete=helps.devices, help="Device to test on; default: each device here that the op has a kernel for.")
+@click.option("--only", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
+@click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Make only call N of the check that --only names, counted from 0.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+              help="Fail a check when one call of the kernel takes longer.")
+@click.option("--sanitize", default="address,undefined", show_default=True,
+              help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
+                   "or none.")
+@_interruptible()
+def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample: int | None, time_limit: float, sanitize: str) -> None:
+    """Run all checks on each OP, an op's name or folder; exit code 1 if a check fails.
+
+    Prints the compilers' warnings first, with -Wall and -Wextra. The checks run in a child process: a kernel that crashes, exits or
+    never returns fails its check, and the others go on.
+    """
+    from opjit.declare import arguments
+    from opjit.testing import children
+    from opjit.testing.command import Options, run
     from opjit.testing.sanitize import parse
 
-    sys.exit(run(ops, device, parse(sanitize)))
+    options = Options(device, parse(sanitize), only, sample, time_limit)
+    found = [op for text in ops for op in arguments.ops(text)]
+    if not only:
+        children.apart(partial(diagnostics.show_all_warnings, found, device))
+    sys.exit(run(ops, options))
 
 
 @main.command()
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--arch", required=True, help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
+@click.option("--arch", shell_complete=helps.archs, required=True,
+              help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
 @click.option("--name", help="The wheel's name; default: the ops' namespace with -ops.")
 @click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
@@ -255,11 +320,11 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 
 
 @main.command()
-@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--all", "everything", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
 @click.option("--from", "recorded", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
               help="The ops of a list from `opjit record`, for their recorded archs.")
-@click.option("--arch", default="",
+@click.option("--arch", shell_complete=helps.archs, default="",
               help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
 @click.option("--extensions", is_flag=True,
@@ -326,18 +391,25 @@ def keygen(name: str, directory: Path) -> None:
 
 
 @main.command()
-@click.argument("ops", metavar="OP...", nargs=-1, required=True)
-@click.option("--device", help="Device to measure on; default: each device here that the op has a kernel for.")
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@click.option("--device", shell_complete=helps.devices,
+              help="Device to measure on; default: each device here that the op has a kernel for.")
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the measurements to this file.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install 'opjit[plot]').")
-def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None) -> None:
-    """Measure each OP, an op's name or folder, against its reference in plain torch, after checking that they agree."""
+              help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install matplotlib).")
+@click.option("--against", metavar="SIDE",
+              help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None,
+          against: str | None) -> None:
+    """Measure each OP, an op's name or folder, against its reference in plain torch, after checking that they agree.
+
+    +- is the spread of the ratio over the rounds; the rate is in GB/s, or in FLOP/s where the workload declares its operations.
+    """
     from opjit.author.bench import benchmark
 
     for file in filter(None, (json_file, plot_file)):
         if not file.absolute().parent.is_dir():
             raise click.BadParameter(f"there is no folder {str(file.parent)!r}; make it first")
 
-    sys.exit(benchmark(ops, device, only, json_file, plot_file))
+    sys.exit(benchmark(ops, device, only, json_file, plot_file, against))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opjit.cli import help as helps
 from opjit.cli import output
 from opjit.cli.output import format_duration, format_entries, format_size
 from opjit.progress import ago
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
     from opjit.cache.transfer import TransferReport
 
 
-@click.group()
+@click.group(cls=helps.Group)
 def cache() -> None:
     """Inspect and maintain the cache, and exchange its entries with a remote or a file."""
 
 
-@cache.command()
+@cache.command(cls=helps.Command)
 def path() -> None:
     """Print the cache's folder."""
-    from opjit import cache
+    from opjit.store.store import default_root
 
-    click.echo(cache.path())
+    click.echo(default_root())
 
 
 @cache.command()
@@ -80,7 +81,7 @@ def verify(rebuild: bool) -> None:
     for found in verification.verify(Store(default_root()), rebuild):
         counts[found.verdict] += 1
         if found.reason:
-            verdict = "not rebuilt" if found.in_order else found.verdict
+            verdict = "not rebuilt" if rebuild and found.in_order else found.verdict
             click.echo(f"{verdict}: {found.item.op}  {found.item.arch}  {found.item.key}: {found.reason}")
     names = {GOOD: "good, not rebuilt"} if rebuild else {}
     parts = [f"{count} {names.get(verdict, verdict)}" for verdict, count in counts.items() if count]
@@ -106,7 +107,7 @@ def prune(size: str | None, age: str | None) -> None:
 
 
 @cache.command()
-@click.argument("ops", metavar="[OP...]", nargs=-1)
+@click.argument("ops", metavar="[OP...]", nargs=-1, shell_complete=helps.ops)
 def clear(ops: tuple[str, ...]) -> None:
     """Remove the entries of each OP (default: all). Loaded binaries keep working."""
     from opjit import cache
@@ -119,7 +120,7 @@ def clear(ops: tuple[str, ...]) -> None:
 
 
 @cache.command()
-@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
 @click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
@@ -136,7 +137,7 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
 
 
 @cache.command()
-@click.argument("ops", metavar="[URL] [OP]...", nargs=-1)
+@click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 def pull(ops: tuple[str, ...]) -> None:
     """Fetch the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not, for every arch.
 
@@ -150,7 +151,7 @@ def pull(ops: tuple[str, ...]) -> None:
 
 @cache.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     """Write the cache's entries of OPs (default: all) into FILE, a tar for `opjit cache unpack`; untarred, it is a remote."""

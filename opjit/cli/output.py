@@ -23,7 +23,7 @@ def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJ
 
 
 json_option = click.option("--json", "print_json", is_flag=True, callback=_json_printer,
-                           help="Print one JSON document, for scripts; see the README.")
+                           help="Print one JSON document, for scripts.")
 
 
 def format_entries(count: int) -> str:

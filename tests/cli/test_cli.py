@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -10,12 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import opjit
-from opjit.cli import main
 from tests import helpers
-from tests.helpers import fake_compiler, fresh, is_alive, until
+from tests.helpers import command, fake_compiler, fresh, is_alive, until
 
 
 def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
@@ -101,10 +98,9 @@ def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(op: Path, tmp_pat
         assert all(part in line for part, line in zip(expected, shown, strict=True)), done.stderr
 
 
-def test_the_command_tells_its_version_where_only_a_checkout_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_installed(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    done = CliRunner().invoke(main, ["--version"], prog_name="opjit")
-    assert (done.exit_code, done.output) == (0, f"opjit, version {opjit.__version__}\n")
+
+def test_include_prints_the_folder_of_the_header() -> None:
+    printed = command("--include").stdout.strip()
+    assert printed == opjit.include_path()
+    assert Path(printed, "opjit.h").is_file()

@@ -1,0 +1,59 @@
+"""What the compilers say of ops beside their binaries: warnings, and the resources that CUDA kernels take."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from opjit.errors import CompileWarning, OpjitError
+
+if TYPE_CHECKING:
+    from opjit.backends.targets import Target
+    from opjit.declare.op import Op
+
+
+def show_usage(ops: Sequence[Op], target: Target) -> None:
+    """Print what the CUDA kernels of ops take of a GPU."""
+    from rich.console import Console
+
+    from opjit import request
+    from opjit.store.store import Store, default_root
+    from opjit.wanted import describe
+
+    request.import_builder()
+    from opjit.builder import build, kernel_usage
+
+    store = Store(default_root())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)  # the build gives them
+        usages = [usage for op in ops for usage in build.usage_of(describe(op, target, store), store)]
+    Console(stderr=True, highlight=False).print(
+        *kernel_usage.tables(usages),
+        "smem: bytes of shared memory that the kernel declares; spill: bytes stored and loaded; at N: occupancy in blocks of N threads")
+
+
+def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
+    """Compile ops with -Wall and -Wextra, and print the warnings, which later builds of this command then leave out."""
+    from opjit import request, survey
+    from opjit.store.store import Store, default_root
+    from opjit.wanted import describe
+
+    request.import_builder()
+    from opjit.builder import build
+
+    store = Store(default_root())
+    for pair in survey.pairs(ops, targets):
+        build.check(describe(*pair, store), store)
+    warnings.simplefilter("ignore", CompileWarning)
+
+
+def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
+    """Do so for a device, by default for each that an op has a kernel for, as far as the ops compile."""
+    from opjit import survey
+    from opjit.store.store import Store, default_root
+    from opjit.wanted import target_of
+
+    with suppress(OpjitError):  # the checks report an op that does not compile
+        show_warnings(ops, [target_of(device, None)] if device else survey.targets_of([], Store(default_root())))

@@ -1,0 +1,78 @@
+"""Writes opjit/cli/README.md, the page of all commands and variables, from what the code says of them.
+
+    python -m tests.reference
+
+A test compares the page with the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+
+from opjit.cli import main
+from opjit.cli.help import EXAMPLES, Command
+from opjit.environment import VARIABLES
+from tests.helpers import ROOT
+
+PAGE = ROOT / "opjit/cli/README.md"
+HEAD = """\
+# Commands and variables
+
+<!-- Written by `python -m tests.reference` from the code; edit there. -->
+
+`list`, `why`, `doctor`, `cache ls` and `cache stats` take `--json` and then print one document to stdout, with the same exit code. Sizes
+are in bytes, times in seconds since 1970. Field names are stable: those of `opjit.explain()`, `opjit.cache.entries()` and
+`opjit.cache.stats()`. `why` reports an op's `"state"`, `"hit"` or `"miss"`; `doctor` reports `"ok"`, `"note"`, `"warning"` or `"problem"`.
+`opjit bench --json FILE` writes its measurements.
+"""
+LOG = """
+`OPJIT_VERBOSE=1`, or Python's logger `opjit` at INFO, reports where opjit found each op, why it missed the cache, and how long the build
+took. DEBUG adds the compilers' commands. A process that waits for another's build reports its process, start and step.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    table = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in sorted(VARIABLES.items()))
+    variables = f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n| `CC`, `CUDA_HOME` | the C compiler and the CUDA Toolkit |\n"
+    return "\n".join([HEAD, *commands(main, "opjit"), variables]) + LOG
+
+
+def commands(group: click.Group, path: str) -> Iterator[str]:
+    """The sections of a group's commands."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield section(command, f"{path} {name}")
+
+
+def section(command: click.Command, path: str) -> str:
+    """A command's heading, text, options and example."""
+    assert isinstance(command, Command)
+    context = click.Context(command, info_name=path)
+    usage = " ".join(command.collect_usage_pieces(context))
+    text = re.sub(r"\s*\n\s*\n\s*", "\n\n", command.help or "").strip()
+    listed = "".join(options(*each) for each in command.option_groups(context))
+    return f"## {path}\n\n```\n{path} {usage}\n```\n\n{text}\n{listed}{example(path)}"
+
+
+def options(title: str, records: list[tuple[str, str]]) -> str:
+    """The options under a heading, without --help, which each command has."""
+    listed = "".join(f"- `{flag}`: {meaning}\n" for flag, meaning in records if "--help" not in flag)
+    if title == "Options":
+        return f"\n{listed}" * bool(listed)
+    return f"\n{title}:\n\n{listed}" * bool(listed)
+
+
+def example(path: str) -> str:
+    """The command's examples as a block."""
+    return "\n```sh\n" + "".join(f"{line}\n" for line in EXAMPLES[path.partition(" ")[2]]) + "```\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

@@ -1,0 +1,47 @@
+"""The page of errors shows what each mistake prints now, has every class of error, and each message is one that helps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from opjit import errors
+from tests import gallery
+from tests.gallery import CASES, Case
+
+SHOWN = re.findall(r"^```text\n\w+: (.*?)\n```$", gallery.PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+MESSAGES = dict(zip((case.title for case in CASES), SHOWN, strict=True))
+WORDS = 55  # of opjit's own in a message
+LINES = 12  # of a message, with the compiler's
+OF_OPJIT = re.compile(r'Traceback \(most recent|File "[^"]*/opjit/')
+
+
+@pytest.mark.slow
+def test_each_mistake_prints_what_the_page_shows_and_each_class_of_error_is_made() -> None:
+    """A compiler's own lines depend on its version, so only first lines are compared. After a change: python -m tests.gallery."""
+    provoked = gallery.all_provoked()
+    kept = re.findall(r"^```text\n(.*)$", gallery.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert kept == [f"{error.name}: {error.message}".splitlines()[0] for error in provoked]
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__}
+    assert classes <= {name for error in provoked for name in (error.name, *error.made)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_each_message_says_where_and_what_now_in_few_words(case: Case) -> None:
+    message = MESSAGES[case.title]
+    assert case.where in message
+    assert case.now in message
+    assert (case.where and case.now) or case.remark, "a message that is not opjit's is explained on the page"
+    assert len(message.splitlines()[0].split()) <= WORDS
+    assert len(message.splitlines()) <= LINES
+    lines = [line.strip() for line in message.splitlines() if re.search(r"\w{3}", line)]
+    assert len(lines) == len(set(lines)), "no line is said twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.command], ids=lambda case: case.title)
+def test_no_command_shows_a_traceback_of_opjit(case: Case) -> None:
+    printed = gallery.provoke_in_shell(case)
+    assert not OF_OPJIT.search(printed), printed
+    assert MESSAGES[case.title].splitlines()[0] in printed
