@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import opjit
 from opjit import backends
 from opjit.backends.cpu import Cpu
 from opjit.declare import catalog
 from opjit.errors import NoKernel
 from tests import helpers
+from tests.tensors import DEVICES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +32,7 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.slow
 def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     """compare.py itself stops unless both sides' sums are torch's."""
-    printed = run("from_cpp/compare.py")
+    printed = run("07_from_cpp/compare.py")
     ratios = {row[:22].strip(): float(row.split()[-1]) for row in printed.splitlines()[2:]}
     assert list(ratios) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
     assert ratios["build"] < 0.1
@@ -45,9 +48,38 @@ class Toy(Cpu):
 
 @pytest.mark.slow
 def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
-    printed = run("out_of_tree_device/example.py")
+    printed = run("09_own_device/example.py")
     assert "device='toy:0'" in printed
-    assert "the same as torch.add on the CPU" in printed
+    assert "kernels launched on the stream: 1\nthe same as torch.add on the CPU" in printed
+    assert "a product under autocast: torch.bfloat16" in printed
+
+
+@pytest.mark.slow
+def test_the_device_has_what_its_readme_says() -> None:
+    """Also what torch takes from C++ only."""
+    done = helpers.fresh(f"""
+        import sys, torch
+        sys.path.insert(0, {str(ROOT / "examples/09_own_device")!r})
+        import toy_device
+        installed = toy_device.install()
+        model, scaler = torch.nn.Linear(4, 4).toy(), torch.amp.GradScaler("toy")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.autocast("toy", dtype=torch.float16):
+            loss = model(torch.randn(2, 4, device="toy")).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        state = torch.toy.get_rng_state()
+        numbers = torch.rand(2, device="toy").tolist()
+        torch.toy.set_rng_state(state)
+        again = torch.rand(2, device="toy").tolist()
+        print(loss.is_toy, torch.toy.device_count(), torch.accelerator.current_accelerator(), again == numbers)
+        try:
+            torch.Generator(device="toy")
+        except NotImplementedError as error:
+            print("getNewGenerator" in str(error))
+    """)
+    assert done.stdout == "True 1 toy True\nTrue\n"
 
 
 def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path) -> None:
@@ -56,7 +88,7 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     with pytest.raises(NoKernel, match=rf"no kernel for toy: expected allreduce\.toy\.c in {op.folder}$"):
         op.source(backend)
     backend.kernels = tmp_path
-    with pytest.raises(NoKernel, match=rf"expected allreduce\.toy\.c in {op.folder} or {tmp_path}/opjit$"):
+    with pytest.raises(NoKernel, match=rf"expected allreduce\.toy\.c in {op.folder}, or {tmp_path}/opjit/allreduce\.toy\.c$"):
         op.source(backend)
     own = tmp_path / "opjit" / "allreduce.toy.c"
     own.parent.mkdir()
@@ -68,10 +100,21 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     assert op.source(backends.for_device("cpu")) == op.folder / "allreduce.c"
 
 
+def test_a_backend_s_kernel_is_of_one_op_and_not_of_all_ops_of_its_folder(tmp_path: Path) -> None:
+    """Else the kernel of add_custom would be compiled for add_custom_backward, which it does not define."""
+    backend, of_another = Toy(), tmp_path / "opjit" / "add_custom.toy.c"
+    backend.kernels = tmp_path
+    of_another.parent.mkdir()
+    of_another.touch()
+    assert catalog.find("add_custom").source(backend) == of_another
+    with pytest.raises(NoKernel):
+        catalog.find("add_custom_backward").source(backend)
+
+
 @pytest.mark.slow
 def test_a_training_script_runs_under_torchrun_with_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               str(ROOT / "examples/cluster/train.py")]
+               str(ROOT / "examples/11_cluster/train.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPJIT_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                    "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -80,3 +123,46 @@ def test_a_training_script_runs_under_torchrun_with_two_ranks(tmp_path: Path) ->
     assert sorted(re.findall(r"rank \d of 2: the sum of all is 3000", done.stdout)) == [f"rank {rank} of 2: the sum of all is 3000"
                                                                                        for rank in range(2)]
     assert "Warning" not in done.stderr
+
+
+def test_a_library_serves_a_process_without_opjit(tmp_path: Path) -> None:
+    """As for a C++ program: it has the schema, opens the library, and calls opjit_register()."""
+    library = helpers.command("get", "tensor_negate", "--device", "cpu", "--build-directory", tmp_path).stdout.strip()
+    program = (f"import ctypes, sys, torch; torch.library.define('opjit::tensor_negate', '(Tensor x) -> Tensor')\n"
+               f"assert ctypes.CDLL({library!r}).opjit_register() == 0\n"
+               "print(torch.ops.opjit.tensor_negate(torch.arange(3.0)), 'opjit' in sys.modules)\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "tensor([-0., -1., -2.]) False\n", done.stderr
+
+
+def test_a_setup_py_builds_with_opjits_build_extension(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("from setuptools import setup\nfrom opjit.cpp_extension import BuildExtension, CppExtension\n"
+                                       "setup(name='seven', ext_modules=[CppExtension('seven', ['seven.cpp'])], "
+                                       "cmdclass={'build_ext': BuildExtension})\n")
+    (tmp_path / "seven.cpp").write_text("""
+#include <Python.h>
+static PyModuleDef seven = {PyModuleDef_HEAD_INIT, "seven"};
+PyMODINIT_FUNC PyInit_seven() {
+  PyObject *made = PyModule_Create(&seven);
+  PyModule_AddIntConstant(made, "value", 7);
+  return made;
+}
+""")
+    for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-c", "import torch, seven; assert seven.value == 7"]):
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_fused_kernel_is_right(device: str) -> None:
+    [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")
+    for sample in op.sample(device):
+        torch.testing.assert_close(op(*sample.args), op.plain(*sample.args), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_fused_kernel_is_compared_with_torch_compile() -> None:
+    done = helpers.script(ROOT / "examples/04_rms_norm_rope/compare.py", flags=())  # torch.compile warns of torch's own code
+    assert done.returncode == 0, done.stderr
+    assert [len(line.split()) for line in done.stdout.splitlines()[2:]] == [7, 7, 7]

@@ -2,6 +2,9 @@
 #include "opjit.h"
 #include "opjit_printf.h"
 
+#ifndef STACK_SIZE
+#define STACK_SIZE 6000 /* as in the guide */
+#endif
 enum { BLOCK = STACK_SIZE / sizeof(float) };
 
 opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -14,8 +17,8 @@ opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
     float block[BLOCK]; /* on the stack: strided elements are gathered here, and leave in order */
     for (int64_t begin = 0; begin < x->numel; begin += BLOCK) {
         int64_t len = x->numel - begin < BLOCK ? x->numel - begin : BLOCK;
-        for (int64_t i = 0; i < len; i++)
-            block[i] = from[opjit_offset(x, begin + i)];
+        OPJIT_FOR_RANGE(i, begin, begin + len, at, x)
+            block[i - begin] = from[at];
 #ifdef TRACE
         opjit_printf("elements %lld to %lld, first %g\n", (long long)begin, (long long)(begin + len - 1), block[0]);
 #endif

@@ -1,0 +1,44 @@
+"""An op with a backward, checked by gradcheck's rules, torch.compile and opcheck: `python examples/03_gradients/clamped_square.py`."""
+
+import torch
+
+import opjit
+
+
+# begin: declare
+@opjit.op("demo::clamped_square(Tensor x, float limit) -> Tensor")
+def clamped_square(x: torch.Tensor, limit: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@clamped_square.setup_context
+def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(inputs[0])
+    ctx.limit = inputs[1]
+
+
+@clamped_square.backward
+def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    (x,) = ctx.saved_tensors
+    return torch.where(x * x < ctx.limit, 2 * x * grad, 0), None  # one gradient for each input of the forward
+# end: declare
+
+
+def main() -> None:
+    # begin: use
+    x = torch.tensor([-3.0, -1.0, 0.5, 2.0], requires_grad=True)
+    op = torch.ops.demo.clamped_square
+    op(x, 2.0).sum().backward()  # x.grad is [0, -2, 1, 0]
+
+    # The op is one node of the graph, without a graph break; inductor, the default backend, takes it as well.
+    compiled = torch.compile(lambda x: op(x, 2.0).sum(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), op(x, 2.0).sum())
+
+    torch.library.opcheck(op.default, (x, 2.0))  # schema, fake kernel, autograd, dynamic shapes
+    # end: use
+    print(x.grad)
+
+
+
+if __name__ == "__main__":
+    main()

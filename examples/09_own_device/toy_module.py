@@ -1,0 +1,114 @@
+"""``torch.toy``: what torch and its users ask a device's module for. Names and signatures are those of torch.cuda."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SDK = Path(__file__).resolve().parent / "sdk"
+# torch takes a Generator of a new device from C++ only; so the numbers of this device come from a CPU's.
+default_generators = (torch.Generator(),)
+
+
+@cache
+def library() -> str:
+    """The path of the runtime, libtoy.so. A vendor's SDK brings it along compiled."""
+    folder = tempfile.mkdtemp(prefix="toy-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/libtoy.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wl,-soname,libtoy.so", "-o", path, "toy.c"], cwd=SDK, check=True)
+    return path
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    return ctypes.CDLL(library())
+
+
+class Stream(ctypes.Structure):
+    """A stream of the runtime, as toy.h has it."""
+
+    _fields_ = (("device", ctypes.c_int32), ("launches", ctypes.c_int64))
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(device: torch.device | str | int) -> None:
+    """There is one device: torch takes a device guard for several from C++ only."""
+
+
+def synchronize(device: torch.device | str | int | None = None) -> None:
+    """Kernels are done when their launch returns."""
+
+
+def current_stream(device: torch.device | str | int | None = None) -> Stream:
+    found = ctypes.POINTER(Stream)()
+    _runtime().toy_current_stream(current_device(), ctypes.byref(found))
+    return found.contents
+
+
+def new_stream() -> Stream:
+    made = ctypes.POINTER(Stream)()
+    _runtime().toy_stream_create(current_device(), ctypes.byref(made))
+    return made.contents
+
+
+@contextmanager
+def stream(of: Stream) -> Iterator[None]:
+    """Launch kernels on a stream."""
+    before = current_stream()
+    _runtime().toy_set_stream(ctypes.byref(of))
+    try:
+        yield
+    finally:
+        _runtime().toy_set_stream(ctypes.byref(before))
+
+
+def manual_seed(seed: int) -> None:
+    default_generators[current_device()].manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Called by torch.manual_seed."""
+    for generator in default_generators:
+        generator.manual_seed(seed)
+
+
+def get_rng_state(device: torch.device | str | int = "toy") -> torch.Tensor:
+    return default_generators[current_device()].get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: torch.device | str | int = "toy") -> None:
+    default_generators[current_device()].set_state(new_state)
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Asked by torch.autocast."""
+    return [torch.bfloat16, torch.float16]
