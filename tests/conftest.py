@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import textwrap
 import warnings
@@ -34,11 +35,17 @@ OPS = Path(__file__).parent / "ops"
 _namespaces = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, and so would all programs it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
         gpu = torch.cuda.is_available()
     reasons = {"gpu": None if gpu else "torch sees no CUDA GPU",
+               "stress": None if "stress" in str(config.getoption("markexpr")) else "runs only with -m stress",
                "nvcc": None if toolchain.find_nvcc(None) else "no nvcc: the CUDA Toolkit is not installed"}
     for item in items:
         for name, reason in reasons.items():
@@ -163,12 +170,13 @@ def run_python() -> Callable[..., str]:
 
 @pytest.fixture
 def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
-    """``make_op(schema, source, fake=None, cuda=None)``: declare an op from a folder of its own, in a namespace of its own.
+    """``make_op(schema, source, fake=None, cuda=None, differentiable=True)``: declare an op from a folder and in a namespace of its own.
 
     The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file.
     """
 
-    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None) -> opjit.Op:
+    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None,
+             differentiable: bool = True) -> opjit.Op:
         namespace = f"optest{next(_namespaces)}"
         name = schema.partition("(")[0]
         folder = tmp_path / namespace
@@ -178,7 +186,8 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
         if cuda:
             (folder / f"{name}.cu").write_text('#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8")
         path = folder / "op.py"
-        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r})\ndef {name}_op(*args, **kwargs):\n"
+        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, differentiable={differentiable})\n"
+                        f"def {name}_op(*args, **kwargs):\n"
                         "    return fake(*args, **kwargs) if fake else None\n", encoding="utf-8")
         module: dict[str, Any] = {"opjit": opjit, "fake": fake}
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -22,7 +24,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import opjit
-from opjit import backends, cache, resources
+from opjit import backends, cache, files, resources
 from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
 from opjit.builder import build
@@ -122,9 +124,9 @@ def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, com
     target = target or targets.here(cpu())
     parsed = schema.parse(text)
     compilers = [compiler] if compiler is not None else toolchain.identities_of(target.backend, target.runtime, None)
-    source = folder / f"{parsed.name}{target.backend.suffix}"
-    return Recipe(parsed, target, source, read_inputs(source, target), target.backend.flags(target.arch, target.runtime),
-                  compilers[0] if compilers else None, others=tuple(compilers[1:]))
+    source, flags = folder / f"{parsed.name}{target.backend.suffix}", target.backend.flags(target.arch, target.runtime)
+    return Recipe(parsed, target, source, read_inputs(source, target, flags), flags, compilers[0] if compilers else None,
+                  others=tuple(compilers[1:]))
 
 
 def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:
@@ -348,12 +350,27 @@ def copy_package(to: Path) -> Path:
     return to
 
 
+def open_to_group(path: Path) -> None:
+    """Let a group that is not this user's own write a file or a folder."""
+    if os.geteuid() == 0:
+        os.chown(path, -1, SOMEBODY)
+    elif grp.getgrgid(path.stat().st_gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name:
+        pytest.skip("this user's group is his own")
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def as_verified(entry: Entry) -> Entry:
+    """The entry as if its library's file, as it is now, had been verified."""
+    with open(entry.library, "rb") as file:
+        return replace(entry, verified=files.identity(file.fileno()))
+
+
 def copy_cache(entry: Entry, to: Path) -> Entry:
     """Copy the cache that an entry is in; the entry there."""
     source = entry.folder.parents[3]
     shutil.copytree(source, to)
     folder = to / entry.folder.relative_to(source)
-    return replace(entry, folder=folder, library=folder / entry.library.name)
+    return as_verified(replace(entry, folder=folder, library=folder / entry.library.name))
 
 
 def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
@@ -435,3 +452,13 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def no_nvcc(patch: pytest.MonkeyPatch) -> None:
+    """As on a machine without the CUDA Toolkit."""
+    patch.setattr(toolchain, "find_nvcc", lambda notes: None)
+
+
+def no_nvrtc(patch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose torch has no NVRTC."""
+    patch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)

@@ -68,7 +68,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         recipe/test_key.py::test_an_nvcc_swapped_at_its_path_is_another_key
         builder/test_errors.py::test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles
         store/test_cuda_entries.py::test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened
-        test_library.py::test_a_library_for_another_major_version_of_cuda_is_refused
+        library/test_library.py::test_a_library_for_another_major_version_of_cuda_is_refused
 18  one toolkit by a link and by its real path; another order of PATH
         recipe/test_key.py::test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key
         recipe/test_key.py::test_a_compiler_found_by_another_path_gives_one_key

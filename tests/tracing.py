@@ -34,7 +34,7 @@ HEAVY = [
     "opjit.live.watch",
     "opjit.why",
     "opjit.doctor",
-    "opjit.live.notebook",
+    "opjit.author.notebook",
     "IPython",
     "opjit.share.remote",
     "opjit.share.transport",
@@ -59,7 +59,7 @@ def hook(event, arguments):
         path, mode, flags = arguments
         if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
             seen.append(f"open {{path}} {{mode}}")
-        else:
+        elif not isinstance(path, int):
             reads.append(str(path))
     elif event.startswith(("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.spawn", "os.system", "pty.", "fcntl.", "socket.",
                            "tempfile.",

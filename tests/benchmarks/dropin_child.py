@@ -2,16 +2,21 @@
 
 import importlib
 import sys
+import timeit
 from time import perf_counter
 
 import torch
 
-side, source = sys.argv[1:]
+side, *sources = sys.argv[1:]
 
 start = perf_counter()
 cpp_extension = importlib.import_module("opjit" if side == "opjit" else "torch.utils.cpp_extension")
-module = cpp_extension.load("scaled", [source])
+module = cpp_extension.load("scaled", sources)
 seconds = perf_counter() - start
 
-assert torch.equal(module.scaled(torch.ones(3), 2.0), torch.full((3,), 2.0))
-print(f'{{"seconds": {seconds}}}')
+if len(sources) == 1 or torch.cuda.is_available():
+    x = torch.ones(3, device="cpu" if len(sources) == 1 else "cuda")
+    assert torch.equal(module.scaled(x, 2.0), x + x)
+assert module.plus(1, 2) == 3
+call = min(timeit.repeat(lambda: module.plus(1, 2), number=10_000, repeat=20)) / 10_000
+print(f'{{"seconds": {seconds}, "call": {call}}}')

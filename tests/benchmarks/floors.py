@@ -32,7 +32,7 @@ from lltm import Call, calls, duel
 import opjit
 from opjit.declare import catalog
 
-sys.path.insert(0, str(HERE.parents[1] / "examples" / "lltm"))
+sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import LLTM, State, make
 
 BATCH, FEATURES, STATE = 16, 32, 128

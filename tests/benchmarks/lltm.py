@@ -1,4 +1,4 @@
-"""The LLTM cell, as the nn.Modules of examples/lltm: opjit's op against torch's ops in Python, C++ and torch.compile.
+"""The LLTM cell, as the nn.Modules of examples/05_lltm: opjit's op against torch's ops in Python, C++ and torch.compile.
 
     python tests/benchmarks/lltm.py           the CPU with one thread, and a GPU where there is one
     python tests/benchmarks/lltm.py --cpp     also the C++ extension, which takes most of a minute to build
@@ -31,7 +31,7 @@ from torch.utils.benchmark import Timer
 import opjit
 from opjit.declare import catalog
 
-sys.path.insert(0, str(HERE.parents[1] / "examples" / "lltm"))
+sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import make
 
 SIZES = ((16, 32, 128), (64, 128, 512))

@@ -259,7 +259,7 @@ SCHEMAS = [
 
 
 def _strict_glue(schema: Schema, folder: Path, kernel: str, body: str) -> list[str]:
-    for name, text in glue.render(schema, "cpu", "CPU", kernel, None).items():
+    for name, text in glue.render(schema, backends.for_device("cpu"), kernel).items():
         (folder / name).write_text(text, encoding="utf-8")
     if body:
         (folder / kernel).write_text(body, encoding="utf-8")
@@ -325,7 +325,7 @@ SANITIZED = """
 COMPARED = """
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        for args, kwargs in op.sample("cpu"):
+        for args, kwargs, *_ in op.sample("cpu"):
             torch.testing.assert_close(call(*args, **kwargs), op.plain(*args, **kwargs), rtol=1e-2, atol=1e-1, equal_nan=True)
     bad = [torch.zeros_like(v, dtype=torch.float8_e4m3fn) if isinstance(v, torch.Tensor) else v for v in next(op.sample("cpu"))[0]]
     """
@@ -351,7 +351,7 @@ SANITIZERS = {
 
 def _sanitized(op: Op, folder: Path) -> Path:
     """The op's library, compiled with both sanitizers and linked to the torch at hand."""
-    return sanitize.instrumented(op, sanitize.FOR_C, CC, folder)
+    return sanitize.instrumented(op, ("address", "undefined"), CC, folder)
 
 
 @pytest.mark.slow
@@ -507,7 +507,9 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Op]:
         "import opjit\n"
         "@opjit.op('optest::layout_like(Tensor x) -> Tensor')\ndef like(x): return x\n"
         "@opjit.op('optest::layout_coalesce(Tensor x) -> Tensor')\ndef coalesce(x): return x\n"
-        "@opjit.op('optest::layout_offsets(Tensor x) -> Tensor')\ndef offsets(x): return x\n")
+        "@opjit.op('optest::layout_offsets(Tensor x) -> Tensor')\ndef offsets(x): return x\n"
+        "@opjit.op('optest::layout_walk(Tensor x, int begin, int end) -> Tensor')\ndef walk(x, begin, end): return x\n"
+        "@opjit.op('optest::layout_walk2(Tensor x, Tensor y) -> Tensor')\ndef walk2(x, y): return x\n")
     (folder / "layout_like.c").write_text("""
         #include "opjit.h"
         opjit_status layout_like_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_empty_like(out, x, x->dtype); }
@@ -533,8 +535,35 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Op]:
             return OPJIT_OK;
         }
         """)
+    (folder / "layout_walk.c").write_text("""
+        #include "opjit.h"
+        opjit_status layout_walk_cpu(const opjit_tensor *x, int64_t begin, int64_t end, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){end - begin, 2}, OPJIT_INT64, x));
+            int64_t *to = out->data;
+            OPJIT_FOR_RANGE(i, begin, end, at, x) {
+                *to++ = i;
+                *to++ = at;
+            }
+            return OPJIT_OK;
+        }
+        """)
+    (folder / "layout_walk2.c").write_text("""
+        #include "opjit.h"
+        opjit_status layout_walk2_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
+        {
+            OPJIT_CHECK(opjit_same_sizes(x, y), "x and y must have one shape");
+            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, x->numel}, OPJIT_INT64, x));
+            int64_t *to = out->data;
+            OPJIT_FOR_EACH2(i, at_x, x, at_y, y) {
+                to[i] = at_x;
+                to[x->numel + i] = at_y;
+            }
+            return OPJIT_OK;
+        }
+        """)
     catalog.declare_folder(folder)
-    return {name: catalog.find(f"optest::layout_{name}") for name in ("like", "coalesce", "offsets")}
+    return {name: catalog.find(f"optest::layout_{name}") for name in ("like", "coalesce", "offsets", "walk", "walk2")}
 
 
 def _offsets(x: torch.Tensor) -> list[int]:
@@ -581,9 +610,34 @@ def test_offset_finds_every_element(layouts: dict[str, Op], x: torch.Tensor) -> 
     assert layouts["offsets"](x).tolist() == _offsets(x)
 
 
+@pytest.mark.slow
+@hard
+@given(x=views(), data=st.data())
+def test_a_walk_visits_any_range_of_elements_in_order(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, x.numel()))
+    end = data.draw(st.integers(begin, x.numel()))
+    assert layouts["walk"](x, begin, end).tolist() == [[i, _offsets(x)[i]] for i in range(begin, end)]
+
+
+@pytest.mark.slow
+@hard
+@given(x=views(), data=st.data())
+def test_a_walk_over_two_tensors_visits_the_same_element_of_both(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(x.dim())))
+    y = torch.empty([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.dim())])
+    assert layouts["walk2"](x, y).tolist() == [_offsets(x), _offsets(y)]
+
+
+def test_two_tensors_of_other_sizes_are_told_apart(layouts: dict[str, Op]) -> None:
+    for shape in ((2, 3), (3, 2, 1), (3,), ()):
+        with pytest.raises(RuntimeError, match="one shape"):
+            layouts["walk2"](torch.ones(3, 2), torch.ones(shape))
+
+
 def test_layouts_of_many_dimensions(layouts: dict[str, Op]) -> None:
     x = torch.arange(2.0**12).reshape((2,) * 12).permute(*range(11, -1, -1))[..., None].expand((2,) * 12 + (3,))
     assert layouts["offsets"](x).tolist() == _offsets(x)
+    assert layouts["walk"](x, 0, x.numel()).tolist() == [[i, at] for i, at in enumerate(_offsets(x))]
     assert layouts["like"](x).stride() == torch.empty_like(x).stride()
     assert layouts["coalesce"](x).tolist() == [[4096, 3], [1, 0]]
 
@@ -610,7 +664,7 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    headers = ["opjit.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_half.h", "opjit_printf.h",
-               "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_caffe.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_half.h",
+               "opjit_printf.h", "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__

@@ -78,7 +78,7 @@ def test_the_backward_moves_no_data(round_ste: Op, device: str) -> None:
 
 @pytest.mark.slow
 def test_the_example_for_caffe_trains(tmp_path: Path) -> None:
-    done = helpers.script(ROOT / "examples/from_caffe/train.py", cwd=tmp_path)
+    done = helpers.script(ROOT / "examples/06_from_caffe/train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     errors = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert errors[-1] < 0.1 * errors[0]

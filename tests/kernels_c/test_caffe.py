@@ -1,0 +1,69 @@
+"""opjit_caffe.h: kernels in Caffe's style compile as they stand, and a failed check is an error in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+from opjit.builder import diagnosis
+from opjit.declare import catalog
+from tests.helpers import ROOT
+
+FOLDER = ROOT / "examples" / "06_from_caffe" / "round"
+FAILING = """
+#include "opjit_caffe.h"
+__global__ void nothing(const int n) { CUDA_KERNEL_LOOP(i, n) {} }
+void launch(int threads, cudaStream_t stream)
+{
+    nothing<<<CAFFE_GET_BLOCKS(1), threads, 0, stream>>>(1);
+    CUDA_POST_KERNEL_CHECK; // line 7
+    CUDA_CHECK(cudaStreamQuery(stream) == cudaErrorNotReady ? cudaSuccess : cudaGetLastError());
+}
+opjit_status failing_cuda(const opjit_tensor *x, int64_t threads, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    launch((int)threads, stream);
+    return OPJIT_LAUNCHED();
+}
+"""
+
+
+@pytest.mark.nvcc
+def test_the_documents_kernel_compiles_as_it_stands(tmp_path: Path) -> None:
+    [op] = catalog.add_path(FOLDER)
+    assert opjit.build_library(op.qualified, tmp_path, arch="sm_90").is_file()
+
+
+@pytest.mark.gpu
+def test_the_documents_kernel_computes() -> None:
+    [op] = catalog.add_path(FOLDER)
+    for size in (0, 1, 511, 513, 100_000):
+        x = torch.linspace(-1, 2, size, device="cuda", requires_grad=True)
+        y = op(x)
+        torch.testing.assert_close(y, (x > 0.5).float(), rtol=0, atol=0)
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.eq(1).all()
+
+
+@pytest.mark.gpu
+def test_a_failed_check_of_a_function_that_returns_nothing_is_an_error_at_its_line() -> None:
+    op = opjit.inline("failing(Tensor x, int threads) -> Tensor", cuda=FAILING, like="x")
+    x = torch.ones(3, device="cuda")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"invalid configuration argument .*kernel launch \[.*:7\]"):
+            op(x, 5000)
+        assert op(x, 512).shape == (3,), "the error ended with its call"
+
+
+@pytest.mark.parametrize("complaint", [
+    'k.cu(4): error: identifier "i" is undefined\n  CUDA_KERNEL_LOOP(i, n) {\nk.cu(4): error: identifier "CUDA_KERNEL_LOOP" is undefined',
+    "k.cu:9:3: error: 'CUDA_POST_KERNEL_CHECK' was not declared in this scope",
+    "k.cu:1:10: fatal error: caffe_cuda_macro.h: No such file or directory",
+])
+def test_a_missing_header_is_named(tmp_path: Path, complaint: str) -> None:
+    error = diagnosis.diagnose(complaint, "optest::k", "cuda sm_90", tmp_path, ("k.cu", "opjit_status k_cuda(void)"))
+    assert str(error).splitlines()[0].endswith('; Caffe\'s macros are in opjit_caffe.h: #include "opjit_caffe.h"')
