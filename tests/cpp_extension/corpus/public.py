@@ -1,42 +1,30 @@
 """Other people's programs, built both ways: which go the fast way, why not, and in how many seconds.
 
-    python -m tests.cpp_extension.corpus.public FOLDER
+    python -m tests.cpp_extension.corpus.public FOLDER [--sample N] [--fast-only]
 
-Runs each .py file of the folder in a process of its own, where torch's load_inline takes note of its arguments and ends the file. It runs
-what it is given: only for code that you trust.
+It reads the arguments of load_inline from each .py file of the folder, as far as they are written out, and runs none of the files. But it
+opens the libraries that it builds: only for code that you trust.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-NOTED = ("cpp_sources", "cuda_sources", "functions", "extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths",
-         "with_cuda", "with_pytorch_error_handling", "no_implicit_headers")
-COLLECT = """\
-import inspect, json, runpy, sys
-from torch.utils import cpp_extension
-signature = inspect.signature(cpp_extension.load_inline)
-class Collected(BaseException): pass
-def note(*values, **named):
-    given = signature.bind(*values, **named).arguments
-    print("@" + json.dumps({name: given[name] for name in sys.argv[2:] if name in given}))
-    raise Collected
-cpp_extension.load_inline = note
-try:
-    runpy.run_path(sys.argv[1], run_name="__main__")
-except Collected:
-    pass
-"""
+TAKEN = ("name", "cpp_sources", "cuda_sources", "functions", "extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths")
+PASSED = (*TAKEN[1:], "with_cuda", "with_pytorch_error_handling", "no_implicit_headers")
 BUILD = """\
 import json, os, sys
 arguments = json.load(sys.stdin)
@@ -45,55 +33,108 @@ if sys.argv[1] == "fast":
 else:
     from torch.utils.cpp_extension import load_inline
     os.mkdir(arguments.setdefault("build_directory", os.path.join(os.environ["OPJIT_CACHE"], "torch")))
-load_inline(sys.argv[2], **arguments)
+load_inline("public", **arguments)
 """
 
 
-def collect(path: Path) -> dict[str, Any] | str:
-    """The arguments of the file's load_inline, or why there are none."""
-    done = _python(COLLECT, str(path), *NOTED)
-    found = [line[1:] for line in done.stdout.splitlines() if line.startswith("@{")]
-    if found:
-        arguments: dict[str, Any] = json.loads(found[0])
-        return arguments
-    return _last_line(done) or "no load_inline"
+class Built(NamedTuple):
+    """One build.
+
+    Attributes:
+        seconds: with Python's start.
+        way: the headers of the manifest, or torch.
+        problem: what went wrong; empty for nothing.
+    """
+
+    seconds: float
+    way: str
+    problem: str
 
 
-def build(way: str, name: str, arguments: dict[str, Any]) -> tuple[float, str]:
-    """Seconds, with Python's start, and what went wrong."""
-    with tempfile.TemporaryDirectory() as cache:
-        began = time.monotonic()
-        done = _python(BUILD, way, name, given=json.dumps(arguments), OPJIT_CACHE=cache)
-        return time.monotonic() - began, _last_line(done) if done.returncode else ""
+def programs(text: str) -> Iterator[dict[str, Any]]:
+    """The arguments of each call of load_inline in a file whose arguments can be read. Later assignments of a name win."""
+    known: dict[str, Any] = {}
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            try:
+                known[_name(node.targets[0])] = _value(node.value, known)
+            except (KeyError, TypeError):
+                continue
+    for node in nodes:
+        if isinstance(node, ast.Call) and _name(node.func) == "load_inline":
+            given: dict[str | None, ast.expr] = dict(zip(TAKEN, node.args, strict=False))
+            given.update((each.arg, each.value) for each in node.keywords)
+            try:
+                yield {name: _value(value, known) for name, value in given.items() if name in PASSED}
+            except (KeyError, TypeError):
+                continue
 
 
-def _python(code: str, *words: str, given: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **changes}
-    return subprocess.run([sys.executable, "-c", code, *words], input=given, env=environment, capture_output=True, text=True, check=False)
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
+    """Raises KeyError for anything but literals, names of literals, and their sums."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(each, known) for each in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _value(node.left, known) + _value(node.right, known)
+    return known[_name(node)]
+
+
+def build(way: str, arguments: dict[str, Any], cache: str) -> Built:
+    """Build a program in a process of its own: "fast" is opjit's, "torch" torch's."""
+    before = set(Path(cache).rglob("manifest.json"))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", BUILD, way], input=json.dumps(arguments), env={**os.environ, "OPJIT_CACHE": cache},
+                          capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - began
+    made = [json.loads(path.read_text()) for path in set(Path(cache).rglob("manifest.json")) - before]
+    headers = [each["built_with"]["headers"] for each in made if "headers" in each.get("built_with", {})]
+    return Built(seconds, headers[0] if headers else way, _last_line(done.stderr) if done.returncode else "")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line]  # the compiler's come before Python's
     return (errors or lines[-1:] or [""])[0][:100]
 
 
-def row(path: Path, collected: Callable[[Path], dict[str, Any] | str] = collect) -> str:
-    arguments = collected(path)
-    if isinstance(arguments, str):
-        return f"{path.name:40} {'-':>6} {'-':>6}  {arguments}"
-    (fast, problem), (slow, known) = (build(way, "public", arguments) for way in ("fast", "torch"))
-    said = "" if not problem else f"fails with torch too: {known}" if known else f"only torch builds it: {problem}"
-    return f"{path.name:40} {fast:6.1f} {slow:6.1f}  {said}"
+def row(name: str, arguments: dict[str, Any], fast_only: bool, cache: str) -> tuple[str, Built]:
+    """A line of the table, and opjit's build. A program that torch cannot build either says so."""
+    fast = build("fast", arguments, cache)
+    if fast_only:
+        return f"{name:40} {fast.seconds:6.1f} {'-':>6}  {fast.problem or fast.way}", fast
+    with tempfile.TemporaryDirectory() as own:
+        slow = build("torch", arguments, own)
+    said = fast.way if not fast.problem else f"fails with torch too: {slow.problem}" if slow.problem else f"only torch: {fast.problem}"
+    return f"{name:40} {fast.seconds:6.1f} {slow.seconds:6.1f}  {said}", fast
 
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(folder: Path) -> None:
+@click.option("--sample", type=int, help="Build this many, chosen at random but each time alike.")
+@click.option("--fast-only", is_flag=True, help="Leave torch's own builds out.")
+def main(folder: Path, sample: int | None, fast_only: bool) -> None:
     """Build the programs of FOLDER both ways."""
+    found = [(path.name, each) for path in sorted(folder.rglob("*.py")) for each in programs(path.read_text())]
+    random.Random(7).shuffle(found)
     click.echo(f"{'program':40} {'opjit':>6} {'torch':>6}")
-    for path in sorted(folder.rglob("*.py")):
-        click.echo(row(path))
+    made = []
+    with tempfile.TemporaryDirectory() as cache:
+        for name, arguments in found[:sample]:
+            line, fast = row(name, arguments, fast_only, cache)
+            made.append(fast)
+            click.echo(line)
+    good = [each for each in made if not each.problem]
+    light = [each.seconds for each in good if each.way.startswith("light headers")]
+    if light:
+        click.echo(f"{len(light)} of the {len(good)} programs that build take the light headers, in {statistics.median(light):.1f} s "
+                   "(median)")
 
 
 if __name__ == "__main__":
