@@ -79,6 +79,17 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     return library
 
 
+def need_declaration(folder: Path) -> None:
+    """Raise Skipped unless another process can declare the op of a folder."""
+    if not (folder / "op.py").is_file():
+        raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {folder}")
+
+
+def python_path() -> str:
+    """PYTHONPATH for a process that imports this opjit."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+
+
 def find_tool() -> str | None:
     """The path of compute-sanitizer, from the CUDA Toolkit or PATH."""
     nvcc = toolchain.find_nvcc(None)
@@ -99,12 +110,10 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
         request.entry(op, targets.here(backends.for_device("cuda")))
     before = [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
     for op in ops:
-        if not (op.folder / "op.py").is_file():
-            raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {op.folder}")
-    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+        need_declaration(op.folder)
     arguments = [text for op in ops for text in (str(op.folder), op.qualified)]
     return subprocess.run([*before, "-m", "opjit.testing.sanitize", *arguments], text=True, check=False, errors="replace",
-                          env={**os.environ, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+                          env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 

@@ -76,13 +76,12 @@ class Sanitizers:
         found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
         if not all(map(os.path.isabs, found)):
             raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
-        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._process = subprocess.Popen(
             [sys.executable, "-c", _QUIET if "leak" in names else _START, ",".join(names), str(seconds), scratch], text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-            env={**os.environ, **_OPTIONS, "PYTHONPATH": path, "LD_PRELOAD": " ".join([*found, _CXX]),
+            env={**os.environ, **_OPTIONS, "PYTHONPATH": sanitize.python_path(), "LD_PRELOAD": " ".join([*found, _CXX]),
                  "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}"})
 
     def __enter__(self) -> Sanitizers:
@@ -198,8 +197,7 @@ def _register(library: Path) -> None:
 
 def _answer_line(question: dict[str, Any], names: Sequence[str], limits: Limits, replies: IO[str], folder: Path) -> None:
     try:
-        if not Path(question["folder"], "op.py").is_file():
-            raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {question['folder']}")
+        sanitize.need_declaration(Path(question["folder"]))
         catalog.add_path(question["folder"])
         op = catalog.find(question["op"])
         found = _answer(op, names, question["only"], question["number"], limits,
