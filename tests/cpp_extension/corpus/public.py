@@ -54,7 +54,10 @@ class Built(NamedTuple):
 def programs(text: str) -> Iterator[dict[str, Any]]:
     """The arguments of each call of load_inline in a file whose arguments can be read. Later assignments of a name win."""
     known: dict[str, Any] = {}
-    nodes = list(ast.walk(ast.parse(text)))
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return
     for node in nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             try:
@@ -122,11 +125,12 @@ def row(name: str, arguments: dict[str, Any], fast_only: bool, cache: str) -> tu
 def main(folder: Path, sample: int | None, fast_only: bool) -> None:
     """Build the programs of FOLDER both ways."""
     found = [(path.name, each) for path in sorted(folder.rglob("*.py")) for each in programs(path.read_text())]
-    random.Random(7).shuffle(found)
+    if sample is not None:
+        found = random.Random(7).sample(found, min(sample, len(found)))
     click.echo(f"{'program':40} {'opjit':>6} {'torch':>6}")
     made = []
     with tempfile.TemporaryDirectory() as cache:
-        for name, arguments in found[:sample]:
+        for name, arguments in found:
             line, fast = row(name, arguments, fast_only, cache)
             made.append(fast)
             click.echo(line)
