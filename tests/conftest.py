@@ -170,13 +170,14 @@ def run_python() -> Callable[..., str]:
 
 @pytest.fixture
 def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
-    """``make_op(schema, source, fake=None, cuda=None, differentiable=True)``: declare an op from a folder and in a namespace of its own.
+    """``make_op(schema, source, fake=None, cuda=None, differentiable=True, elementwise=False)``: declare an op from a folder and in a
+    namespace of its own.
 
     The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file.
     """
 
     def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None,
-             differentiable: bool = True) -> opjit.Op:
+             differentiable: bool = True, elementwise: bool = False) -> opjit.Op:
         namespace = f"optest{next(_namespaces)}"
         name = schema.partition("(")[0]
         folder = tmp_path / namespace
@@ -186,7 +187,7 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
         if cuda:
             (folder / f"{name}.cu").write_text('#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8")
         path = folder / "op.py"
-        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, differentiable={differentiable})\n"
+        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, differentiable={differentiable}, elementwise={elementwise})\n"
                         f"def {name}_op(*args, **kwargs):\n"
                         "    return fake(*args, **kwargs) if fake else None\n", encoding="utf-8")
         module: dict[str, Any] = {"opjit": opjit, "fake": fake}

@@ -19,7 +19,7 @@ COMPLEX = (torch.complex64, torch.complex128)
 TAKEN = frozenset((*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64))  # torch itself adds no wide unsigned ones
 
 
-@opjit.op("add_custom(Tensor self, Tensor other) -> Tensor")
+@opjit.op("add_custom(Tensor self, Tensor other) -> Tensor", elementwise=True)
 def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     torch._check(self.dtype in TAKEN and other.dtype in TAKEN, lambda: (
         f"add_custom takes bool, integers, floating and complex dtypes, not {self.dtype} and {other.dtype}"))
@@ -107,7 +107,7 @@ def workloads(device: str) -> Iterator[opjit.Workload]:
             yield opjit.Workload(f"{str(dtype).removeprefix('torch.')} 2^{power}", (x, y), {}, 3 * x.numel() * x.element_size())
 
 
-@opjit.op("add_custom_backward(Tensor grad) -> (Tensor grad_self, Tensor grad_other)")
+@opjit.op("add_custom_backward(Tensor grad) -> (Tensor grad_self, Tensor grad_other)", elementwise=True)
 def add_custom_backward(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     torch._check(grad.dtype in TAKEN, lambda: "add_custom_backward takes bool, integers, floating and complex dtypes")
     return torch.empty_like(grad), torch.empty_like(grad)

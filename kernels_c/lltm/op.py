@@ -125,13 +125,29 @@ _backward = lltm_backward.overload
 def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if not torch.is_grad_enabled():
         return _gradients(ctx, grad_h, grad_cell)
-    with torch.no_grad():  # create_graph: the gradients raise an error when they are differentiated
+    with torch.no_grad():  # create_graph, and torch.func
         gradients = _gradients(ctx, grad_h, grad_cell)
-    text = b"lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in torch's ops"
-    reaching = [t for t in (grad_h, grad_cell, *ctx.saved_tensors) if t is not None]
-    fail: Any = torch._C._functions.DelayedError(text, len(gradients) + len(reaching))
-    failing: tuple[Tensor | None, ...] = fail(*(None if one is None else one.requires_grad_() for one in gradients), *reaching)
-    return failing[:5]
+    once: tuple[Tensor | None, ...] = _Once.apply(*gradients, grad_h, grad_cell, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+    return once
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that raise an error when they are differentiated by the tensors that they depend on."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if one is None else one.view_as(one) for one in tensors[:5])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor | None, ...]) -> None:
+        """Keep nothing: the backward needs nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in "
+                           "torch's ops")
 
 
 def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None) -> tuple[Tensor | None, ...]:

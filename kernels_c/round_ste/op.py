@@ -17,7 +17,7 @@ import opjit
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@opjit.op("round_ste(Tensor x) -> Tensor")
+@opjit.op("round_ste(Tensor x) -> Tensor", elementwise=True)
 def round_ste(x: torch.Tensor) -> torch.Tensor:
     torch._check(x.dtype in FLOATING, lambda: f"round_ste takes float16, bfloat16, float32 or float64, not {x.dtype}")
     return torch.empty_like(x)

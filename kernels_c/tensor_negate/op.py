@@ -14,7 +14,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.c
 TAKEN = frozenset((*INTEGRAL, *FLOATING, torch.uint16, torch.uint32, torch.uint64))  # torch itself negates no wide unsigned ones
 
 
-@opjit.op("tensor_negate(Tensor x) -> Tensor")
+@opjit.op("tensor_negate(Tensor x) -> Tensor", elementwise=True)
 def tensor_negate(x: torch.Tensor) -> torch.Tensor:
     torch._check(x.dtype in TAKEN, lambda: f"tensor_negate takes integers, floating and complex dtypes, not {x.dtype}"
                                            f"{'; ~x inverts a bool tensor' if x.dtype == torch.bool else ''}")

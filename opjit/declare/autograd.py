@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
+from opjit.declare import transforms
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
@@ -37,14 +38,21 @@ class _Call(threading.local):
     kwargs: dict[str, Any]
 
 
-def bind(schema: Schema, overload: OpOverload, backward: Function, setup_context: Function) -> Function:
-    """Make ``backward(ctx, *grads)`` the op's; both functions have the signatures of torch.library.register_autograd."""
+def bind(schema: Schema, overload: OpOverload, backward: Function, setup_context: Function, vmap: Function | None = None) -> Function:
+    """Make ``backward(ctx, *grads)`` the op's.
+
+    Args:
+        backward, setup_context: as torch.library.register_autograd takes them.
+        vmap: as torch.library.register_vmap takes it; None leaves torch.func's transforms to torch.
+    """
     library = torch.library.Library(schema.namespace, "FRAGMENT")
     takes_list = any(argument.list and argument.kind == "Tensor" for argument in schema.arguments)
     if takes_list or any(result.list for result in schema.results) or not all(hasattr(torch._C, name) for name in PRIVATE):
         torch.library.register_autograd(schema.qualified, _trimmed(backward), setup_context=setup_context, lib=library)
     else:
         library.impl(schema.name, _kernel(overload, backward, setup_context), "Autograd", with_keyset=True)
+        if vmap is not None:
+            transforms.bind(library, schema, overload, backward, setup_context, vmap)
     return library._destroy
 
 
@@ -142,8 +150,7 @@ def _kernel(overload: OpOverload, backward: Function, setup_context: Function) -
 def _refuse_tangents(overload: OpOverload, values: tuple[Any, ...]) -> None:
     """Raise an error in forward mode, which has no use for a backward: the results' tangents would be zero."""
     if any(isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in values):
-        raise NotImplementedError(f"{overload._schema.name} has a backward, but no rule for forward mode (torch.func.jvp, jacfwd, "
-                                  "torch.autograd.forward_ad); use reverse mode: torch.autograd.grad")
+        raise transforms.no_forward_mode(overload)
 
 
 def _function(overload: OpOverload, backward: Function, setup_context: Function, call: _Call) -> Any:

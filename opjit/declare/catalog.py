@@ -355,7 +355,8 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
 
 def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
        extra_cuda_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
-       extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True) -> Callable[[Function], Op]:
+       extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True,
+       elementwise: bool = False) -> Callable[[Function], Op]:
     """Declare an op; the decorated function is its fake kernel.
 
     The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
@@ -376,6 +377,8 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
         extra_include_paths: more header folders, relative to the op's folder; headers included from them enter the key.
         differentiable: False makes autograd take the results for constants. An op without a backward raises an error in
             ``backward()`` otherwise, as one of torch.library.custom_op does.
+        elementwise: each element of a result depends only on the elements at its place in the arguments, which may broadcast. Then
+            torch.vmap calls the op once, for the whole batch.
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
@@ -397,14 +400,34 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *given)
-        return add(Op(text, fake, folder, extra, _thread.library, file=file, constant=not differentiable))
+        return add(Op(text, fake, folder, extra, _thread.library, file=file, constant=not differentiable, elementwise=elementwise))
 
     return declare
 
 
-def _reduce(declared: Op) -> tuple[Callable[[str], Op], tuple[str]]:
+def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
     """Pickle an op by its name, as a function: a copy is the op itself, and another process finds its own."""
-    return find, (declared.qualified,)
+    return _restored, (declared.qualified, declared.where, str(declared.file or ""))
+
+
+def _restored(qualified: str, where: str, declaration: str) -> Op:
+    """The op that was pickled, maybe by another process.
+
+    Args:
+        where: of its declaration, for the message.
+        declaration: its op.py, or the folder of its library; an inline op has none, as its module declares it.
+
+    Raises:
+        UnknownOp: this process does not declare the op, and neither does that file.
+    """
+    folder = Path(declaration).parent
+    if declared(qualified) is None and Path(declaration).name == "op.py" and _is_dir(folder):
+        add_path(folder)
+    try:
+        return find(qualified)
+    except UnknownOp as error:
+        error.args = (f"{qualified} was pickled by a process that declared it in {where}; import or load that here first",)
+        raise
 
 
 copyreg.pickle(Op, _reduce)

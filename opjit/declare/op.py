@@ -12,7 +12,7 @@ import torch
 from opjit import backends, files, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
-from opjit.declare import autograd
+from opjit.declare import autograd, transforms
 from opjit.declare.sample import Sample
 from opjit.environment import is_on
 from opjit.errors import CompileError, DeclarationError, NoKernel
@@ -81,6 +81,7 @@ class Op:
         handle: torch's registration; dropping it takes the op back. None until torch knows the op.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
         constant: whether its author declared it not differentiable, so that autograd takes its results for constants.
+        elementwise: whether its author declared it so: torch.vmap then calls it once.
         loaded: the kernels in this process, by backend name.
         failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
         lock: held while the op is readied or reloaded.
@@ -97,8 +98,13 @@ class Op:
     overload: torch._ops.OpOverload
 
     def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None,
-                 code: Code | None = None, where: str | None = None, file: Path | None = None, constant: bool = False) -> None:
+                 code: Code | None = None, where: str | None = None, file: Path | None = None, constant: bool = False,
+                 elementwise: bool = False) -> None:
         self.schema = schema.parse(text)
+        tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
+        if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)):
+            raise DeclarationError(f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
+                                   "and returns new ones; leave that out")
         self.folder = folder
         self.fake = fake
         self.extra = extra
@@ -109,6 +115,7 @@ class Op:
         self.stamp = self.stamp_now()
         self.handle: torch.library.Library | None = None
         self.constant = constant
+        self.elementwise = elementwise
         self.loaded: dict[str, Loaded] = {}
         self.failed: dict[str, tuple[str, CompileError]] = {}
         self.lock = processes.Lock()
@@ -117,7 +124,10 @@ class Op:
         self._workloads: Function | None = None
         self._backward: Function | None = None
         self._setup_context: Function | None = None
+        self._vmap: Function | None = None
+        self._autocast: tuple[torch.dtype | None] | None = None
         self.waived: dict[str, str] = {}
+        self._rules: dict[str, Function] = {}  # what else torch was told, and how to take that back
         self._autograd: tuple[str, Function] | None = None  # what autograd does with the op, and how to take that back
 
     def __repr__(self) -> str:
@@ -178,6 +188,67 @@ class Op:
         self._setup_context = function
         return function
 
+    def vmap(self, function: Function) -> Function:
+        """Decorator: ``vmap(info, in_dims, *args)``, as torch.library.register_vmap takes it. Without one, torch.vmap calls the op for
+        each element of the batch, or once if it is declared with elementwise=True.
+
+        Example:
+            >>> @scale.vmap
+            ... def vmap(info, in_dims, x, a):
+            ...     return torch.ops.mylib.scale(x.movedim(in_dims[0], 0), a), 0
+        """
+        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
+            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no vmap rule; make it positional")
+        self._vmap = function
+        self.register_rules()
+        return function
+
+    def autocast(self, dtype: torch.dtype | None = None) -> None:
+        """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
+        As in torch's own rules, float64 stays.
+
+        Args:
+            dtype: torch.float32, or another; None is the region's dtype.
+
+        Example:
+            >>> scale.autocast(torch.float32)
+            >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+            ...     torch.ops.mylib.scale(torch.ones(2, dtype=torch.bfloat16), 2.5)
+            tensor([2.5000, 2.5000])
+        """
+        self._autocast = (dtype,)
+        self.register_rules()
+
+    def register_rules(self) -> None:
+        """Tell torch the rules for vmap and autocast, once; it gets methods, so that a reload can exchange the rules."""
+        if self.handle is None:
+            return
+        with processes.uninterrupted():
+            if (self._vmap is not None or self.elementwise) and "vmap" not in self._rules:
+                self._rules["vmap"] = transforms.bind_vmap(self.schema, self._run_vmap)
+            if self._autocast is not None and "autocast" not in self._rules:
+                self._rules["autocast"] = transforms.bind_autocast(self.schema, self.overload, lambda: (self._autocast or (None,))[0])
+            if self._autocast is None and "autocast" in self._rules:
+                self._rules.pop("autocast")()
+
+    def forget_rules(self) -> None:
+        """Take back what `register_rules` told torch."""
+        while self._rules:
+            self._rules.popitem()[1]()
+
+    def _run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
+        if self._vmap is not None:
+            return self._vmap(info, in_dims, *args, **kwargs)
+        rule = transforms.elementwise if self.elementwise else transforms.loop
+        return rule(self.overload, info, in_dims, args, kwargs)
+
+    @property
+    def batches(self) -> bool:
+        """Whether torch.vmap takes the op by a rule: the declared one, or a loop for an op with a backward."""
+        takes_list = (any(each.list and each.kind == "Tensor" for each in self.schema.arguments)
+                      or any(each.list for each in self.schema.results))
+        return "vmap" in self._rules or (self.differentiable and not takes_list)
+
     @property
     def differentiable(self) -> bool:
         """Whether torch knows a backward."""
@@ -195,7 +266,8 @@ class Op:
             elif wanted == "refused":
                 take_back = autograd.refuse(self.schema, self.overload)
             else:
-                take_back = autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context)
+                take_back = autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context,
+                                          self._run_vmap)
             self._autograd = wanted, take_back
 
     def forget_autograd(self) -> None:
@@ -219,10 +291,11 @@ class Op:
 
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
-        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "constant", "_reference", "_samples",
-                     "_workloads", "_backward", "_setup_context", "waived"):
+        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
+                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "waived"):
             setattr(self, name, getattr(newer, name))
         self.register_autograd()
+        self.register_rules()
 
     @property
     def plain(self) -> Function:

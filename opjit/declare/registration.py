@@ -57,13 +57,17 @@ def define(op: Op, known: Op | None) -> None:
     op.handle = library
     # Looked up before another thread can: torch gives threads that ask at once an overload each.
     op.overload = getattr(getattr(torch.ops, namespace), name).default
+    setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
     op.register_autograd()
+    op.register_rules()
 
 
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
     library.define(op.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, _first_call_kernel(op), "CompositeExplicitAutograd", with_keyset=True)
+    first_call = _first_call_kernel(op)
+    for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):  # the first leaves nested tensors out
+        library.impl(name, first_call, key, with_keyset=True)
     if op.schema.mutates:
         for key in ("Conjugate", "Negative"):
             library.impl(name, _lazy_view_kernel(op.qualified), key)
@@ -109,6 +113,7 @@ def forget(op: Op) -> None:
         loaded.unload()
     op.loaded.clear()
     op.forget_autograd()
+    op.forget_rules()
     if op.handle is not None:
         op.handle._destroy()
     op.handle = None

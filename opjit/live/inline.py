@@ -29,7 +29,7 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
            fake: Function | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
            extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
            extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
-           differentiable: bool = True, debug: bool = False) -> Op:
+           differentiable: bool = True, elementwise: bool = False, debug: bool = False) -> Op:
     """Declare an op whose sources are strings. Like any op, it is compiled at the first call or `opjit.get`.
 
     If the same module declares it again with other code, it stays the same op: its loaded kernels are rebuilt at once, and the op and
@@ -43,7 +43,7 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         fake: the fake kernel, as under `opjit.op`, for any other result. Without `like` and `fake` the op runs, but cannot be traced.
         extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources: as in `opjit.op`;
             relative paths start from the current folder.
-        differentiable: as in `opjit.op`.
+        differentiable, elementwise: as in `opjit.op`.
         debug: build it for gdb, cuda-gdb and profilers: with debug information and frame pointers, hardly optimised.
 
     Returns:
@@ -71,7 +71,8 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
     op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
               f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extra_cflags=extra_cflags,
               extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths,
-              extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable, debug=debug)
+              extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable,
+              elementwise=elementwise, debug=debug)
     reload.install([op])
     declared = catalog.declared(op.qualified)
     assert declared is not None  # by `install`
@@ -82,7 +83,7 @@ def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str]
          shown: str | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
          extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
          extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
-         differentiable: bool = True, debug: bool = False) -> Op:
+         differentiable: bool = True, elementwise: bool = False, debug: bool = False) -> Op:
     """Make an op from strings, without declaring it.
 
     Args:
@@ -104,7 +105,8 @@ def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str]
     extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
     if any(extras):
         extra = flags.check(schema.qualified, Path.cwd(), *extras)
-    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=code, where=where, constant=not differentiable)
+    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=code, where=where, constant=not differentiable,
+            elementwise=elementwise)
     op.write_code()
     return op
 

@@ -1,0 +1,154 @@
+"""An op under torch.func and autocast.
+
+torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their dispatch key. Through it go grad, vjp,
+jacrev, vmap and their nestings, with the op's own backward; an op of torch.library.custom_op raises an error in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from opjit.recipe.schema import Schema
+
+Function = Callable[..., Any]
+Dims = tuple[int | None, ...]
+
+
+def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, backward: Function, setup_context: Function,
+         vmap: Function) -> None:
+    """Register what torch.func does with an op that has a backward.
+
+    Args:
+        backward, setup_context: as torch.library.register_autograd takes them.
+        vmap: as torch.library.register_vmap takes it.
+    """
+    plain = _function(overload, backward, setup_context, vmap, {})
+
+    def transform(*args: Any, **kwargs: Any) -> Any:
+        from torch._C._functorch import TransformType
+        from torch._functorch.autograd_function import custom_function_call
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        interpreter = retrieve_current_functorch_interpreter()
+        if interpreter.key() == TransformType.Functionalize:
+            return _functionalized(overload, interpreter, args, kwargs)
+        function = _function(overload, backward, setup_context, vmap, kwargs) if kwargs else plain
+        return custom_function_call(function, *args)
+
+    library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
+
+
+def _function(overload: OpOverload, backward: Function, setup_context: Function, vmap: Function, kwargs: dict[str, Any]) -> Any:
+    """The op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
+    arguments = overload._schema.arguments
+    positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
+    named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
+
+    def forward(*args: Any) -> Any:
+        return overload(*args, **kwargs)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        inputs += positional[len(inputs):]  # torch drops trailing arguments that equal their defaults
+        if named:
+            setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output)
+        else:
+            setup_context(ctx=ctx, inputs=inputs, output=output)
+
+    def differentiate(ctx: Any, *grads: Any) -> Any:
+        return backward(ctx, *grads)
+
+    def batched(info: Any, in_dims: Dims, *args: Any) -> Any:
+        return vmap(info, in_dims, *args, **kwargs)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode(overload)
+
+    functions = {"forward": forward, "setup_context": keep, "backward": differentiate, "vmap": batched, "jvp": jvp}
+    return type(overload._schema.name.replace("::", "_"), (torch.autograd.Function,),
+                {name: staticmethod(function) for name, function in functions.items()})
+
+
+def no_forward_mode(overload: OpOverload) -> NotImplementedError:
+    """The error of an op with a backward in forward mode, where its results' tangents would be zero."""
+    return NotImplementedError(f"{overload._schema.name} has a backward, but no rule for forward mode (torch.func.jvp, jacfwd, "
+                               "torch.autograd.forward_ad); use reverse mode: torch.autograd.grad")
+
+
+def _functionalized(overload: OpOverload, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op under torch.func.functionalize; one with a backward writes no argument, so nothing has to be replaced."""
+    from torch._functorch.eager_transforms import _unwrap_all_tensors_from_functional, _wrap_all_tensors_to_functional
+
+    args, kwargs = (_unwrap_all_tensors_from_functional(each, reapply_views=False) for each in (args, kwargs))
+    with interpreter.lower():
+        result = overload(*args, **kwargs)
+    return _wrap_all_tensors_to_functional(result, interpreter.level())
+
+
+def loop(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Call the op for each element of the batch: the rule of an op that declares none."""
+    if info.batch_size == 0:
+        raise RuntimeError(f"{overload._schema.name} was called by torch.vmap with a batch of 0, for which it needs a rule: declare one "
+                           "with .vmap")
+    calls = []
+    for i in range(info.batch_size):
+        chosen = (each if dim is None else each.select(dim, i) for each, dim in zip(args, in_dims, strict=True))
+        calls.append(overload(*chosen, **kwargs))
+    single = not isinstance(calls[0], tuple)
+    columns = [calls] if single else list(zip(*calls, strict=True))
+    if not all(isinstance(each[0], torch.Tensor) for each in columns):
+        raise RuntimeError(f"{overload._schema.name} returns a number, and torch.vmap cannot batch numbers; return a tensor")
+    stacked = tuple(map(torch.stack, columns))
+    return (stacked[0], 0) if single else (stacked, (0,) * len(stacked))
+
+
+def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op."""
+    tensors = [(each, dim) for each, dim in zip(args, in_dims, strict=True) if isinstance(each, torch.Tensor)]
+    ranks = [each.dim() - (dim is not None) for each, dim in tensors]
+    if len({each.dtype for each, _ in tensors}) > 1 and 0 in ranks:  # a scalar's dtype counts for less than a batch's
+        return loop(overload, info, in_dims, args, kwargs)
+    rank = max(ranks)
+
+    def aligned(each: Any, dim: int | None) -> Any:
+        if not isinstance(each, torch.Tensor) or (dim is None and each.dim() == 0):
+            return each
+        batch = each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
+        return batch[(slice(None), *(None,) * (rank + 1 - batch.dim()))]
+
+    result = overload(*map(aligned, args, in_dims), **kwargs)
+    return result, (0,) * len(result) if isinstance(result, tuple) else 0
+
+
+def bind_vmap(schema: Schema, vmap: Function) -> Function:
+    """Make a rule that of the op without a backward. Returns a function that takes it back."""
+    library = torch.library.Library(schema.namespace, "FRAGMENT")
+    torch.library.register_vmap(schema.qualified, vmap, lib=library)
+    return library._destroy
+
+
+def bind_autocast(schema: Schema, overload: OpOverload, wanted: Callable[[], torch.dtype | None]) -> Function:
+    """Convert floating-point arguments in regions of torch.autocast. Returns a function that takes this back.
+
+    Args:
+        wanted: the dtype; None is that of the region.
+    """
+    library = torch.library.Library(schema.namespace, "FRAGMENT")
+    for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
+        key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
+        library.impl(schema.name, _cast_first(overload, device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), wanted), key)
+    return library._destroy
+
+
+def _cast_first(overload: OpOverload, device: str, keys: torch._C.DispatchKeySet, wanted: Callable[[], torch.dtype | None]) -> Function:
+    def autocast(*args: Any, **kwargs: Any) -> Any:
+        from torch.amp.autocast_mode import _cast
+
+        dtype = wanted() or torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return overload(*_cast(args, device, dtype), **_cast(kwargs, device, dtype))
+
+    return autocast

@@ -1,0 +1,233 @@
+"""An op under torch.func and autocast, pickled, and called with nested tensors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.func import grad, jacrev, vmap
+
+import opjit
+from opjit import Op
+from opjit.declare import catalog
+from opjit.errors import DeclarationError
+from tests import helpers
+
+pytestmark = pytest.mark.torch
+MakeOp = Callable[..., Op]
+SCALE = """
+opjit_status scale_cpu(const opjit_tensor *x, const opjit_tensor *y, double a, int64_t b, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == y->dtype && x->dim == y->dim, "scale takes two tensors of one dtype and size");
+    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+    OPJIT_DISPATCH_FLOATING(x->dtype, "scale", {
+        for (int64_t i = 0; i < x->numel; i++)
+            ((scalar_t *)out->data)[i] = (scalar_t)((a + (double)b) * ((scalar_t *)x->data)[opjit_offset(x, i)]
+                                                    * ((scalar_t *)y->data)[opjit_offset(y, i)]);
+    })
+    return OPJIT_OK;
+}
+"""
+ONE = "opjit_status one_cpu(const opjit_tensor *x, int64_t *n) { *n = x->dim; return OPJIT_OK; }"
+
+
+def fake(x: torch.Tensor, y: torch.Tensor, a: float = 2.0, *, b: int = 1) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@pytest.fixture
+def scale(make_op: MakeOp) -> Op:
+    """``scale(x, y, a=2, *, b=1)`` is (a + b)xy, for two tensors of one size; its backward can be differentiated."""
+    op = make_op("scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=fake)
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.given = inputs[2], keyword_only_inputs["b"]
+
+    @op.backward
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (x, y), (a, b) = ctx.saved_tensors, ctx.given
+        return op.overload(grad, y, a, b=b), op.overload(grad, x, a, b=b), None
+
+    return op
+
+
+def plain(x: torch.Tensor, y: torch.Tensor, a: float = 2.0, b: int = 1) -> torch.Tensor:
+    return (a + b) * x * y
+
+
+X, Y = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4), torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4)
+PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "grad": lambda f: grad(lambda x: f(x, Y).sum())(X),
+    "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(X, Y),
+    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X),
+    "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]),
+    "vmap": lambda f: vmap(f)(X, Y),
+    "vmap over columns": lambda f: vmap(f, in_dims=(1, 0), out_dims=1)(X, Y.t()),
+    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]),
+    "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
+    "vmap of vmap": lambda f: vmap(vmap(f))(X[:, :, None], Y[:, :, None]),
+    "vmap of grad": lambda f: vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y),
+    "grad of vmap": lambda f: grad(lambda x: vmap(f)(x, Y).sin().sum())(X),
+    "jacrev of vmap of grad": lambda f: jacrev(lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y))(X),
+    "functionalize": lambda f: torch.func.functionalize(f)(X, Y),
+    "vjp": lambda f: torch.func.vjp(f, X, Y)[1](torch.ones_like(X)),
+    "autograd around grad": lambda f: torch.autograd.grad(
+        grad(lambda x: (f(x, Y) ** 2).sum())(x := X.clone().requires_grad_()).sum(), x),
+    "compiled grad": lambda f: torch.compile(grad(lambda x: f(x, Y).sin().sum()), backend="aot_eager", fullgraph=True)(X),
+    "compiled vmap": lambda f: torch.compile(vmap(f), backend="aot_eager", fullgraph=True)(X, Y),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_transform_of_torch_func_goes_through_the_backward(scale: Op, name: str) -> None:
+    torch.testing.assert_close(PROGRAMS[name](scale.overload), PROGRAMS[name](plain))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch.func.jvp
+def test_forward_mode_over_reverse_mode_is_an_error(scale: Op) -> None:
+    with pytest.raises(NotImplementedError, match=rf"{scale.qualified} has a backward, but no rule for forward mode"):
+        torch.func.hessian(lambda x: scale.overload(x, x).sum())(X[0])
+
+
+def test_a_declared_rule_is_called_once_for_the_batch(scale: Op) -> None:
+    seen: list[Any] = []
+
+    @scale.vmap
+    def rule(info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor, y: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        seen.append((info.batch_size, in_dims, rest, named))
+        return scale.overload(x.movedim(in_dims[0] or 0, 0), y.movedim(in_dims[1] or 0, 0), *rest, **named), 0
+
+    torch.testing.assert_close(vmap(lambda x, y: scale.overload(x, y, 7.0, b=2), in_dims=(1, 0))(X, Y.t()), plain(X, Y, 7.0, 2).t())
+    assert seen == [(4, (1, 0, None), (7.0,), {"b": 2})]
+    torch.testing.assert_close(vmap(grad(lambda x, y: scale.overload(x, y).sum()))(X, Y), 3 * Y)
+
+
+def test_an_op_without_a_backward_takes_a_rule_too(make_op: MakeOp) -> None:
+    op = make_op("scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=fake)
+    calls: list[Any] = []
+
+    @op.vmap
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        calls.append(in_dims)
+        return op.overload(*args), in_dims[0]
+
+    torch.testing.assert_close(vmap(op.overload, in_dims=1)(X, Y), plain(X, Y).t())
+    assert calls == [(1, 1)]
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["no backward", "backward"])
+def test_an_elementwise_op_is_called_once(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch, backward: bool) -> None:
+    op = make_op("scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=fake, elementwise=True)
+    if backward:
+        op.backward(lambda ctx, grad: (grad, grad, None))
+    called: list[Any] = []
+    overload, real = op.overload, type(op.overload).__call__
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        called.append(args)
+        return real(overload, *args, **kwargs)
+
+    monkeypatch.setattr(type(op.overload), "__call__",
+                        lambda self, *args, **kwargs: real(self, *args, **kwargs) if self is not overload else note(*args, **kwargs))
+    torch.testing.assert_close(vmap(lambda x, y: overload(x, y, 4.0))(X, Y), plain(X, Y, 4.0))
+    inner = [args for args in called if not torch._C._functorch.is_batchedtensor(args[0])]
+    assert [tuple(args[0].shape) for args in inner] == [(3, 4)]
+
+
+def test_bundled_elementwise_ops_batch_as_torchs_do() -> None:
+    add = torch.ops.opjit.add_custom
+    pairs = ((torch.ones(3, 4, 2), torch.ones(2, 3), (0, 1)), (torch.ones(3, 4), torch.ones(4), (0, None)),
+             (torch.ones(4), torch.ones(3, 2, 4), (None, 1)), (torch.ones(3, 4), torch.ones(3, dtype=torch.float64), (0, 0)),
+             (torch.ones(3), torch.ones(3, dtype=torch.int64), (0, 0)), (torch.ones(3), torch.ones((), dtype=torch.float64), (0, None)))
+    for x, y, dims in pairs:
+        torch.testing.assert_close(vmap(add, in_dims=dims)(x, y), vmap(torch.add, in_dims=dims)(x, y))
+    assert vmap(torch.ops.opjit.tensor_negate)(torch.ones(0, 3)).shape == (0, 3)
+
+
+def test_a_loop_over_no_elements_and_a_number_say_what_to_do(scale: Op, make_op: MakeOp) -> None:
+    with pytest.raises(RuntimeError, match=r"a batch of 0, for which it needs a rule: declare one with \.vmap"):
+        vmap(scale.overload)(X[:0], Y[:0])
+    count = make_op("one(Tensor x) -> int", ONE)
+    count.backward(lambda ctx, grad: None)
+    with pytest.raises(RuntimeError, match=r"returns a number, and torch\.vmap cannot batch numbers"):
+        vmap(count.overload)(X)
+
+
+def test_rules_that_cannot_hold_are_refused_at_the_declaration(make_op: MakeOp) -> None:
+    for schema in ("add_(Tensor(a!) x) -> ()", "sum(Tensor[] xs) -> Tensor", "keyed(*, Tensor x) -> Tensor"):
+        with pytest.raises(DeclarationError, match="elementwise=True, which is for an op that takes positional Tensors"):
+            make_op(schema, elementwise=True)
+    with pytest.raises(DeclarationError, match="keyword-only Tensor, for which torch takes no vmap rule"):
+        make_op("keyed(*, Tensor x) -> Tensor").vmap(lambda *args: None)
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op) -> None:
+    x, wide = torch.ones(3, dtype=torch.float32), torch.ones(3, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scale(x, x).dtype == torch.float32, "no rule"
+    scale.autocast()
+    with pytest.raises(RuntimeError, match="one dtype"):
+        scale(x, wide)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scale(wide, wide).dtype == torch.float64
+    scale.autocast(torch.float32)
+    narrow = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = scale(narrow, x, b=4)
+        compiled = torch.compile(lambda x, y: scale.overload(x, y, b=4), backend="aot_eager", fullgraph=True)(narrow, x)
+    assert result.dtype == compiled.dtype == torch.float32
+    assert result.tolist() == compiled.tolist() == [6.0] * 3
+    result.sum().backward()
+    assert narrow.grad is not None
+    assert narrow.grad.dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match="one dtype"):
+        scale(narrow, x)
+
+
+# --- pickled ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_and_its_overload_are_pickled_by_name(scale: Op) -> None:
+    for pickled in (scale, scale.overload):
+        assert pickle.loads(pickle.dumps(pickled)) is pickled
+
+
+def _call(op: Any, results: Any) -> None:
+    results.put(op(torch.ones(2), torch.ones(2)).tolist())
+
+
+def test_a_spawned_process_takes_what_get_returned() -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=_call, args=(opjit.get("add_custom", "cpu"), results))
+    process.start()
+    process.join()
+    assert results.get() == [2.0, 2.0]
+
+
+def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
+    text = helpers.OP_PY.replace("keytest::plus", "pickletest::plus")
+    catalog.declare_folder(helpers.write_op(tmp_path / "plus", op_py=text))
+    (tmp_path / "op.pkl").write_bytes(pickle.dumps(opjit.get("pickletest::plus", "cpu")))
+    code = f"import opjit, pickle, torch\nprint(pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))(torch.ones(2)).tolist())"
+    assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
+
+
+def test_an_inline_op_that_the_other_process_did_not_declare_is_named(tmp_path: Path) -> None:
+    op = opjit.inline("pickled(Tensor x) -> int", c=ONE.replace("one", "pickled"))
+    (tmp_path / "op.pkl").write_bytes(pickle.dumps(op))
+    done = helpers.ended(f"import opjit, pickle\npickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))")
+    assert re.search(rf"UnknownOp: inline::pickled was pickled by a process that declared it in inline code at {re.escape(__file__)}:\d+; "
+                     "import or load that here first", done.stderr)
