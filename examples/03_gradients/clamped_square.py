@@ -6,7 +6,7 @@ import opjit
 
 
 # begin: declare
-@opjit.op("demo::clamped_square(Tensor x, float limit) -> Tensor")
+@opjit.op("demo::clamped_square(Tensor x, float limit) -> Tensor", elementwise=True)
 def clamped_square(x: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -35,8 +35,12 @@ def main() -> None:
     torch.testing.assert_close(compiled(x), op(x, 2.0).sum())
 
     torch.library.opcheck(op.default, (x, 2.0))  # schema, fake kernel, autograd, dynamic shapes
+
+    # torch.func takes the op: here the gradient for each row of a batch, in one call of the kernel.
+    rows = torch.stack([x.detach(), x.detach() / 2])
+    per_row = torch.vmap(torch.func.grad(lambda row: op(row, 2.0).sum()))(rows)  # [[0, -2, 1, 0], [0, -1, 0.5, 2]]
     # end: use
-    print(x.grad)
+    print(x.grad, per_row.tolist())
 
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from opjit import backends, request
 from opjit.declare import catalog
 from opjit.declare.op import Op
-from opjit.testing import cuda, gradients, integration, memory, numerics, refusals
+from opjit.testing import cuda, gradients, integration, memory, numerics, refusals, transforms
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
 from opjit.testing.samples import Skipped, samples
@@ -33,7 +33,8 @@ from opjit.testing.samples import Skipped, samples
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
 # In the table's order.
-CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *integration.CHECKS, *gradients.CHECKS, *refusals.CHECKS, *cuda.CHECKS]
+_MODULES = (numerics, memory, integration, gradients, transforms, refusals, cuda)
+CHECKS: list[Check] = [check for module in _MODULES for check in module.CHECKS]
 
 
 def load(folder: str | os.PathLike[str]) -> list[Op]:
