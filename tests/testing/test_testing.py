@@ -99,6 +99,26 @@ def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wron
         testing.check(op, "cpu", [CHECKS[name]])
 
 
+def test_a_rule_that_confuses_dimensions_is_noticed(make_op: Callable[..., Op]) -> None:
+    op = _negated(make_op)
+    op.vmap(lambda info, in_dims, x: (op.overload(x), 0))
+    line = outcome_of("vmap", lambda: CHECKS["vmap"].run(op, "cpu"))
+    assert line.status == "failed", line
+    assert re.search(r"got .*, expected .* of torch\.vmap with in_dims=\(-1,\) on \(float", line.note), line.note
+
+
+def test_a_gradient_that_only_torch_func_gets_wrong_is_noticed(make_op: Callable[..., Op]) -> None:
+    op = _negated(make_op, backward=lambda ctx, grad: ctx.sign * grad)
+
+    @op.setup_context
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.sign = 1 if torch._C._are_functorch_transforms_active() else -1
+
+    line = outcome_of("torch.func", lambda: CHECKS["torch.func"].run(op, "cpu"))
+    assert line.status == "failed", line
+    assert re.search(r"got .*, expected .* of the gradient by torch\.func", line.note), line.note
+
+
 @pytest.mark.slow
 def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
     op = _negated(make_op, backward=lambda ctx, grad: -grad)
