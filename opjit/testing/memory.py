@@ -89,7 +89,7 @@ def _memory(op: Op, device: str) -> str:
 
 
 def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
-    """Bytes that each call keeps: of three rounds, the one that keeps least, as caches may grow in the others."""
+    """Bytes that each call keeps: of ten rounds, the one that keeps least, as caches and other processes on the GPU grow in the others."""
     def call(times: int) -> int:
         for _ in range(times):
             with suppress(RuntimeError):
@@ -98,7 +98,7 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
         return measure()
 
     level, least = call(_WARM_UP), 1 << 62
-    for _ in range(3):
+    for _ in range(10):
         now = call(_CALLS)
         least, level = min(least, now - level), now
         if least < _CALLS * _LEAK:
