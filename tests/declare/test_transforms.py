@@ -219,7 +219,7 @@ def test_a_spawned_process_takes_what_get_returned() -> None:
 
 def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
     text = helpers.OP_PY.replace("keytest::plus", "pickletest::plus")
-    catalog.declare_folder(helpers.write_op(tmp_path / "plus", op_py=text))
+    catalog.declare_folder(helpers.write_op(tmp_path / "pickled_plus", op_py=text))
     (tmp_path / "op.pkl").write_bytes(pickle.dumps(opjit.get("pickletest::plus", "cpu")))
     code = f"import opjit, pickle, torch\nprint(pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))(torch.ones(2)).tolist())"
     assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
