@@ -37,6 +37,15 @@ def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return grad.to(ctx.dtype).expand(ctx.shape)
 
 
+@allreduce.sharding
+def sharding(x: Any, *, dtype: torch.dtype | None = None) -> list[tuple[list[Any], list[Any]]]:
+    """Each process sums its shard; the sum of these sums is the result, except for bool, whose sum is `any`."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    shards = [([Partial()], [Shard(dim)]) for dim in range(x.ndim)]
+    return [([Replicate()], [Replicate()]), *(shards if dtype is not torch.bool else [])]
+
+
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     values = torch.arange(1, 1 + torch.Size(shape).numel(), device=device, dtype=torch.float64)
     values = (torch.sin(values) * 50).trunc() / 4

@@ -11,6 +11,7 @@
 #include "opjit_shim.h"
 
 #include <ATen/core/TensorAccessor.h>
+#include <torch/headeronly/version.h>
 
 #include "opjit_operators.h" /* at::_ops, as torch declares them */
 
@@ -169,8 +170,15 @@ class TORCH_API TensorBase
     T *data_ptr() const; /* libtorch's, for each dtype */
     template <typename T>
     T *mutable_data_ptr() const;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+    template <typename T, std::enable_if_t<!std::is_const_v<T>, int> = 0>
+    const T *const_data_ptr() const;
+    template <typename T, std::enable_if_t<std::is_const_v<T>, int> = 0>
+    const std::remove_const_t<T> *const_data_ptr() const;
+#else
     template <typename T>
     const T *const_data_ptr() const;
+#endif
 
     template <typename T, size_t N>
     TensorAccessor<T, N> accessor() const &

@@ -34,7 +34,8 @@ scalar_tensor empty clone"""  # what the facade itself calls
 _VALUES = re.compile(r"\b(?:torch|at)\s*::\s*tensor\s*\(")  # torch::tensor({1, 2})
 _VALUES_HEADER = "torch/csrc/api/include/torch/detail/TensorDataContainer.h"
 _REDUCTION = "ATen/core/Reduction.h"  # functions of at:: have its numbers as defaults
-_NAMED = re.compile(r"^inline [^\n]*\bDimname[^\n]*\{\n(?:    [^\n]*\n)*\}\n", re.MULTILINE)
+_NAMED = re.compile(r"^(?:inline|namespace symint \{\n  template <[^\n]*\n ) [^\n]*\bDimname[^\n]*\{\n(?:    [^\n]*\n)*(?:  \}\n)?\}\n",
+                    re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 

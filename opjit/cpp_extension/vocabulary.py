@@ -10,7 +10,7 @@ import torch
 
 from opjit.cpp_extension.identity import Extension
 
-_TESTED = ((2, 13), (2, 15))  # versions of torch whose layouts were compared
+_TESTED = ((2, 11), (2, 15))  # versions of torch whose layouts were compared
 _LARGEST = 1 << 20  # characters; a request reads them all, and a program of this size spends its time elsewhere
 _TORCHS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "Python.h", "numpy/")
 # Headers of torch's that light ones replace.

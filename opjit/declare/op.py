@@ -12,7 +12,7 @@ import torch
 from opjit import backends, files, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
-from opjit.declare import autograd, transforms
+from opjit.declare import autograd, sharding, transforms
 from opjit.declare.sample import Sample
 from opjit.environment import is_on
 from opjit.errors import CompileError, DeclarationError, NoKernel
@@ -126,6 +126,7 @@ class Op:
         self._setup_context: Function | None = None
         self._vmap: Function | None = None
         self._autocast: tuple[torch.dtype | None] | None = None
+        self._sharding: Function | None = None
         self.waived: dict[str, str] = {}
         self._rules: dict[str, Function] = {}  # what else torch was told, and how to take that back
         self._autograd: tuple[str, Function] | None = None  # what autograd does with the op, and how to take that back
@@ -219,6 +220,27 @@ class Op:
         self._autocast = (dtype,)
         self.register_rules()
 
+    def sharding(self, function: Function) -> Function:
+        """Decorator: ``sharding(*args, **kwargs)``, as torch.distributed.tensor.experimental.register_sharding takes it: the placements
+        of the results, with those that the arguments then need. An op declared with elementwise=True has a rule.
+
+        Example:
+            >>> @scale.sharding
+            ... def sharding(x, a):
+            ...     from torch.distributed.tensor import Replicate, Shard
+            ...     return [([place], [place, None]) for place in (Replicate(), *map(Shard, range(x.ndim)))]
+        """
+        self._sharding = function
+        return function
+
+    def register_sharding(self) -> None:
+        """Tell DTensor the op's rule, once, if the process uses DTensor."""
+        if (self._sharding is not None or self.elementwise) and sharding.wanted() and "sharding" not in self._rules:
+            self._rules["sharding"] = sharding.bind(self.overload, self._run_sharding)
+
+    def _run_sharding(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
+
     def register_rules(self) -> None:
         """Tell torch the rules for vmap and autocast, once; it gets methods, so that a reload can exchange the rules."""
         if self.handle is None:
@@ -292,7 +314,8 @@ class Op:
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
         for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
-                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "waived"):
+                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding",
+                     "waived"):
             setattr(self, name, getattr(newer, name))
         self.register_autograd()
         self.register_rules()

@@ -150,6 +150,7 @@ def _fake_kernel(op: Op) -> Function:
         if len(devices) > 1:
             raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
                                "move them with .to()")
+        op.register_sharding()  # DTensor calls this before it looks for a rule
         return op.fake(*args, **kwargs)
 
     return fake

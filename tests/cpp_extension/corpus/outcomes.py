@@ -19,6 +19,7 @@ _PLACES = [
     (re.compile(r"\(Triggered internally at [^)]*\)"), "(Triggered internally)"),
     (re.compile(r"\[F\d+ [\d:.]+ \S+:\d+\]"), "[F]"),  # TORCH_CHECK_EQ's, with the time
     (re.compile(r"0x[0-9a-f]+"), "0x"),
+    (re.compile(r" \| typing\.SupportsIndex"), ""),  # pybind11 3.0.1, torch 2.11's, does not name it
 ]
 
 

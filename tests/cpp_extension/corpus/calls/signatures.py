@@ -26,7 +26,7 @@ PROGRAMS = [
             ["m.add_bias(x)", "m.add_bias(x, 1)", "m.add_bias(None, x)", "m.scale('a')", "m.axis(1.5)", "m.add_bias(x, v4)", "m.name(3)",
              "m.maybe(x, 'a')"], ["add_bias", "c10_bias", "scale", "axis", "find", "maybe", "name", "undefined", "with_undefined"]),
     Program("signatures/returns",
-            ["m.five(x)", "m.two(xt)", "m.nothing()", "m.really_nothing(x)", "m.named(v3)", "m.shape(x)", "m.kind()", "m.layout(x)",
+            ["m.five(x)", "m.two(xt)", "m.nothing()", "m.really_nothing(x)", "m.named(v3)", "m.shape(x)", "m.kind()",
              "m.scalar(scalar)", "m.scalar(i[0, 0])", "m.scalar(mask[0, 0])", "m.scalar(cx[0, 0])", "m.itself(x) is x", "m.itself(x)",
              "m.in_place(x)", "m.pairs()", "(lambda t: m.in_place(t) is t)(x)", "m.five(empty)"],
             ["m.five()", "m.scalar(x)", "m.in_place(x.requires_grad_())", "m.kind(1)", "m.nothing(None)"],

@@ -1,0 +1,56 @@
+"""How an op runs on shards: its rule for torch.distributed.tensor.DTensor.
+
+torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes before it
+looks for a rule; that call registers the rule.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+
+Function = Callable[..., Any]
+Rule = list[tuple[list[Any], list[Any]]]
+_DTENSOR = "torch.distributed.tensor"
+
+
+def wanted() -> bool:
+    """Whether this process uses DTensor."""
+    return _DTENSOR in sys.modules
+
+
+def bind(overload: OpOverload, rule: Function) -> Function:
+    """Make a rule the op's. Returns a function that takes it back.
+
+    Args:
+        rule: as torch.distributed.tensor.experimental.register_sharding takes it.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(overload)(rule)
+    known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    return lambda: known.pop(overload, None)
+
+
+def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:
+    """Every dimension of the result may be sharded, with the dimension of each argument that it comes from: the rule of an elementwise op."""
+    import torch
+    from torch.distributed.tensor import Replicate, Shard
+
+    tensors = {index: value for index, value in enumerate(args) if hasattr(value, "placements")}
+    shape = torch.broadcast_shapes(*(value.shape for value in tensors.values()))
+
+    def placed(index: int, dim: int | None) -> Any:
+        if index not in tensors:
+            return None
+        own = tensors[index].shape
+        at = -1 if dim is None else dim + len(own) - len(shape)
+        return Shard(at) if dim is not None and at >= 0 and own[at] == shape[dim] else Replicate()
+
+    dims = [None, *(dim for dim, size in enumerate(shape) if size != 1)]
+    return [([Replicate() if dim is None else Shard(dim)] * len(overload._schema.returns), [placed(index, dim) for index in range(len(args))])
+            for dim in dims]
