@@ -34,9 +34,11 @@ _NVCCS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "PYTORCH_NVCC", "CPATH", "C
 _FOLDER = re.compile(r"-I|-isystem|--include-path=?|--system-include=?")
 _HOSTS = re.compile(r"-Xcompiler|--compiler-options")
 _ARCH = re.compile(r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)")
-_IGNORED = re.compile(r"--(expt-)?extended-lambda|--threads=\d+|-t=\d+|--ptxas-options=(-v|--verbose)|-Xptxas=(-v|--verbose)")
+_IGNORED = re.compile(r"--(expt-)?extended-lambda|--threads=\d+|-t=\d+|--ptxas-options=(-v|--verbose)|-Xptxas=(-v|--verbose)|"
+                      r"(-ccbin|--compiler-bindir)=.*")  # torch names $CC so; here the compiler of the other files takes the host's part
 _PAIRS = {"-gencode", "--generate-code", "-arch", "--gpu-architecture", "-Xptxas", "--ptxas-options", "-std", "--std", "--threads", "-t",
-          "-Xcompiler", "--compiler-options", "-I", "-isystem", "-maxrregcount", "--maxrregcount"}
+          "-Xcompiler", "--compiler-options", "-I", "-isystem", "-maxrregcount", "--maxrregcount",
+          "-ccbin", "--compiler-bindir"}
 _HALVES = re.compile(r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH")
 _SPACES = {"C10_HOST_DEVICE": {"__host__", "__device__"}, "C10_DEVICE": {"__device__"}, "C10_HOST": {"__host__"}}
 _ACCESSORS = re.compile(r"Accessor|PtrTraits")

@@ -67,6 +67,14 @@ def test_an_extension_is_built_without_nvcc(flags: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("_no_nvcc")
+def test_a_variable_that_names_the_hosts_compiler_is_none_for_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch hands $CC to nvcc."""
+    monkeypatch.setenv("CC", "gcc")
+    assert opjit.load_inline("twice_cc", CPP, KERNEL, functions=["twice"], extra_cuda_cflags=["-lineinfo"])
+    assert described()["headers"].startswith("light headers; NVRTC ")
+
+
+@pytest.mark.usefixtures("_no_nvcc")
 def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"])
 

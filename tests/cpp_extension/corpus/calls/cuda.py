@@ -13,7 +13,7 @@ PROGRAMS = [
             ["m.gelu(x)", "m.gelu(half)", "m.gelu(xt)", "m.gelu(empty)"],
             ["m.gelu(bf)", "m.gelu(x.cpu())"], ["gelu"]),
     Program("cuda/vector_half2",
-            ["m.add_half2(half, half)", "m.add_half2(half * 2, half.flip(0))", "m.add_half2(hv[:8], hv[1:9])"],
+            ["m.add_half2(half, half)", "m.add_half2(half * 2, half.flip(0))", "m.add_half2(hv[:8], hv[:8].flip(0))"],
             ["m.add_half2(hv, hv)", "m.add_half2(x, x)"], ["add_half2"]),
     Program("cuda/bfloat16_scale",
             ["m.scale(bf, 2)", "m.scale(bv, 0.3)", "m.scale(bf * 3, -1)"],
