@@ -150,7 +150,7 @@ class CacheWarning(UserWarning):
 
 
 class CompileWarning(UserWarning):
-    """A compiler's warning about an op's source that compiled. Its place is that line of the source."""
+    """A warning about code that compiled: of the compiler, with its line of an op's source as the place, or of opjit about an extension."""
 
 
 def one_string(where: str, parameter: str, given: str) -> str:

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sysconfig
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,7 +27,7 @@ from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, attempts
 from opjit.cpp_extension import facade, identity, objects, static_init, vocabulary
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import BuildError, EntryError, ToolMissing
+from opjit.errors import BuildError, CompileWarning, EntryError, ToolMissing
 from opjit.recipe import headers, toolchain
 from opjit.recipe.recipe import document_key
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
@@ -98,7 +99,10 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
         raise subject.fault("sources changed during compilation; load it again")
     try:
         content = (work / (extension.name if extension.program else f"{extension.name}.so")).read_bytes()
-        (elf.machine if extension.program else elf.inspect)(content)
+        if extension.program:
+            elf.machine(content)
+        else:
+            _check_runtime(extension, tools.cxx, content)
     except (FileNotFoundError, EntryError) as error:
         raise subject.fault(f"{tools.cxx.path} reported success but left no valid binary: {error}", tools.cxx.path) from None
     for name in ("build.ninja", *_INLINE):
@@ -114,6 +118,14 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     if not extension.program:  # before publication, as other processes do not check again
         static_init.check_in_child(str(library), extension.name, must_open=bool(extension.facade))
     return described
+
+
+def _check_runtime(extension: Extension, cxx: Compiler, content: bytes) -> None:
+    """Warn of a library with a C++ library of its own: it crashes when it formats a number, as two sets of locales share their indices."""
+    shared = any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(content).needed)
+    if not shared and b"\0_ZNSt6locale7classicEv\0" in content:
+        warnings.warn(CompileWarning(f"{extension.name} holds a second C++ library, as {cxx.path} or a flag links it statically; that crashes "
+                                     "when a number becomes text, such as in TORCH_CHECK. Name another compiler in CXX"), stacklevel=2)
 
 
 def _compile_without_nvcc(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path,

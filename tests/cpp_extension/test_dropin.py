@@ -25,7 +25,7 @@ import opjit
 from opjit import cpp_extension, files, processes
 from opjit.builder import torch_builder
 from opjit.cpp_extension import identity
-from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing, UnknownArch
+from opjit.errors import BuildError, CacheWarning, CompileError, CompileWarning, ToolMissing, UnknownArch
 from opjit.store import manifest
 from tests import helpers
 from tests.helpers import fresh, program
@@ -342,6 +342,15 @@ def test_a_damaged_entry_is_not_loaded(cache: Path, name: str, tmp_path: Path) -
     with pytest.warns(CacheWarning, match="does not have the SHA-256 in its manifest"):
         opjit.load(name, plain(tmp_path / "a"), **arguments)
     assert library.read_bytes() == (tmp_path / "good.so").read_bytes()
+
+
+def test_a_second_c_plus_plus_library_is_a_warning(cache: Path, name: str, tmp_path: Path) -> None:
+    text = '#include <sstream>\nextern "C" int length() { std::ostringstream text; text << 7; return (int)text.str().size(); }\n'
+    (tmp_path / "length.cpp").write_text(text)
+    arguments: dict[str, Any] = {"sources": [str(tmp_path / "length.cpp")], "is_python_module": False}
+    with pytest.warns(CompileWarning, match=rf"{name} holds a second C\+\+ library, as \S+ or a flag links it statically"):
+        opjit.load(name, **arguments, extra_ldflags=["-static-libstdc++"])
+    opjit.load(f"{name}_shared", **arguments)
 
 
 def test_a_program_is_built_and_its_path_returned(cache: Path, name: str, tmp_path: Path) -> None:
