@@ -85,13 +85,15 @@ typedef enum opjit_dtype {
     OPJIT_UINT16,
     OPJIT_UINT32,
     OPJIT_UINT64,
+    OPJIT_FLOAT8_E4M3FN, /* float8: opjit_is_float8() */
+    OPJIT_FLOAT8_E5M2,
     OPJIT_FLOAT16,
     OPJIT_BFLOAT16,
     OPJIT_FLOAT32,
     OPJIT_FLOAT64,
     OPJIT_COMPLEX64,
     OPJIT_COMPLEX128,
-    OPJIT_OTHER_DTYPE, /* float8, quantized and all that torch adds: reject it, or use only its sizes */
+    OPJIT_OTHER_DTYPE, /* quantized, other kinds of float8 and all that torch adds: reject it, or use only its sizes */
     OPJIT_DTYPE_COUNT = OPJIT_OTHER_DTYPE
 } opjit_dtype;
 
@@ -101,9 +103,15 @@ const char *opjit_dtype_name(opjit_dtype dtype);
 /* Bytes of one element; 0 for OPJIT_OTHER_DTYPE. */
 size_t opjit_dtype_size(opjit_dtype dtype);
 
+/* float16, bfloat16, float32, float64. */
 OPJIT_HOST_DEVICE bool opjit_is_floating(opjit_dtype dtype)
 {
     return dtype >= OPJIT_FLOAT16 && dtype <= OPJIT_FLOAT64;
+}
+
+OPJIT_HOST_DEVICE bool opjit_is_float8(opjit_dtype dtype)
+{
+    return dtype == OPJIT_FLOAT8_E4M3FN || dtype == OPJIT_FLOAT8_E5M2;
 }
 
 /* Integers and bool. */
@@ -297,8 +305,8 @@ bool opjit_interrupted(const opjit_tensor *x);
  *         ...
  *     });
  *
- * Any other dtype returns an error that names the op and the dtype. C has no arithmetic for float16 and bfloat16: with
- * OPJIT_DISPATCH_ALL_FLOATING, compute in `opmath_t`, which is double for float64 and float for the others:
+ * Any other dtype returns an error that names the op and the dtype. C has no arithmetic for float8, float16 and bfloat16: with
+ * OPJIT_DISPATCH_FLOAT8 and OPJIT_DISPATCH_ALL_FLOATING, compute in `opmath_t`, which is double for float64 and float for the others:
  *
  *     OPJIT_DISPATCH_ALL_FLOATING(x->dtype, "scale", {
  *         const scalar_t *from = (const scalar_t *)x->data;
@@ -324,6 +332,10 @@ bool opjit_interrupted(const opjit_tensor *x);
     OPJIT_CASE_OPMATH(OPJIT_FLOAT16, opjit_half, float, __VA_ARGS__) \
     OPJIT_CASE_OPMATH(OPJIT_BFLOAT16, opjit_bfloat16, float, __VA_ARGS__)
 
+#define OPJIT_CASES_FLOAT8(...) \
+    OPJIT_CASE_OPMATH(OPJIT_FLOAT8_E4M3FN, opjit_float8_e4m3fn, float, __VA_ARGS__) \
+    OPJIT_CASE_OPMATH(OPJIT_FLOAT8_E5M2, opjit_float8_e5m2, float, __VA_ARGS__)
+
 #define OPJIT_CASES_INTEGRAL(...) \
     OPJIT_CASE(OPJIT_UINT8, uint8_t, __VA_ARGS__) \
     OPJIT_CASE(OPJIT_INT8, int8_t, __VA_ARGS__) \
@@ -343,6 +355,7 @@ bool opjit_interrupted(const opjit_tensor *x);
 #define OPJIT_DISPATCH_FLOATING(dtype_, op_, ...) OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_FLOATING(__VA_ARGS__))
 #define OPJIT_DISPATCH_ALL_FLOATING(dtype_, op_, ...) \
     OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_HALF(__VA_ARGS__) OPJIT_CASES_FLOATING(__VA_ARGS__))
+#define OPJIT_DISPATCH_FLOAT8(dtype_, op_, ...) OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_FLOAT8(__VA_ARGS__))
 #define OPJIT_DISPATCH_INTEGRAL(dtype_, op_, ...) OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_INTEGRAL(__VA_ARGS__))
 #define OPJIT_DISPATCH_REAL(dtype_, op_, ...) \
     OPJIT_SWITCH(dtype_, op_, OPJIT_CASES_INTEGRAL(__VA_ARGS__) OPJIT_CASES_FLOATING(__VA_ARGS__))

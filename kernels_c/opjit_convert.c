@@ -110,7 +110,7 @@ static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, in
     if (to_dtype == OPJIT_FLOAT64)
         EACH(i)
             ((double *)to)[i] = opjit_load_double(from, i * stride, from_dtype);
-    else if (opjit_is_floating(to_dtype))
+    else if (opjit_is_floating(to_dtype) || opjit_is_float8(to_dtype))
         EACH(i)
             opjit_store_float(to, i, to_dtype, opjit_load_float(from, i * stride, from_dtype));
     else if (opjit_is_integral(from_dtype))

@@ -47,6 +47,7 @@ OPJIT_HOST_DEVICE int64_t opjit_load_int64(const void *data, int64_t i, opjit_dt
             OPJIT_CASE(OPJIT_BOOL, uint8_t, { return (real_)((const scalar_t *)data)[i]; }) \
             OPJIT_CASES_INTEGRAL({ return (real_)((const scalar_t *)data)[i]; }) \
             OPJIT_CASES_FLOATING({ return (real_)((const scalar_t *)data)[i]; }) \
+            OPJIT_CASES_FLOAT8({ return (real_)opjit_load((const scalar_t *)data + i); }) \
             OPJIT_CASE(OPJIT_FLOAT16, opjit_half, { return (real_)opjit_half_to_float(((const scalar_t *)data)[i]); }) \
             OPJIT_CASE(OPJIT_BFLOAT16, opjit_bfloat16, \
                        { return (real_)opjit_bfloat16_to_float(((const scalar_t *)data)[i]); }) \
@@ -66,11 +67,12 @@ OPJIT_HOST_DEVICE void opjit_store_int64(void *data, int64_t i, opjit_dtype dtyp
     }
 }
 
-/* Store element i of a floating dtype. */
+/* Store element i of a floating or float8 dtype. */
 OPJIT_HOST_DEVICE void opjit_store_float(void *data, int64_t i, opjit_dtype dtype, float value)
 {
     switch (dtype) {
         OPJIT_CASES_FLOATING({ ((scalar_t *)data)[i] = (scalar_t)value; })
+        OPJIT_CASES_FLOAT8({ opjit_store((scalar_t *)data + i, value); })
         OPJIT_CASE(OPJIT_FLOAT16, opjit_half, { ((scalar_t *)data)[i] = opjit_float_to_half(value); })
         OPJIT_CASE(OPJIT_BFLOAT16, opjit_bfloat16, { ((scalar_t *)data)[i] = opjit_float_to_bfloat16(value); })
     default: break;

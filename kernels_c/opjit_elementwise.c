@@ -42,8 +42,9 @@ opjit_status opjit_promote(opjit_dtype a, opjit_dtype b, opjit_dtype *to)
     *to = high;
     if (low == high)
         return OPJIT_OK;
-    OPJIT_CHECK(high < OPJIT_OTHER_DTYPE, "%s cannot be combined with another dtype; convert it with .to()",
-                opjit_dtype_name(high));
+    const opjit_dtype odd = opjit_is_float8(low) ? low : high;
+    OPJIT_CHECK(odd != OPJIT_OTHER_DTYPE && !opjit_is_float8(odd),
+                "%s cannot be combined with another dtype; convert it with .to()", opjit_dtype_name(odd));
     OPJIT_CHECK(high < OPJIT_UINT16 || high > OPJIT_UINT64,
                 "%s and %s have no common dtype in torch; convert one of them with .to()", opjit_dtype_name(a),
                 opjit_dtype_name(b));
@@ -64,7 +65,7 @@ opjit_status opjit_result_dtype(const opjit_tensor *a, const opjit_tensor *b, op
         return OPJIT_OK;
     if ((a->dim > 0) == (b->dim > 0) || strong == OPJIT_BOOL ||
         (opjit_is_integral(strong) && !opjit_is_integral(weak)) || weak == OPJIT_OTHER_DTYPE ||
-        strong == OPJIT_OTHER_DTYPE)
+        strong == OPJIT_OTHER_DTYPE || opjit_is_float8(weak) || opjit_is_float8(strong))
         return opjit_promote(a->dtype, b->dtype, to);
     if (opjit_is_floating(strong) && weak >= OPJIT_COMPLEX64) /* complex, of the strong dtype's precision */
         *to = strong == OPJIT_FLOAT64   ? OPJIT_COMPLEX128

@@ -1,7 +1,7 @@
 /*
- * opjit_half.h - float16 and bfloat16 in C. Read it only if your op takes these dtypes; opjit.h includes it.
+ * opjit_half.h - float16, bfloat16 and float8 in C. Read it only if your op takes these dtypes; opjit.h includes it.
  *
- * Both are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties to
+ * All are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties to
  * even, and NaN stays NaN, as in torch.
  *
  *     opjit_half *x = (opjit_half *)out->data;
@@ -27,6 +27,14 @@ typedef struct opjit_half {
 typedef struct opjit_bfloat16 {
     uint16_t bits;
 } opjit_bfloat16;
+
+typedef struct opjit_float8_e4m3fn {
+    uint8_t bits;
+} opjit_float8_e4m3fn;
+
+typedef struct opjit_float8_e5m2 {
+    uint8_t bits;
+} opjit_float8_e5m2;
 
 OPJIT_HOST_DEVICE float opjit_float_of_bits(uint32_t bits)
 {
@@ -113,6 +121,61 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     return result;
 }
 
+/* 1 sign, 4 exponent and 3 fraction bits: up to 448, which larger numbers and infinity become, as in torch from 2.13 on. */
+OPJIT_HOST_DEVICE float opjit_float8_e4m3fn_to_float(opjit_float8_e4m3fn value)
+{
+    uint32_t sign = (uint32_t)(value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
+    uint32_t bits;
+    if (rest == 0x7fu)
+        bits = 0x7fc00000u; /* NaN */
+    else if (rest >= 8u)
+        bits = (rest << 20) + 0x3c000000u; /* normal: the exponent's bias grows by 120 */
+    else
+        bits = opjit_bits_of_float((float)rest * 0x1p-9f); /* subnormal, exactly */
+    return opjit_float_of_bits(sign | bits);
+}
+
+OPJIT_HOST_DEVICE opjit_float8_e4m3fn opjit_float_to_float8_e4m3fn(float value)
+{
+    opjit_float8_e4m3fn result;
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        rest = 0x7fu; /* NaN */
+    else if (rest >= 0x43e00000u)
+        rest = 0x7eu; /* 448 and more */
+    else if (rest >= 0x3c800000u)
+        rest = (rest - 0x3c000000u + 0x7ffffu + ((rest >> 20) & 1u)) >> 20; /* normal */
+    else
+        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0x1p14f) -
+               0x46800000u; /* subnormal: 2^14 rounds the last bits */
+    result.bits = (uint8_t)((bits >> 24 & 0x80u) | rest);
+    return result;
+}
+
+/* 1 sign, 5 exponent and 2 fraction bits: the upper half of a float16. */
+OPJIT_HOST_DEVICE float opjit_float8_e5m2_to_float(opjit_float8_e5m2 value)
+{
+    const opjit_half half = {(uint16_t)(value.bits << 8)};
+    return opjit_half_to_float(half);
+}
+
+OPJIT_HOST_DEVICE opjit_float8_e5m2 opjit_float_to_float8_e5m2(float value)
+{
+    opjit_float8_e5m2 result;
+    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        rest = 0x7fu; /* NaN */
+    else if (rest >= 0x47700000u)
+        rest = 0x7cu; /* 61440 and more round to infinity */
+    else if (rest >= 0x38800000u)
+        rest = (rest - 0x38000000u + 0xfffffu + ((rest >> 21) & 1u)) >> 21; /* normal */
+    else
+        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0x1p7f) -
+               0x43000000u; /* subnormal: 2^7 rounds the last bits */
+    result.bits = (uint8_t)((bits >> 24 & 0x80u) | rest);
+    return result;
+}
+
 /*
  * An element of any floating dtype as a number to compute with, and back: opjit_store(to, 2 * opjit_load(from)). In C++ these are
  * overloaded functions, in C they choose by the pointer's type.
@@ -123,12 +186,16 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
 #define OPJIT_OVERLOAD(name_, type_) name_##_at_##type_
 #define opjit_load(from_) \
     _Generic(*(from_), \
+        opjit_float8_e4m3fn: opjit_load_at_opjit_float8_e4m3fn, \
+        opjit_float8_e5m2: opjit_load_at_opjit_float8_e5m2, \
         opjit_half: opjit_load_at_opjit_half, \
         opjit_bfloat16: opjit_load_at_opjit_bfloat16, \
         float: opjit_load_at_float, \
         double: opjit_load_at_double)(from_)
 #define opjit_store(to_, value_) \
     _Generic(*(to_), \
+        opjit_float8_e4m3fn: opjit_store_at_opjit_float8_e4m3fn, \
+        opjit_float8_e5m2: opjit_store_at_opjit_float8_e5m2, \
         opjit_half: opjit_store_at_opjit_half, \
         opjit_bfloat16: opjit_store_at_opjit_bfloat16, \
         float: opjit_store_at_float, \
@@ -145,6 +212,8 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
         *to = store_(value); \
     }
 
+OPJIT_LOAD_AND_STORE(opjit_float8_e4m3fn, float, opjit_float8_e4m3fn_to_float, opjit_float_to_float8_e4m3fn)
+OPJIT_LOAD_AND_STORE(opjit_float8_e5m2, float, opjit_float8_e5m2_to_float, opjit_float_to_float8_e5m2)
 OPJIT_LOAD_AND_STORE(opjit_half, float, opjit_half_to_float, opjit_float_to_half)
 OPJIT_LOAD_AND_STORE(opjit_bfloat16, float, opjit_bfloat16_to_float, opjit_float_to_bfloat16)
 OPJIT_LOAD_AND_STORE(float, float, , )

@@ -34,25 +34,27 @@ opjit_dtype opjit_dtype_of(torch_ivalue value)
 
 const char *opjit_dtype_name(opjit_dtype dtype)
 {
-    static const char *const names[] = {"bool",     "uint8",   "int8",    "int16",     "int32",
-                                        "int64",    "uint16",  "uint32",  "uint64",    "float16",
-                                        "bfloat16", "float32", "float64", "complex64", "complex128"};
+    static const char *const names[] = {"bool",     "uint8",   "int8",    "int16",         "int32",       "int64",
+                                        "uint16",   "uint32",  "uint64",  "float8_e4m3fn", "float8_e5m2", "float16",
+                                        "bfloat16", "float32", "float64", "complex64",     "complex128"};
     return (unsigned)dtype < OPJIT_DTYPE_COUNT ? names[dtype] : "an unsupported dtype";
 }
 
 size_t opjit_dtype_size(opjit_dtype dtype)
 {
-    static const unsigned char sizes[] = {1, 1, 1, 2, 4, 8, 2, 4, 8, 2, 2, 4, 8, 8, 16};
+    static const unsigned char sizes[] = {1, 1, 1, 2, 4, 8, 2, 4, 8, 1, 1, 2, 2, 4, 8, 8, 16};
     return (unsigned)dtype < OPJIT_DTYPE_COUNT ? sizes[dtype] : 0;
 }
 
 static void read_codes(void)
 {
     int32_t (*const getters[OPJIT_DTYPE_COUNT])(void) = {
-        aoti_torch_dtype_bool,    aoti_torch_dtype_uint8,     aoti_torch_dtype_int8,       aoti_torch_dtype_int16,
-        aoti_torch_dtype_int32,   aoti_torch_dtype_int64,     aoti_torch_dtype_uint16,     aoti_torch_dtype_uint32,
-        aoti_torch_dtype_uint64,  aoti_torch_dtype_float16,   aoti_torch_dtype_bfloat16,   aoti_torch_dtype_float32,
-        aoti_torch_dtype_float64, aoti_torch_dtype_complex64, aoti_torch_dtype_complex128,
+        aoti_torch_dtype_bool,          aoti_torch_dtype_uint8,       aoti_torch_dtype_int8,
+        aoti_torch_dtype_int16,         aoti_torch_dtype_int32,       aoti_torch_dtype_int64,
+        aoti_torch_dtype_uint16,        aoti_torch_dtype_uint32,      aoti_torch_dtype_uint64,
+        aoti_torch_dtype_float8_e4m3fn, aoti_torch_dtype_float8_e5m2, aoti_torch_dtype_float16,
+        aoti_torch_dtype_bfloat16,      aoti_torch_dtype_float32,     aoti_torch_dtype_float64,
+        aoti_torch_dtype_complex64,     aoti_torch_dtype_complex128,
     };
     torch_cpu = aoti_torch_device_type_cpu();
     memset(dtypes_of_torch, OPJIT_OTHER_DTYPE, sizeof dtypes_of_torch);

@@ -87,6 +87,8 @@ int32_t aoti_torch_dtype_int64(void);
 int32_t aoti_torch_dtype_uint16(void);
 int32_t aoti_torch_dtype_uint32(void);
 int32_t aoti_torch_dtype_uint64(void);
+int32_t aoti_torch_dtype_float8_e4m3fn(void);
+int32_t aoti_torch_dtype_float8_e5m2(void);
 int32_t aoti_torch_dtype_float16(void);
 int32_t aoti_torch_dtype_bfloat16(void);
 int32_t aoti_torch_dtype_float32(void);

@@ -128,7 +128,7 @@ opjit_status add_custom_cpu(const opjit_tensor *self, const opjit_tensor *other,
     OPJIT_CHECK(s.result < OPJIT_COMPLEX64 || s.self == s.other,
                 "add_custom takes two complex tensors of one dtype, not %s and %s; convert one of them with .to()",
                 opjit_dtype_name(s.self), opjit_dtype_name(s.other));
-    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(s.result != OPJIT_OTHER_DTYPE && !opjit_is_float8(s.result),
                 "add_custom takes bool, integers, floating and complex dtypes, not %s and %s", opjit_dtype_name(s.self),
                 opjit_dtype_name(s.other));
     s.as = s.result == OPJIT_FLOAT16 || s.result == OPJIT_BFLOAT16 ? OPJIT_FLOAT32 : s.result;

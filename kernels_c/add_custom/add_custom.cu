@@ -138,7 +138,7 @@ opjit_status add_custom_cuda(const opjit_tensor *self, const opjit_tensor *other
     OPJIT_CHECK(result < OPJIT_COMPLEX64 || self->dtype == other->dtype,
                 "add_custom takes two complex tensors of one dtype, not %s and %s; convert one of them with .to()",
                 opjit_dtype_name(self->dtype), opjit_dtype_name(other->dtype));
-    OPJIT_CHECK(result != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(result != OPJIT_OTHER_DTYPE && !opjit_is_float8(result),
                 "add_custom takes bool, integers, floating and complex dtypes, not %s and %s",
                 opjit_dtype_name(self->dtype), opjit_dtype_name(other->dtype));
     OPJIT_TRY(opjit_empty_broadcast(out, self, other, result));

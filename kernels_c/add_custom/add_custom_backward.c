@@ -24,7 +24,7 @@ static void copy_row(int64_t n, void *const *data, const int64_t *strides, const
 opjit_status add_custom_backward_cpu(const opjit_tensor *grad, opjit_tensor *grad_self, opjit_tensor *grad_other)
 {
     opjit_elements elements;
-    OPJIT_CHECK(grad->dtype != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(grad->dtype != OPJIT_OTHER_DTYPE && !opjit_is_float8(grad->dtype),
                 "add_custom_backward takes bool, integers, floating and complex dtypes");
     OPJIT_TRY(opjit_empty_like(grad_self, grad, grad->dtype));
     OPJIT_TRY(opjit_empty_like(grad_other, grad, grad->dtype));

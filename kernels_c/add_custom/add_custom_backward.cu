@@ -12,7 +12,7 @@ opjit_status add_custom_backward_cuda(const opjit_tensor *grad, opjit_tensor *gr
 {
     const opjit_tensor *tensors[] = {grad_self, grad_other, grad};
     opjit_elements elements;
-    OPJIT_CHECK(grad->dtype != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(grad->dtype != OPJIT_OTHER_DTYPE && !opjit_is_float8(grad->dtype),
                 "add_custom_backward takes bool, integers, floating and complex dtypes");
     OPJIT_TRY(opjit_empty_like(grad_self, grad, grad->dtype));
     OPJIT_TRY(opjit_empty_like(grad_other, grad, grad->dtype));

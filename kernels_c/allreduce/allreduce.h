@@ -28,7 +28,8 @@ static int64_t without_repeats(const opjit_tensor *x, int64_t sizes[OPJIT_MAX_DI
 static opjit_status result_dtype(const opjit_tensor *x, const opjit_dtype *dtype, opjit_dtype *result)
 {
     *result = dtype ? *dtype : opjit_is_integral(x->dtype) ? OPJIT_INT64 : x->dtype;
-    OPJIT_CHECK(x->dtype <= OPJIT_FLOAT64 && *result <= OPJIT_FLOAT64,
+    OPJIT_CHECK(x->dtype <= OPJIT_FLOAT64 && *result <= OPJIT_FLOAT64 && !opjit_is_float8(x->dtype) &&
+                    !opjit_is_float8(*result),
                 "allreduce takes and gives bool, integers and real floating dtypes, not %s to %s",
                 opjit_dtype_name(x->dtype), opjit_dtype_name(*result));
     return OPJIT_OK;

@@ -33,7 +33,7 @@ NEGATE(uint64_t)
 
 opjit_status tensor_negate_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
-    OPJIT_CHECK(x->dtype != OPJIT_BOOL && x->dtype != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(x->dtype != OPJIT_BOOL && x->dtype != OPJIT_OTHER_DTYPE && !opjit_is_float8(x->dtype),
                 "tensor_negate takes integers, floating and complex dtypes, not %s%s", opjit_dtype_name(x->dtype),
                 x->dtype == OPJIT_BOOL ? "; ~x inverts a bool tensor" : "");
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));

@@ -22,7 +22,7 @@ static opjit_status negate_all(const opjit_elements *elements, bool integral, cu
 
 opjit_status tensor_negate_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {
-    OPJIT_CHECK(x->dtype != OPJIT_BOOL && x->dtype != OPJIT_OTHER_DTYPE,
+    OPJIT_CHECK(x->dtype != OPJIT_BOOL && x->dtype != OPJIT_OTHER_DTYPE && !opjit_is_float8(x->dtype),
                 "tensor_negate takes integers, floating and complex dtypes, not %s%s", opjit_dtype_name(x->dtype),
                 x->dtype == OPJIT_BOOL ? "; ~x inverts a bool tensor" : "");
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));

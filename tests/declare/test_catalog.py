@@ -33,7 +33,9 @@ def test_a_tensor_of_a_kind_without_a_backend_is_refused_in_one_sentence() -> No
     assert torch.ops.opjit.allreduce(torch.ones(3, device="meta")).device.type == "meta"
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.complex64, "complex64"), (torch.float8_e4m3fn, "an unsupported dtype")])
+@pytest.mark.parametrize(("dtype", "name"), [
+    (torch.complex64, "complex64"), (torch.float8_e4m3fn, "float8_e4m3fn"), (torch.float8_e4m3fnuz, "an unsupported dtype"),
+])
 def test_a_wrong_dtype_is_answered_with_its_name(dtype: torch.dtype, name: str) -> None:
     with pytest.raises(RuntimeError, match=f"allreduce.*not {name}"):
         opjit.get("allreduce", "cpu")(torch.zeros(3).to(dtype))

@@ -42,7 +42,8 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 # The headers --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_glue.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h",
+                                    "opjit_glue.h"])
 def test_a_header_is_strict_c11(header: str) -> None:
     whole = ["-DOPJIT_LISTS=1", "-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
     _compile(CC, "-std=c11", *STRICT, *whole, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
@@ -53,7 +54,8 @@ def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> 
 
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_printf.h"])
+@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h",
+                                    "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
     assert CXX is not None
     _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
@@ -659,12 +661,14 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
         size, floating, integral = op(torch.empty(1, dtype=dtype), dtype)
         assert (size, floating, integral) == (dtype.itemsize, dtype.is_floating_point,
                                               not dtype.is_floating_point and not dtype.is_complex), dtype
-    other = torch.float8_e4m3fn
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        assert op(torch.ones(1).to(dtype), dtype) == (1, False, False)
+    other = torch.float8_e5m2fnuz
     assert op(torch.ones(1).to(other), other) == (0, False, False)
 
 
 def test_opjit_has_no_other_public_header() -> None:
-    headers = ["opjit.h", "opjit_caffe.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h", "opjit_half.h",
-               "opjit_printf.h", "opjit_shim.h"]
+    headers = ["opjit.h", "opjit_caffe.h", "opjit_complex.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h",
+               "opjit_half.h", "opjit_printf.h", "opjit_shim.h"]
     assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
     assert opjit.__version__
