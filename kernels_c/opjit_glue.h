@@ -52,6 +52,7 @@ typedef struct opjit_description {
     const char *ns;
     const char *name;
     const char *dispatch_key;
+    const char *schema; /* without the namespace */
 } opjit_description;
 
 extern const opjit_description opjit_this;

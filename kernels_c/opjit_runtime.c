@@ -859,6 +859,7 @@ OPJIT_EXPORT void opjit_redirect(torch_boxed_kernel *kernel);
 OPJIT_EXPORT void opjit_prepare(void);
 OPJIT_EXPORT int opjit_register(void);
 OPJIT_EXPORT int opjit_unregister(void);
+OPJIT_EXPORT int opjit_define(void);
 
 /* Jump to the kernel of a newer library from now on. */
 void opjit_redirect(torch_boxed_kernel *kernel)
@@ -886,6 +887,24 @@ int opjit_register(void)
     if (torch_library_impl(registration, opjit_this.name, entry, OPJIT_TORCH_FLOOR) == 0)
         return 0;
     opjit_unregister();
+    return 1;
+}
+
+/*
+ * For a process without Python, where nothing has declared the op: make its schema known to torch, then register the kernel.
+ * Returns 0, or 1 when torch refused, as where the op is known.
+ */
+int opjit_define(void)
+{
+    static torch_library definition;
+    if (definition)
+        return opjit_register();
+    if (aoti_torch_library_init_fragment(opjit_this.ns, "opjit", 0, &definition))
+        return 1;
+    if (aoti_torch_library_def(definition, opjit_this.schema) == 0 && opjit_register() == 0)
+        return 0;
+    aoti_torch_delete_library_object(definition);
+    definition = NULL;
     return 1;
 }
 

@@ -12,7 +12,8 @@
  *              _empty_strided, __reinterpret_tensor, _copy_,
  *              _grad_mode_is_enabled,
  *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_cpu,
- *              _library_init_impl, _delete_library_object,
+ *              _library_init_impl, _init_fragment, _def,
+ *              _delete_library_object,
  *              _cpu_mm_out, _cpu_addmm_out
  *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
  *              _create_device_guard, _delete_device_guard,
@@ -136,6 +137,8 @@ __attribute__((weak)) const char *torch_exception_get_what_without_backtrace(voi
 /* Registration. */
 torch_error aoti_torch_library_init_impl(const char *ns, const char *dispatch_key, const char *file, uint32_t line,
                                          torch_library *library);
+torch_error aoti_torch_library_init_fragment(const char *ns, const char *file, uint32_t line, torch_library *library);
+torch_error aoti_torch_library_def(torch_library library, const char *schema);
 torch_error torch_library_impl(torch_library library, const char *name, torch_boxed_kernel *kernel,
                                uint64_t interface_version);
 torch_error aoti_torch_delete_library_object(torch_library library);

@@ -48,6 +48,11 @@ def c_names(schema: Schema) -> list[str]:
     return names
 
 
+def _literal(text: str) -> str:
+    """A string of C."""
+    return '"' + re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text) + '"'
+
+
 def function_name(schema: Schema, backend: str) -> str:
     """Return the name of the author's C function: ``allreduce_cpu``."""
     return f"{schema.name}_{backend}"
@@ -78,7 +83,8 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """
     function, stream = function_name(schema, backend.name), backend.stream
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
-            "name": schema.name, "dispatch_key": backend.dispatch_key, "function": function, "source": source}
+            "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "dispatch_key": backend.dispatch_key,
+            "function": function, "source": source}
     device = _device(stream, backend.name) if stream else ""
     if not (backend.compiler or backend.uses_nvcc):
         device = f'#include "{stream.header}"\n\n{device}' if stream else ""

@@ -124,8 +124,9 @@ def _check_runtime(extension: Extension, cxx: Compiler, content: bytes) -> None:
     """Warn of a library with a C++ library of its own: it crashes when it formats a number, as two sets of locales share their indices."""
     shared = any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(content).needed)
     if not shared and b"\0_ZNSt6locale7classicEv\0" in content:
-        warnings.warn(CompileWarning(f"{extension.name} holds a second C++ library, as {cxx.path} or a flag links it statically; that crashes "
-                                     "when a number becomes text, such as in TORCH_CHECK. Name another compiler in CXX"), stacklevel=2)
+        warnings.warn(CompileWarning(f"{extension.name} holds a second C++ library, as {cxx.path} or a flag links it statically; that "
+                                     "crashes when a number becomes text, such as in TORCH_CHECK. Name another compiler in CXX"),
+                      stacklevel=2)
 
 
 def _compile_without_nvcc(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path,

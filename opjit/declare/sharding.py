@@ -1,7 +1,7 @@
 """How an op runs on shards: its rule for torch.distributed.tensor.DTensor.
 
-torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes before it
-looks for a rule; that call registers the rule.
+torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes
+before it looks for a rule; that call registers the rule.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bind(overload: OpOverload, rule: Function) -> Function:
 
 
 def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:
-    """Every dimension of the result may be sharded, with the dimension of each argument that it comes from: the rule of an elementwise op."""
+    """Any dimension of the result may be sharded, with the arguments' dimensions that it comes from: the rule of an elementwise op."""
     import torch
     from torch.distributed.tensor import Replicate, Shard
 
@@ -52,5 +52,5 @@ def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:
         return Shard(at) if dim is not None and at >= 0 and own[at] == shape[dim] else Replicate()
 
     dims = [None, *(dim for dim, size in enumerate(shape) if size != 1)]
-    return [([Replicate() if dim is None else Shard(dim)] * len(overload._schema.returns), [placed(index, dim) for index in range(len(args))])
-            for dim in dims]
+    results = len(overload._schema.returns)
+    return [([Replicate() if dim is None else Shard(dim)] * results, [placed(index, dim) for index in range(len(args))]) for dim in dims]

@@ -98,7 +98,7 @@ static __global__ void turn_kernel(const scalar_t *from, scalar_t *to, scalar_t 
         to[k] = {BODY};
 }}
 opjit_status turn_cuda(const opjit_tensor *z, double a, opjit_tensor *out, cudaStream_t stream)
-{{""" + TURN.replace("LOOP", "turn_kernel<<<opjit_blocks(z->numel, 256), 256, 0, stream>>>(from, (scalar_t *)out->data, i, a, z->numel);") + """
+{{""" + TURN.replace("LOOP", "turn_kernel<<<1, 64, 0, stream>>>(from, (scalar_t *)out->data, i, a, z->numel);") + """
     return OPJIT_LAUNCHED();
 }
 """
@@ -135,6 +135,8 @@ def test_float8_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> None:
     torch.testing.assert_close(recode(every, torch.float32), every.float(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(recode(every[::3], torch.float64), every.float().double()[::3], rtol=0, atol=0, equal_nan=True)
     values = hard(dtype)
+    if torch.__version__ < (2, 13):  # which made NaN of what is too large
+        values = values[(values.abs() <= 448) | (dtype == torch.float8_e5m2)]
     got, expected = recode(values, dtype), values.to(dtype)
     assert torch.equal(got.float().isnan(), values.isnan()), "NaN stays NaN, and nothing becomes one"
     assert torch.equal(got.view(torch.uint8)[~values.isnan()], expected.view(torch.uint8)[~values.isnan()])
@@ -168,7 +170,8 @@ def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype) -> No
 
 
 def test_both_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
-    for schema, text in (("turn(Tensor z, float a) -> Tensor", TURN_CUDA), ("quantize(Tensor x, ScalarType dtype) -> Tensor", QUANTIZE_CUDA)):
+    texts = {"turn(Tensor z, float a) -> Tensor": TURN_CUDA, "quantize(Tensor x, ScalarType dtype) -> Tensor": QUANTIZE_CUDA}
+    for schema, text in texts.items():
         try:
             assert opjit.build_library(make_op(schema, cuda=text).qualified, tmp_path, arch="sm_90").is_file()
         except opjit.errors.ToolMissing as error:
