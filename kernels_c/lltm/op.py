@@ -12,7 +12,7 @@ For a batch of B rows, F features and S states; ``weights`` is (3S, S + F) with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -127,8 +127,8 @@ def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None)
         return _gradients(ctx, grad_h, grad_cell)
     with torch.no_grad():  # create_graph, and torch.func
         gradients = _gradients(ctx, grad_h, grad_cell)
-    once: tuple[Tensor | None, ...] = _Once.apply(*gradients, grad_h, grad_cell, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-    return once
+    apply: Callable[..., tuple[Tensor | None, ...]] = _Once.apply
+    return apply(*gradients, grad_h, grad_cell, *ctx.saved_tensors)
 
 
 class _Once(torch.autograd.Function):
