@@ -72,10 +72,12 @@ OPJIT_HOST_DEVICE opjit_complex_of<real> operator*(opjit_complex_of<real> a, opj
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
 
-/* R. L. Smith, Algorithm 116: Complex division, CACM 5 (1962): no intermediate result overflows where the quotient does not. */
+/* R. L. Smith, Algorithm 116: Complex division, CACM 5 (1962): squares, which overflow first, are not formed. */
 template <typename real>
 OPJIT_HOST_DEVICE opjit_complex_of<real> operator/(opjit_complex_of<real> a, opjit_complex_of<real> b)
 {
+    if (b.re == 0 && b.im == 0)
+        return {a.re / b.re, a.im / b.re};
     const bool wide = (b.re < 0 ? -b.re : b.re) >= (b.im < 0 ? -b.im : b.im);
     const real ratio = wide ? b.im / b.re : b.re / b.im, size = wide ? b.re + b.im * ratio : b.re * ratio + b.im;
     if (wide)

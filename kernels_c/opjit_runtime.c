@@ -892,7 +892,7 @@ int opjit_register(void)
 
 /*
  * For a process without Python, where nothing has declared the op: make its schema known to torch, then register the kernel.
- * Returns 0, or 1 when torch refused, as where the op is known.
+ * Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes opjit_register().
  */
 int opjit_define(void)
 {

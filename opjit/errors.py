@@ -150,7 +150,7 @@ class CacheWarning(UserWarning):
 
 
 class CompileWarning(UserWarning):
-    """A warning about code that compiled: of the compiler, with its line of an op's source as the place, or of opjit about an extension."""
+    """A warning about code that compiled: the compiler's, placed at a line of an op's source, or opjit's own about an extension."""
 
 
 def one_string(where: str, parameter: str, given: str) -> str:

@@ -38,12 +38,14 @@ class _Call(threading.local):
     kwargs: dict[str, Any]
 
 
-def bind(schema: Schema, overload: OpOverload, backward: Function, setup_context: Function, vmap: Function | None = None) -> Function:
+def bind(schema: Schema, overload: OpOverload, backward: Function, setup_context: Function, vmap: Function | None = None,
+         cast: Function | None = None) -> Function:
     """Make ``backward(ctx, *grads)`` the op's.
 
     Args:
         backward, setup_context: as torch.library.register_autograd takes them.
         vmap: as torch.library.register_vmap takes it; None leaves torch.func's transforms to torch.
+        cast: gives a call's arguments as autocast converts them.
     """
     library = torch.library.Library(schema.namespace, "FRAGMENT")
     takes_list = any(argument.list and argument.kind == "Tensor" for argument in schema.arguments)
@@ -51,8 +53,8 @@ def bind(schema: Schema, overload: OpOverload, backward: Function, setup_context
         torch.library.register_autograd(schema.qualified, _trimmed(backward), setup_context=setup_context, lib=library)
     else:
         library.impl(schema.name, _kernel(overload, backward, setup_context), "Autograd", with_keyset=True)
-        if vmap is not None:
-            transforms.bind(library, schema, overload, backward, setup_context, vmap)
+        if vmap is not None and cast is not None:
+            transforms.bind(library, schema, overload, backward, setup_context, vmap, cast)
     return library._destroy
 
 

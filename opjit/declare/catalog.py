@@ -378,7 +378,7 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
         differentiable: False makes autograd take the results for constants. An op without a backward raises an error in
             ``backward()`` otherwise, as one of torch.library.custom_op does.
         elementwise: each element of a result depends only on the elements at its place in the arguments, which may broadcast. Then
-            torch.vmap calls the op once, for the whole batch.
+            torch.vmap calls the op once, for the whole batch, and DTensor's shards stay where they are.
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
@@ -407,6 +407,8 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
 
 def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
     """Pickle an op by its name, as a function: a copy is the op itself, and another process finds its own."""
+    if declared.library is not None:
+        return _restored, (declared.qualified, f"the library {declared.library}", "")
     return _restored, (declared.qualified, declared.where, str(declared.file or ""))
 
 
@@ -415,7 +417,7 @@ def _restored(qualified: str, where: str, declaration: str) -> Op:
 
     Args:
         where: of its declaration, for the message.
-        declaration: its op.py, or the folder of its library; an inline op has none, as its module declares it.
+        declaration: its op.py; an inline op has none, as its module declares it, and an op of a library is verified where it is loaded.
 
     Raises:
         UnknownOp: this process does not declare the op, and neither does that file.

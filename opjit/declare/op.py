@@ -81,7 +81,7 @@ class Op:
         handle: torch's registration; dropping it takes the op back. None until torch knows the op.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
         constant: whether its author declared it not differentiable, so that autograd takes its results for constants.
-        elementwise: whether its author declared it so: torch.vmap then calls it once.
+        elementwise: whether its author declared it so: torch.vmap then calls it once, and DTensor's shards stay where they are.
         loaded: the kernels in this process, by backend name.
         failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
         lock: held while the op is readied or reloaded.
@@ -102,7 +102,8 @@ class Op:
                  elementwise: bool = False) -> None:
         self.schema = schema.parse(text)
         tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
-        if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)):
+        if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)
+                            or any(each.kind != "Tensor" or each.list or each.optional for each in self.schema.results)):
             raise DeclarationError(f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
                                    "and returns new ones; leave that out")
         self.folder = folder
@@ -216,7 +217,12 @@ class Op:
             >>> with torch.autocast("cpu", dtype=torch.bfloat16):
             ...     torch.ops.mylib.scale(torch.ones(2, dtype=torch.bfloat16), 2.5)
             tensor([2.5000, 2.5000])
+
+        Raises:
+            DeclarationError: the op writes an argument: it would write a converted copy.
         """
+        if self.schema.mutates:
+            raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
         self._autocast = (dtype,)
         self.register_rules()
 
@@ -241,6 +247,10 @@ class Op:
     def _run_sharding(self, *args: Any, **kwargs: Any) -> Any:
         return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
 
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments as the rule for autocast converts them."""
+        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast[0])
+
     def register_rules(self) -> None:
         """Tell torch the rules for vmap and autocast, once; it gets methods, so that a reload can exchange the rules."""
         if self.handle is None:
@@ -252,6 +262,8 @@ class Op:
                 self._rules["autocast"] = transforms.bind_autocast(self.schema, self.overload, lambda: (self._autocast or (None,))[0])
             if self._autocast is None and "autocast" in self._rules:
                 self._rules.pop("autocast")()
+            if "sharding" in self._rules:  # DTensor keeps what the old rule said; it asks for the new one
+                self._rules.pop("sharding")()
 
     def forget_rules(self) -> None:
         """Take back what `register_rules` told torch."""
@@ -289,7 +301,7 @@ class Op:
                 take_back = autograd.refuse(self.schema, self.overload)
             else:
                 take_back = autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context,
-                                          self._run_vmap)
+                                          self._run_vmap, self._cast)
             self._autograd = wanted, take_back
 
     def forget_autograd(self) -> None:

@@ -29,11 +29,17 @@ def bind(overload: OpOverload, rule: Function) -> Function:
         rule: as torch.distributed.tensor.experimental.register_sharding takes it.
     """
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.experimental import register_sharding
 
     register_sharding(overload)(rule)
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
-    return lambda: known.pop(overload, None)
+
+    def take_back() -> None:
+        known.pop(overload, None)
+        _clear_sharding_prop_cache()
+
+    return take_back
 
 
 def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:

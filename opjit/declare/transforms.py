@@ -19,12 +19,13 @@ Dims = tuple[int | None, ...]
 
 
 def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, backward: Function, setup_context: Function,
-         vmap: Function) -> None:
+         vmap: Function, cast: Function) -> None:
     """Register what torch.func does with an op that has a backward.
 
     Args:
         backward, setup_context: as torch.library.register_autograd takes them.
         vmap: as torch.library.register_vmap takes it.
+        cast: gives a call's arguments as autocast converts them, which torch would do below the transforms.
     """
     plain = _function(overload, backward, setup_context, vmap, {})
 
@@ -36,6 +37,7 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, b
         interpreter = retrieve_current_functorch_interpreter()
         if interpreter.key() == TransformType.Functionalize:
             return _functionalized(overload, interpreter, args, kwargs)
+        args, kwargs = cast(args, kwargs)
         function = _function(overload, backward, setup_context, vmap, kwargs) if kwargs else plain
         return custom_function_call(function, *args)
 
@@ -90,26 +92,33 @@ def _functionalized(overload: OpOverload, interpreter: Any, args: tuple[Any, ...
 
 def loop(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Call the op for each element of the batch: the rule of an op that declares none."""
-    if info.batch_size == 0:
-        raise RuntimeError(f"{overload._schema.name} was called by torch.vmap with a batch of 0, for which it needs a rule: declare one "
-                           "with .vmap")
     calls = []
-    for i in range(info.batch_size):
-        chosen = (each if dim is None else each.select(dim, i) for each, dim in zip(args, in_dims, strict=True))
+    for i in range(max(1, info.batch_size)):  # without an element, a call with zeros tells the results' sizes
+        chosen = (each if dim is None else each.select(dim, i) if info.batch_size else each.new_zeros(_without(each.shape, dim))
+                  for each, dim in zip(args, in_dims, strict=True))
         calls.append(overload(*chosen, **kwargs))
     single = not isinstance(calls[0], tuple)
     columns = [calls] if single else list(zip(*calls, strict=True))
     if not all(isinstance(each[0], torch.Tensor) for each in columns):
         raise RuntimeError(f"{overload._schema.name} returns a number, and torch.vmap cannot batch numbers; return a tensor")
-    stacked = tuple(map(torch.stack, columns))
+    stacked = tuple(torch.stack(each)[:info.batch_size] for each in columns)
     return (stacked[0], 0) if single else (stacked, (0,) * len(stacked))
 
 
+def _without(shape: torch.Size, dim: int) -> list[int]:
+    sizes = list(shape)
+    del sizes[dim]
+    return sizes
+
+
 def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op."""
+    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op.
+
+    A scalar of another dtype counts for less than a batch's, so it takes a call for each element.
+    """
     tensors = [(each, dim) for each, dim in zip(args, in_dims, strict=True) if isinstance(each, torch.Tensor)]
     ranks = [each.dim() - (dim is not None) for each, dim in tensors]
-    if len({each.dtype for each, _ in tensors}) > 1 and 0 in ranks:  # a scalar's dtype counts for less than a batch's
+    if len({each.dtype for each, _ in tensors}) > 1 and 0 in ranks:
         return loop(overload, info, in_dims, args, kwargs)
     rank = max(ranks)
 
@@ -141,6 +150,21 @@ def bind_autocast(schema: Schema, overload: OpOverload, wanted: Callable[[], tor
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
         library.impl(schema.name, _cast_first(overload, device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), wanted), key)
     return library._destroy
+
+
+def cast(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: torch.dtype | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Convert a call's floating-point tensors, if autocast is on for their device.
+
+    Args:
+        wanted: the dtype; None is that of the region.
+    """
+    from torch.amp.autocast_mode import _cast
+
+    device = next((each.device.type for each in args if isinstance(each, torch.Tensor)), "cpu")
+    if not torch.is_autocast_enabled(device):
+        return args, kwargs
+    dtype = wanted or torch.get_autocast_dtype(device)
+    return _cast(args, device, dtype), _cast(kwargs, device, dtype)
 
 
 def _cast_first(overload: OpOverload, device: str, keys: torch._C.DispatchKeySet, wanted: Callable[[], torch.dtype | None]) -> Function:

@@ -17,7 +17,7 @@ from opjit.store.manifest import Manifest
 
 MAX_BYTES = 1 << 31  # of a library
 # Every op's library defines these.
-FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel", "opjit_define")
+FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ def _assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) ->
 
 def _rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """The elements in another order. They move as bytes, as torch.roll on CUDA takes no uint16, uint32 or uint64."""
-    elements = tensor.flatten()
+    elements = tensor.resolve_conj().resolve_neg().contiguous().flatten()
     return elements.view(torch.uint8).roll(by * tensor.element_size()).view(tensor.dtype).reshape(tensor.shape)
 
 

@@ -15,7 +15,9 @@ from opjit.testing.samples import Skipped, distinct_samples, floating, gradient_
 from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # torch flips no wide unsigned numbers
+# torch flips neither wide unsigned numbers nor float8.
+_FLIPPED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64,
+               torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
 @add(CHECKS, "vmap")
@@ -49,8 +51,7 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    signed = _SIGNED.get(tensor.dtype, tensor.dtype)
-    return tensor.view(signed).flip(tuple(range(tensor.dim()))).view(tensor.dtype)
+    return tensor.view(_FLIPPED_AS.get(tensor.dtype, tensor.dtype)).flip(tuple(range(tensor.dim()))).view(tensor.dtype)
 
 
 @add(CHECKS, "torch.func")

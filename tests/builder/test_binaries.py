@@ -104,8 +104,8 @@ def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(built_once: tup
     assert ".debug" not in sections
     symbols = [line.split() for line in readelf(built_once[1].library, "--dyn-syms").splitlines()]
     exported = {words[7] for words in symbols if len(words) == 8 and words[4] == "GLOBAL" and words[5] == "DEFAULT" and words[6] != "UND"}
-    assert exported == {"opjit_kernel", "opjit_redirect", "opjit_prepare", "opjit_register", "opjit_share_interrupts",
-                        "opjit_unregister"}
+    assert exported == {"opjit_define", "opjit_kernel", "opjit_redirect", "opjit_prepare", "opjit_register",
+                        "opjit_share_interrupts", "opjit_unregister"}
 
 
 def test_a_binary_does_nothing_when_it_is_opened(built_once: tuple[Path, Entry]) -> None:

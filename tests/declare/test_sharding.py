@@ -49,7 +49,11 @@ def run(tmp_path: Path, body: str, before: str = "", after: str = "") -> list[st
     words = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store")]
     ranks = [subprocess.Popen([*words, str(rank)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=environment({"OMP_NUM_THREADS": "1"})) for rank in range(2)]
-    ended = [rank.communicate(timeout=240) for rank in ranks]
+    try:
+        ended = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:  # one that waits for another that died
+            rank.kill()
     return [errors or f"ended with {rank.returncode}" for rank, (output, errors) in zip(ranks, ended, strict=True)
             if not output.endswith("done\n")]
 
@@ -102,6 +106,14 @@ check(torch.ops.inline.scaled(share(x, Shard(1)), 3.0), 3 * x, Replicate())  # t
 
 def test_an_elementwise_op_may_have_scalars_and_leave_tensors_out(tmp_path: Path) -> None:
     assert run(tmp_path, "check(scaled(share(x, Shard(1)), 2.0), 2 * x, Shard(1))", before=SCALED.format(elementwise=True)) == []
+
+
+def test_a_reload_takes_a_rule_back(tmp_path: Path) -> None:
+    """DTensor would go on with the former rule, and sum each shard alone."""
+    errors = run(tmp_path, SCALED.format(elementwise=True) + "scaled(share(x, Shard(0)), 2.0)\n" + SCALED.format(elementwise=False)
+                 + "scaled(share(x, Shard(0)), 2.0)")
+    assert len(errors) == 2
+    assert "inline.scaled.default does not have a sharding strategy registered" in errors[0]
 
 
 def test_an_op_without_a_rule_is_an_error_of_torchs(tmp_path: Path) -> None:

@@ -337,6 +337,30 @@ ONE = """
     """
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backend: str) -> None:
+    op = make_op("positive(Tensor x) -> SymInt", """
+        opjit_status positive_cpu(const opjit_tensor *x, int64_t *n)
+        {
+            *n = 0;
+            for (int64_t i = 0; i < x->numel; i++)
+                *n += ((const float *)x->data)[i] > 0;
+            return OPJIT_OK;
+        }
+        """, fake=lambda x: torch.library.get_ctx().new_dynamic_size())
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        count = op.overload(x)
+        torch._check(count >= 0)
+        torch._check(count <= x.shape[0])
+        return x[:count] * 2
+
+    compiled = torch.compile(first, backend=backend, fullgraph=True)
+    for x in (torch.tensor([1.0, -1, 2, 3]), torch.tensor([-1.0, -1, -2, 3])):
+        assert op.overload(x) == int((x > 0).sum())
+        torch.testing.assert_close(compiled(x), first(x))
+
+
 def test_the_first_call_may_come_from_another_thread(make_op: MakeOp) -> None:
     op = make_op("one(Tensor x) -> int", ONE)
     with ThreadPoolExecutor(1) as pool:

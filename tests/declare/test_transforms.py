@@ -204,6 +204,47 @@ def test_an_op_and_its_overload_are_pickled_by_name(scale: Op) -> None:
         assert pickle.loads(pickle.dumps(pickled)) is pickled
 
 
+def test_a_rule_for_autocast_is_refused_where_the_op_writes(make_op: MakeOp) -> None:
+    op = make_op("fill(Tensor(a!) x) -> ()", "opjit_status fill_cpu(const opjit_tensor *x) { return OPJIT_OK; }", fake=lambda x: None)
+    with pytest.raises(DeclarationError, match="writes an argument, and autocast would hand it a converted copy"):
+        op.autocast()
+
+
+def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: Op) -> None:
+    scale.autocast(torch.float32)
+    seen: list[Any] = []
+
+    @scale.setup_context
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.given = inputs[2], keyword_only_inputs["b"]
+        seen.append([t.dtype for t in inputs[:2]])
+
+    x, y = X.bfloat16(), Y.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        leaf = x.clone().requires_grad_()
+        scale.overload(leaf, y).sum().backward()
+        gradient = grad(lambda x: scale.overload(x, y).sum())(x)
+        _, pull = torch.func.vjp(lambda x: scale.overload(x, y), x)
+    assert [each for each in seen if each != [torch.float32] * 2] == []
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient, leaf.grad, rtol=0, atol=0)
+    torch.testing.assert_close(pull(torch.ones(3, 4))[0], leaf.grad, rtol=0, atol=0)
+
+
+def test_a_batch_of_nothing_has_the_sizes_and_the_dtype_of_a_result(scale: Op) -> None:
+    got = vmap(scale.overload, in_dims=(1, None), out_dims=1)(X[:, :0], Y[:, 0])
+    assert (got.shape, got.dtype) == ((3, 0), torch.float64)
+    add = opjit.get("add_custom", "cpu")
+    mixed = torch.ones(0), torch.ones(0, dtype=torch.float64)
+    torch.testing.assert_close(vmap(add)(*mixed), vmap(torch.add)(*mixed), rtol=0, atol=0)
+
+
+def test_an_elementwise_op_returns_tensors(make_op: MakeOp) -> None:
+    with pytest.raises(DeclarationError, match="takes positional Tensors and returns new ones"):
+        make_op("one(Tensor x) -> int", ONE, fake=lambda x: 1, elementwise=True)
+
+
 def _call(op: Any, results: Any) -> None:
     results.put(op(torch.ones(2), torch.ones(2)).tolist())
 
@@ -214,6 +255,7 @@ def test_a_spawned_process_takes_what_get_returned() -> None:
     process = context.Process(target=_call, args=(opjit.get("add_custom", "cpu"), results))
     process.start()
     process.join()
+    assert process.exitcode == 0
     assert results.get() == [2.0, 2.0]
 
 

@@ -119,6 +119,15 @@ def test_another_process_has_the_fake_kernel_and_the_backward(built: Path, tmp_p
     assert helpers.snapshot(built.parents[1]) == before  # no byte code either
 
 
+def test_an_op_of_a_library_is_unpickled_where_the_library_was_loaded(built: Path, tmp_path: Path) -> None:
+    load = LOAD.format(path=str(built), ns="libtest")
+    fresh(load + f"import pickle\npickle.dump(scale, open({str(tmp_path / 'op.pkl')!r}, 'wb'))", elsewhere(tmp_path))
+    again = f"import pickle\nassert pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb')) is scale\n"
+    fresh(load + again, elsewhere(tmp_path))
+    done = helpers.ended("import opjit, torch\n" + again, elsewhere(tmp_path))
+    assert f"UnknownOp: libtest::scale was pickled by a process that declared it in the library {built.parents[1]}; import or load" in done.stderr
+
+
 def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(built.parents[1], tmp_path / "moved")
     code = LOAD.format(path=str(moved), ns="libtest") + "assert loaded == [scale, torch.ops.libtest.scale_grad.default]\n" + USE

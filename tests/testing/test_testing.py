@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,44 @@ def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
     found = list(testing.results(op, "cpu"))
     assert [line for line in found if line.status == "failed"] == []
     assert [line.name for line in found if line.status == "skipped"] == ["complex gradients", "two devices", "cuda graph", "cuda stream"]
+
+
+FLIPPED = """
+opjit_status flipped_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    OPJIT_DISPATCH_FLOAT8(x->dtype, "flipped", {
+        for (int64_t i = 0; i < x->numel; i++)
+            opjit_store((scalar_t *)out->data + opjit_offset(out, i), -opjit_load((const scalar_t *)x->data + opjit_offset(x, i)));
+    })
+    return OPJIT_OK;
+}
+"""
+
+
+@pytest.mark.slow
+def test_a_good_op_that_takes_float8_passes_too(make_op: Callable[..., Op]) -> None:
+    op = make_op("flipped(Tensor x) -> Tensor", FLIPPED, fake=torch.empty_like, elementwise=True)
+
+    @op.reference
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        return torch.empty_like(x).copy_((-x.float()).to(x.dtype))
+
+    @op.samples
+    def samples(device: str) -> Iterator[tuple[torch.Tensor]]:
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            x = torch.linspace(-3, 3, 24, device=device).reshape(4, 6).to(dtype)
+            yield from ((x,), (x[:, ::2],), (x.t(),), (x[0, 0],))
+
+    assert [line for line in testing.results(op, "cpu") if line.status == "failed"] == []
+
+
+@pytest.mark.parametrize("view", [lambda x: x[::2], lambda x: x[0].expand(9), lambda x: x.to(torch.complex64).conj(),
+                                  lambda x: (x * 1j).conj().imag], ids=["strided", "expanded", "conj", "neg"])
+def test_elements_of_any_view_are_rolled(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = view(torch.arange(8.0))
+    assert torch.equal(testing.numerics._rolled(x, 1), x.flatten().roll(1).reshape(x.shape))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
