@@ -153,9 +153,7 @@ def test_bundled_elementwise_ops_batch_as_torchs_do() -> None:
     assert vmap(torch.ops.opjit.tensor_negate)(torch.ones(0, 3)).shape == (0, 3)
 
 
-def test_a_loop_over_no_elements_and_a_number_say_what_to_do(scale: Op, make_op: MakeOp) -> None:
-    with pytest.raises(RuntimeError, match=r"a batch of 0, for which it needs a rule: declare one with \.vmap"):
-        vmap(scale.overload)(X[:0], Y[:0])
+def test_a_loop_over_an_op_that_returns_a_number_is_refused(make_op: MakeOp) -> None:
     count = make_op("one(Tensor x) -> int", ONE)
     count.backward(lambda ctx, grad: None)
     with pytest.raises(RuntimeError, match=r"returns a number, and torch\.vmap cannot batch numbers"):
@@ -225,7 +223,7 @@ def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: O
         leaf = x.clone().requires_grad_()
         scale.overload(leaf, y).sum().backward()
         gradient = grad(lambda x: scale.overload(x, y).sum())(x)
-        _, pull = torch.func.vjp(lambda x: scale.overload(x, y), x)
+        pull = torch.func.vjp(lambda x: scale.overload(x, y), x)[1]
     assert [each for each in seen if each != [torch.float32] * 2] == []
     assert leaf.grad is not None
     torch.testing.assert_close(gradient, leaf.grad, rtol=0, atol=0)

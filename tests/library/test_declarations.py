@@ -125,7 +125,7 @@ def test_an_op_of_a_library_is_unpickled_where_the_library_was_loaded(built: Pat
     again = f"import pickle\nassert pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb')) is scale\n"
     fresh(load + again, elsewhere(tmp_path))
     done = helpers.ended("import opjit, torch\n" + again, elsewhere(tmp_path))
-    assert f"UnknownOp: libtest::scale was pickled by a process that declared it in the library {built.parents[1]}; import or load" in done.stderr
+    assert f"UnknownOp: libtest::scale was pickled by a process that declared it in the library {built.parents[1]}; " in done.stderr
 
 
 def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
