@@ -87,7 +87,8 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     progress.log(f"{extension.name} is built with {with_headers}")
     trusted = _trusted(extension, tools, work)
     if tools.nvrtc is None:
-        kept = nullcontext() if extension.facade else objects.reused(extension, tools.cxx.path, trusted, work, shared, started)
+        compilers = {"compile": tools.cxx.path, **({"cuda_compile": f"{tools.nvcc.root}/bin/nvcc"} if tools.nvcc else {})}
+        kept = nullcontext() if extension.facade else objects.reused(extension, compilers, trusted, work, shared, started)
         _compile(extension, arguments, tools, work, base, kept)
     else:
         made_by, remark = _compile_without_nvcc(extension, arguments, tools, work, base)

@@ -6,7 +6,7 @@ The key covers the source and the headers that a scan finds, by path and content
 and the versions in the extension's key, which stand for the headers of torch, Python and the system. The file lists the headers that only
 the compiler found, and they must be unchanged, as for an entry. Keys hold absolute paths: an object stays on its machine.
 
-Code for nvcc is always compiled. So is the only source of an extension: what changes is almost always that.
+The only source of an extension is always compiled: what changes is almost always that.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opjit import files, progress
 from opjit.builder import torch_builder
@@ -34,24 +34,55 @@ from opjit.store.store import Store
 
 _FORMAT = 1  # of keep.py's files
 _PLAN = "objects.json"
-# torch's rule, to which the rest of this file is tailored. Another version of torch may have another one; then nothing is kept.
-_COMMAND = "$cxx -MMD -MF $out.d $cflags -c $in -o $out $post_cflags\n  depfile = $out.d\n  deps = gcc\n"
-_RULE = f"rule compile\n  command = {_COMMAND}"
 _KNOWN = "rule known\n  command = mv $out.kept $out && mv $out.kept.d $out.d\n  depfile = $out.d\n  deps = gcc\n"
-_VARIABLE = re.compile(r"^(?:cxx|cflags|post_cflags) = .*$", re.MULTILINE)
-_EDGE = re.compile(r"^build (?P<out>\S+): compile (?P<source>.+)$", re.MULTILINE)
+_EDGE = re.compile(r"^build (?P<out>\S+): (?P<rule>compile|cuda_compile) (?P<source>.+)$", re.MULTILINE)
 # Flags that make compilers read more than the scan and their own list of headers show, and text that the shell evaluates anew each time.
 _UNSEEN = re.compile(r"""(?<![^\s'"])(?:@|-B|-Wp,|-X|-specs|--|-isysroot|-iprefix|-iwithprefix|-imultilib"""
                      r"""|-f(?:auto-)?profile|-fbranch-prob|-fmodule|-ftest-coverage|-save-temps)|[`$;&|]""")
-_ENVIRONMENT = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
+_UNSEEN_BY_NVCC = re.compile(r"""(?<![^\s'"=,])(?:@|-optf|--options-file|-ccbin|--compiler-bindir|-{1,2}keep|-{1,2}save-temps|-B|-Wp,"""
+                             r"""|-specs|-isysroot|-iprefix|-iwithprefix|-imultilib|-f(?:auto-)?profile|-fbranch-prob|-fmodule"""
+                             r"""|-ftest-coverage)|[`$;&|]""")
+_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH",
+                "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
+
+
+class _Rule(NamedTuple):
+    """A rule of torch's build file. The rest of this module is tailored to it; another version of torch may have another one, and then
+    nothing is kept.
+
+    Attributes:
+        command: its line.
+        text: the whole rule, with {} for the command.
+        variables: of the build file that the command names; the first is the compiler.
+        unseen: flags that it may not have.
+    """
+
+    command: str
+    text: str
+    variables: tuple[str, str, str]
+    unseen: re.Pattern[str]
+
+    def lines(self, text: str) -> list[str]:
+        """The lines of a build file that set the rule's variables."""
+        return re.findall(rf"^(?:{'|'.join(self.variables)}) = .*$", text, re.MULTILINE)
+
+
+_RULES = {
+    "compile": _Rule("$cxx -MMD -MF $out.d $cflags -c $in -o $out $post_cflags",
+                     "rule compile\n  command = {}\n  depfile = $out.d\n  deps = gcc\n", ("cxx", "cflags", "post_cflags"), _UNSEEN),
+    "cuda_compile": _Rule("$nvcc -MD -MF $out.d $cuda_cflags -c $in -o $out $cuda_post_cflags",
+                          "rule cuda_compile\n  depfile = $out.d\n  deps = gcc\n  command = {}\n",
+                          ("nvcc", "cuda_cflags", "cuda_post_cflags"), _UNSEEN_BY_NVCC),
+}
 
 
 @contextmanager
-def reused(extension: Extension, compiler: str, trusted: tuple[str, ...], work: Path, store: Store | None, started: int) -> Iterator[None]:
+def reused(extension: Extension, compilers: Mapping[str, str], trusted: tuple[str, ...], work: Path, store: Store | None,
+           started: int) -> Iterator[None]:
     """During the block, in which ninja runs, `work`/build.ninja takes known objects from the store and keeps the others there.
 
     Args:
-        compiler: path of the C++ compiler.
+        compilers: paths, by the rules that name them.
         trusted: prefixes of headers that a version in the extension's key covers.
         store: None if it cannot be used.
         started: time.time_ns() before a file was read for this build; an object from a file that is newer is not kept.
@@ -60,17 +91,21 @@ def reused(extension: Extension, compiler: str, trusted: tuple[str, ...], work: 
     written = place.read_bytes()
     text = written.decode("utf-8", "surrogateescape")
     folder = None if store is None or len(extension.sources) < 2 else _folder(store)
-    if folder is None or not _is_understood(text):
+    rules = [name for name in compilers if _is_understood(name, text)]
+    if folder is None or not rules:
         yield
         return
-    planned = _plan(extension, compiler, text)
+    planned = {out: each for name in rules for out, each in _plan(extension, name, compilers[name], text).items()}
     known = {out for out, each in planned.items() if _take(folder / each["key"], work / out)}
     progress.log(f"{len(known)} of {len(planned)} objects of {extension.name} are in the cache")
     new = {out: each for out, each in planned.items() if out not in known}
     plan = {"folder": str(folder), "started": started, "trusted": trusted, "objects": new}
     (work / _PLAN).write_text(json.dumps(plan), encoding="ascii")
-    text = text.replace(_RULE, f"rule compile\n  command = {' '.join(map(torch_builder.quote, _launcher()))} {_COMMAND}\n{_KNOWN}")
-    text = _EDGE.sub(lambda edge: f"build {edge['out']}: {'known' if edge['out'] in known else 'compile'} {edge['source']}", text)
+    for rule in map(_RULES.__getitem__, rules):
+        launched = f"{' '.join(map(torch_builder.quote, _launcher()))} {rule.command}"
+        text = text.replace(rule.text.format(rule.command), rule.text.format(launched))
+    text = text.replace("rule compile\n", f"{_KNOWN}\nrule compile\n", 1)
+    text = _EDGE.sub(lambda edge: f"build {edge['out']}: {'known' if edge['out'] in known else edge['rule']} {edge['source']}", text)
     place.write_bytes(text.encode("utf-8", "surrogateescape"))
     try:
         yield
@@ -100,18 +135,21 @@ def _folder(store: Store) -> Path | None:
     return None if problem else folder
 
 
-def _is_understood(text: str) -> bool:
-    """Whether a build file's commands are torch's usual ones, whose result depends on nothing unseen, and Python can run keep.py."""
+def _is_understood(name: str, text: str) -> bool:
+    """Whether a rule of a build file is torch's usual one, whose result depends on nothing unseen, and Python can run keep.py."""
+    rule, own = _RULES[name], f"-ccbin {os.environ.get('CC')} "  # torch names $CC so, and the extension's key has it
+    lines = [line.replace(own, "") for line in rule.lines(text)]
     named = os.path.basename(sys.executable or "").startswith("python")  # else it is a program that has Python in it
     can_run = named and "PYTHONHOME" not in os.environ and os.path.isfile(keep.__file__)  # -I takes no notice of PYTHONHOME
-    return can_run and _RULE in text and not any(_UNSEEN.search(line) for line in _VARIABLE.findall(text))
+    return (can_run and rule.text.format(rule.command) in text and "PYTORCH_NVCC" not in os.environ
+            and not any(rule.unseen.search(line) for line in lines))
 
 
-def _plan(extension: Extension, compiler: str, text: str) -> dict[str, dict[str, Any]]:
-    """The key and the inputs of each object that can be kept, by its file name."""
-    status = os.stat(compiler)
-    document, variables, scan = extension.document(), _VARIABLE.findall(text), headers.Scan()
-    flags = [line for line in variables if not line.startswith("cxx")]
+def _plan(extension: Extension, name: str, compiler: str, text: str) -> dict[str, dict[str, Any]]:
+    """The key and the inputs of each object of a rule that can be kept, by its file name."""
+    rule, status = _RULES[name], os.stat(compiler)
+    document, variables, scan = extension.document(), rule.lines(text), headers.Scan()
+    flags = [line for line in variables if not line.startswith(f"{rule.variables[0]} = ")]
     named = {path for line in flags for path in re.split(r"[\s=,@'\"]+", line) if os.path.isabs(path) and os.path.isfile(path)}
     common = {
         "format": _FORMAT,
@@ -119,13 +157,13 @@ def _plan(extension: Extension, compiler: str, text: str) -> dict[str, dict[str,
         "native": extension.flags.get("native"),
         "compiler": [os.path.realpath(compiler), status.st_size, status.st_mtime_ns],
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
-        "commands": [_COMMAND, *variables],
+        "commands": [rule.command, *variables],
         "named": {path: files.digest(path) for path in sorted(named)},
     }
     planned = {}
     for edge in _EDGE.finditer(text):
         source = edge["source"].replace("$ ", " ")
-        if source in extension.sources:
+        if edge["rule"] == name and source in extension.sources:
             inputs = headers.closure([source, *extension.roots[len(extension.sources):]], extension.include, scan)
             key = document_key({**common, "object": edge["out"], "source": source, "inputs": inputs})
             planned[edge["out"]] = {"key": key, "inputs": inputs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 import opjit
 from opjit import cache, files
@@ -115,7 +117,7 @@ def plain_build(project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -
     """The folder of an entry that was built without any kept object, in another cache."""
     with monkeypatch.context() as patch:
         patch.setenv("OPJIT_CACHE", str(root))
-        patch.setattr(objects, "_is_understood", lambda text: False)
+        patch.setattr(objects, "_is_understood", lambda name, text: False)
         return Path(project.load()).parent
 
 
@@ -359,6 +361,43 @@ print(ctypes.CDLL(opjit.load({project.name!r}, {project.sources!r}, extra_cflags
     assert len(kept(here)) == 5
     assert project.sum() == 11111
     assert project.compiled() == []
+
+
+def compiled_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the last builds took from the cache, from their log."""
+    found = re.findall(r"(\d+ of \d+) objects of ", caplog.text)
+    caplog.clear()
+    return found
+
+
+@pytest.mark.nvcc
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA, so nvcc lists no headers")
+def test_an_edit_of_one_of_three_cuda_sources_compiles_that_one(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OPJIT_ARCH", "sm_90")
+    caplog.set_level("INFO", "opjit")
+    (tmp_path / "amount.cuh").write_text("#define AMOUNT 1\n")
+    (tmp_path / "main.cpp").write_text('int one(), two();\nextern "C" int sum() { return one() + two(); }\n')
+    for name, included in (("one", ""), ("two", '#define HEADER "amount.cuh"\n#include HEADER\n')):
+        (tmp_path / f"{name}.cu").write_text(f"{included}__global__ void {name}_kernel(int *x) {{ *x = 1; }}\n"
+                                             f"int {name}() {{ {name}_kernel<<<1, 1>>>(nullptr); return 10; }}\n")
+    name = f"cuda_objects_{os.urandom(4).hex()}"
+
+    def total(*flags: str) -> int:
+        sources = [str(tmp_path / path) for path in ("main.cpp", "one.cu", "two.cu")]
+        path = opjit.load(name, sources, extra_cuda_cflags=["-O1", *flags], is_python_module=False)
+        assert isinstance(path, str)
+        return int(ctypes.CDLL(path).sum())
+
+    assert (total(), compiled_of(caplog)) == (20, ["0 of 3"])
+    (tmp_path / "one.cu").write_text((tmp_path / "one.cu").read_text().replace("return 10", "return 11"))
+    assert (total(), compiled_of(caplog)) == (21, ["2 of 3"])
+    (tmp_path / "amount.cuh").write_text("#define AMOUNT 2\n")  # which only the compiler knows
+    assert (total(), compiled_of(caplog)) == (21, ["2 of 3"])
+    assert (total("-DMORE"), compiled_of(caplog)) == (21, ["1 of 3"])
+    assert (total("-keep"), compiled_of(caplog)) == (21, ["1 of 1"])  # what nvcc may then read is unknown: only C++ is looked up
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DEVEN_MORE")
+    assert (total(), compiled_of(caplog)) == (21, ["0 of 3"])
 
 
 def test_what_was_packed_is_unpacked_and_a_changed_byte_is_an_error() -> None:
