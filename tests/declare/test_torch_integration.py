@@ -337,6 +337,7 @@ ONE = """
     """
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backend: str) -> None:
     op = make_op("positive(Tensor x) -> SymInt", """
