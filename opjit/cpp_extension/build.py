@@ -87,7 +87,9 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
     progress.log(f"{extension.name} is built with {with_headers}")
     trusted = _trusted(extension, tools, work)
     if tools.nvrtc is None:
-        compilers = {"compile": tools.cxx.path, **({"cuda_compile": f"{tools.nvcc.root}/bin/nvcc"} if tools.nvcc else {})}
+        compilers = {"compile": tools.cxx.path}
+        if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
+            compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
         kept = nullcontext() if extension.facade else objects.reused(extension, compilers, trusted, work, shared, started)
         _compile(extension, arguments, tools, work, base, kept)
     else:

@@ -37,11 +37,11 @@ _PLAN = "objects.json"
 _KNOWN = "rule known\n  command = mv $out.kept $out && mv $out.kept.d $out.d\n  depfile = $out.d\n  deps = gcc\n"
 _EDGE = re.compile(r"^build (?P<out>\S+): (?P<rule>compile|cuda_compile) (?P<source>.+)$", re.MULTILINE)
 # Flags that make compilers read more than the scan and their own list of headers show, and text that the shell evaluates anew each time.
-_UNSEEN = re.compile(r"""(?<![^\s'"])(?:@|-B|-Wp,|-X|-specs|--|-isysroot|-iprefix|-iwithprefix|-imultilib"""
-                     r"""|-f(?:auto-)?profile|-fbranch-prob|-fmodule|-ftest-coverage|-save-temps)|[`$;&|]""")
-_UNSEEN_BY_NVCC = re.compile(r"""(?<![^\s'"=,])(?:@|-optf|--options-file|-ccbin|--compiler-bindir|-{1,2}keep|-{1,2}save-temps|-B|-Wp,"""
-                             r"""|-specs|-isysroot|-iprefix|-iwithprefix|-imultilib|-f(?:auto-)?profile|-fbranch-prob|-fmodule"""
-                             r"""|-ftest-coverage)|[`$;&|]""")
+_MORE = (r"@|-B|-Wp,|-specs|-isysroot|-iprefix|-iwithprefix|-imultilib|-f(?:auto-)?profile|-fbranch-prob|-fmodule|-ftest-coverage"
+         r"|-save-temps")
+_UNSEEN = re.compile(rf"""(?<![^\s'"])(?:{_MORE}|-X|--)|[`$;&|]""")
+_UNSEEN_BY_NVCC = re.compile(rf"""(?<![^\s'"=,])(?:{_MORE}|-optf|--options-file|-ccbin|--compiler-bindir|-keep|--keep|--save-temps)"""
+                             r"""|[`$;&|]""")
 _ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH",
                 "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
 
@@ -141,8 +141,7 @@ def _is_understood(name: str, text: str) -> bool:
     lines = [line.replace(own, "") for line in rule.lines(text)]
     named = os.path.basename(sys.executable or "").startswith("python")  # else it is a program that has Python in it
     can_run = named and "PYTHONHOME" not in os.environ and os.path.isfile(keep.__file__)  # -I takes no notice of PYTHONHOME
-    return (can_run and rule.text.format(rule.command) in text and "PYTORCH_NVCC" not in os.environ
-            and not any(rule.unseen.search(line) for line in lines))
+    return can_run and rule.text.format(rule.command) in text and not any(rule.unseen.search(line) for line in lines)
 
 
 def _plan(extension: Extension, name: str, compiler: str, text: str) -> dict[str, dict[str, Any]]:

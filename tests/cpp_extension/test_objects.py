@@ -159,6 +159,13 @@ def test_what_is_as_it_was_before_is_not_compiled_again(built: Project) -> None:
     assert built.compiled() == []
 
 
+def test_another_nvcc_is_none_of_the_business_of_cpp(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
+    assert project.sum() == 11111
+    project.edit("s4.cpp")
+    assert (project.sum(), project.compiled()) == (11111, sorted([*ALL, "s4"]))
+
+
 def test_other_flags_compile_all(built: Project) -> None:
     built.flags = ["-DFLAG=2"]
     assert built.sum() == 21111
