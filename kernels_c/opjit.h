@@ -36,12 +36,13 @@
  *
  * You choose the parameters' names. libc's headers are included before your file: pass -D_GNU_SOURCE in extra_cflags.
  *
- * A folder may declare several ops and hold their kernels in one file, named after the folder. The file is compiled once
- * for each op, with OPJIT_OP_<op> defined, so that #ifdef can leave out what the others need.
+ * A folder may declare several ops and hold their kernels in one file, named after the folder. The file is compiled
+ * once for each op, with OPJIT_OP_<op> defined, so that #ifdef can leave out what the others need.
  *
  * Memory: inputs are borrowed, outputs are handed over, scratch is freed after the call. You never free.
- * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it
- * becomes a Python RuntimeError with the op, text, file and line (of opjit's own functions: where you called them). Never exit, abort, longjmp or throw.
+ * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it becomes a
+ * Python RuntimeError with the op, text, file and line (of opjit's own functions: where you called them). Never exit,
+ * abort, longjmp or throw.
  * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
  * Threads: several threads may call a function at once, without the GIL. Keep no state of your own.
  * Use opjit_parallel_for to run on more threads; the compiler ignores #pragma omp.
@@ -50,9 +51,10 @@
  * Contents: 1 dtypes  2 tensors  3 errors  4 memory  5 threads  6 dtype dispatch  7 strided access
  * More:     opjit_elementwise.h (broadcasting, dtype promotion, any strides)  opjit_convert.h (from dtype to dtype)
  *           opjit_half.h (float16, bfloat16)  opjit_cuda.h (.cu files)  opjit_caffe.h (Caffe's CUDA macros)
+ *           opjit_random.h (Philox)  opjit_reduce.h (of warps and blocks)  opjit_pack.h (16 bytes at once)
  *
- * Valid as C11 and as C++17. Every op's library is linked with the functions declared here, of opjit_runtime.c; its first
- * screen lists the state it keeps.
+ * Valid as C11 and as C++17. Every op's library is linked with the functions declared here, of opjit_runtime.c,
+ * whose first screen lists the state it keeps, and opjit_elementwise.c.
  */
 #ifndef OPJIT_H
 #define OPJIT_H
@@ -178,10 +180,10 @@ typedef struct opjit_error *opjit_status;
 __attribute__((format(printf, 3, 4), returns_nonnull, cold)) opjit_status opjit_error_new(const char *file, int line,
                                                                                           const char *format, ...);
 
-/* Give an error of opjit's own functions, which has no place yet, that of the call. */
+/* Attach the caller's file and line to an error that has none. */
 __attribute__((returns_nonnull, cold)) opjit_status opjit_error_at(opjit_status error, const char *file, int line);
 
-/* Where an error was made; in opjit's own files nowhere, as their lines tell an author nothing. */
+/* Source location of an error; empty in opjit's own files. */
 #ifndef OPJIT_PLACE
 #define OPJIT_PLACE __FILE__, __LINE__
 #endif
@@ -218,8 +220,8 @@ __attribute__((returns_nonnull, cold)) opjit_status opjit_torch_error(const char
 /* 4. Memory                                                                                      */
 
 /*
- * Create an output with uninitialised elements on the device of `like` (any tensor argument). `strides` counts elements;
- * NULL means contiguous. Create each output once: a second call is an error.
+ * Create an output with uninitialised elements on the device of `like` (any tensor argument). `strides` counts
+ * elements; NULL means contiguous. Create each output once: a second call is an error.
  */
 OPJIT_MUST_USE opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *sizes,
                                                 const int64_t *strides, opjit_dtype dtype, const opjit_tensor *like);
@@ -241,14 +243,14 @@ OPJIT_MUST_USE OPJIT_INLINE opjit_status opjit_empty(opjit_tensor *out, int64_t 
 OPJIT_MUST_USE opjit_status opjit_make_outputs(opjit_outputs *list, int64_t len);
 
 /*
- * An output with the sizes of `like` and the strides of torch.empty_like: those of `like` if it is dense, else dense with
- * the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
+ * An output with the sizes of `like` and the strides of torch.empty_like: those of `like` if it is dense, else dense
+ * with the dimensions in the memory order of `like` (infer_dense_strides in ATen/ExpandUtils.cpp).
  */
 OPJIT_MUST_USE opjit_status opjit_empty_like(opjit_tensor *out, const opjit_tensor *like, opjit_dtype dtype);
 
 /*
- * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends. On CUDA it is freed in
- * stream order, so launched kernels may still use it. A pointer to 0 bytes must not be read.
+ * Uninitialised memory on the device of `like`, at least 16-byte aligned, freed when the call ends. On CUDA it is freed
+ * in stream order, so launched kernels may still use it. A pointer to 0 bytes must not be read.
  */
 OPJIT_MUST_USE opjit_status opjit_scratch(void **memory, int64_t bytes, const opjit_tensor *like);
 
@@ -261,8 +263,8 @@ OPJIT_MUST_USE opjit_status opjit_scratch(void **memory, int64_t bytes, const op
     } while (0)
 
 /*
- * `x` itself if it is contiguous, else a contiguous copy until the call ends; in stream order on CUDA. For reading: the copy
- * is no result, and writing to it would write to a contiguous `x`.
+ * `x` itself if it is contiguous, else a contiguous copy until the call ends; in stream order on CUDA. For reading: the
+ * copy is no result, and writing to it would write to a contiguous `x`.
  *
  *     opjit_tensor copy;
  *     OPJIT_TRY(opjit_contiguous(&copy, x));
@@ -275,9 +277,9 @@ OPJIT_MUST_USE opjit_status opjit_contiguous(opjit_tensor *copy, const opjit_ten
 typedef opjit_status opjit_range_body(int64_t begin, int64_t end, void *context);
 
 /*
- * Split the range into parts and call body(begin, end, context) for each on torch's thread pool. A range of at most `grain`,
- * or one inside another parallel region, runs in the caller's thread. The body runs in other threads: share data through
- * context, do not allocate, return errors as usual. The first error is returned.
+ * Split the range into parts and call body(begin, end, context) for each on torch's thread pool. A range of at most
+ * `grain`, or one inside another parallel region, runs in the caller's thread. The body runs in other threads: share
+ * data through context, do not allocate, return errors as usual. The first error is returned.
  */
 OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit_range_body *body,
                                                void *context);
@@ -286,8 +288,8 @@ OPJIT_MUST_USE opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64
  * Has Ctrl-C (SIGINT) arrived during this call? `x` is any tensor argument of it. For loops of seconds, in any thread,
  * including those of opjit_parallel_for. Each question costs a system call: ask every millisecond or so. The first in a
  * process installs a handler, which calls Python's; interrupts before it are not seen.
- * Make the outputs first, leave the loop, and return OPJIT_OK: the main thread raises KeyboardInterrupt before it sees them.
- * In other threads, and where Python's handler of the signal raises nothing, the op raises a RuntimeError.
+ * Make the outputs first, leave the loop, and return OPJIT_OK: the main thread raises KeyboardInterrupt before it sees
+ * them. In other threads, and where Python's handler of the signal raises nothing, the op raises a RuntimeError.
  *
  *     for (int64_t step = 0; step < steps && !opjit_interrupted(x); step++)
  *         relax(out, x);
@@ -305,8 +307,9 @@ bool opjit_interrupted(const opjit_tensor *x);
  *         ...
  *     });
  *
- * Any other dtype returns an error that names the op and the dtype. C has no arithmetic for float8, float16 and bfloat16: with
- * OPJIT_DISPATCH_FLOAT8 and OPJIT_DISPATCH_ALL_FLOATING, compute in `opmath_t`, which is double for float64 and float for the others:
+ * Any other dtype returns an error that names the op and the dtype. C has no arithmetic for float8, float16 and
+ * bfloat16: with OPJIT_DISPATCH_FLOAT8 and OPJIT_DISPATCH_ALL_FLOATING, compute in `opmath_t`, which is double for
+ * float64 and float for the others:
  *
  *     OPJIT_DISPATCH_ALL_FLOATING(x->dtype, "scale", {
  *         const scalar_t *from = (const scalar_t *)x->data;
@@ -369,61 +372,81 @@ bool opjit_interrupted(const opjit_tensor *x);
  *     OPJIT_FOR_EACH(i, at, x)
  *         to[i] = 2 * from[at];
  *
- * OPJIT_FOR_EACH2 walks two tensors of the same sizes, OPJIT_FOR_RANGE the elements from `begin` to `end`, such as those of
- * one call of an opjit_range_body. Each is a plain loop over strides inside another one, at the cost of such loops; the
- * compiler vectorises it where elements lie side by side. `break` leaves the inner loop only. For neighbours of an element
- * use the strides: from[i * x->strides[0] + j * x->strides[1]].
+ * OPJIT_FOR_EACH2 walks two tensors of the same sizes, OPJIT_FOR_RANGE the elements from `begin` to `end`, such as
+ * those of one call of an opjit_range_body. Each is a plain loop over strides inside another one, at the cost of such
+ * loops; the compiler vectorises it where elements lie side by side. `break` leaves the inner loop only. For neighbours
+ * of an element use the strides: from[i * x->strides[0] + j * x->strides[1]].
  */
 #define OPJIT_FOR_EACH(i_, at_, x_) OPJIT_FOR_RANGE(i_, 0, (x_)->numel, at_, x_)
 
 #define OPJIT_FOR_RANGE(i_, begin_, end_, at_, x_) \
-    for (opjit_walk opjit_w = opjit_walk_of((x_), NULL, (begin_), (end_)); opjit_w.i < opjit_w.end; \
-         opjit_next_row(&opjit_w)) \
-        for (int64_t i_ = opjit_w.i, at_ = opjit_w.at[0], opjit_step = opjit_w.steps[0], opjit_end = opjit_w.row_end; \
-             i_ < opjit_end; i_++, at_ += opjit_step)
+    OPJIT_FOR_ROWS((x_), NULL, 1, begin_, end_) \
+    for (int64_t i_ = opjit_w.i, at_ = opjit_w.at[0], opjit_step = opjit_w.steps[0], opjit_end = opjit_w.row_end; \
+         i_ < opjit_end; i_++, at_ += opjit_step)
 
 #define OPJIT_FOR_EACH2(i_, at_x_, x_, at_y_, y_) \
-    for (opjit_walk opjit_w = opjit_walk_of((x_), (y_), 0, (x_)->numel); opjit_w.i < opjit_w.end; \
-         opjit_next_row(&opjit_w)) \
-        for (int64_t i_ = opjit_w.i, at_x_ = opjit_w.at[0], at_y_ = opjit_w.at[1], opjit_step = opjit_w.steps[0], \
-                     opjit_step2 = opjit_w.steps[1], opjit_end = opjit_w.row_end; \
-             i_ < opjit_end; i_++, at_x_ += opjit_step, at_y_ += opjit_step2)
+    OPJIT_FOR_ROWS((x_), (y_), 2, 0, (x_)->numel) \
+    for (int64_t i_ = opjit_w.i, at_x_ = opjit_w.at[0], at_y_ = opjit_w.at[1], opjit_step = opjit_w.steps[0], \
+                 opjit_step2 = opjit_w.steps[1], opjit_end = opjit_w.row_end; \
+         i_ < opjit_end; i_++, at_x_ += opjit_step, at_y_ += opjit_step2)
 
-/* Have both tensors the same sizes? */
+#define OPJIT_FOR_ROWS(x_, y_, operands_, begin_, end_) \
+    for (opjit_elements opjit_e = opjit_in_order(x_, y_); opjit_e.dim > 0; opjit_e.dim = 0) \
+        for (opjit_walk opjit_w = opjit_walk_of(&opjit_e, begin_, end_); opjit_w.i < opjit_w.end; \
+             opjit_next_row(&opjit_w, &opjit_e, operands_))
+
+/* Do both tensors have the same sizes? */
 bool opjit_same_sizes(const opjit_tensor *x, const opjit_tensor *y);
 
-/* The state of these loops: rows are the innermost dimension, after dimensions that continue each other are merged. */
+#define OPJIT_MAX_OPERANDS 4
+
+/* Tensors walked together, in as few dimensions as possible: those that continue each other in all are merged. */
+typedef struct opjit_elements {
+    int64_t numel;
+    int64_t dim;                                        /* at least 1 */
+    int64_t sizes[OPJIT_MAX_DIM];                       /* outermost first */
+    int64_t strides[OPJIT_MAX_DIM][OPJIT_MAX_OPERANDS]; /* in elements, 0 where a tensor is broadcast */
+    void *data[OPJIT_MAX_OPERANDS];
+    int64_t bytes[OPJIT_MAX_OPERANDS]; /* of an element */
+    int operands;
+} opjit_elements;
+
+/* Of one or two tensors, in row-major order. In memory order: opjit_elements_of() in opjit_elementwise.h. */
+opjit_elements opjit_in_order(const opjit_tensor *x, const opjit_tensor *y);
+
+/* A walk over rows, which are the innermost dimension: the row's first element, its end, and the walk's end. */
 typedef struct opjit_walk {
-    int64_t i, row_end, end; /* the row's first element, the row's end, the walk's end */
-    int64_t at[2], steps[2]; /* where the row starts in each tensor, and its stride there */
-    int64_t row, skipped;    /* elements of a whole row, and those before a walk that starts within one */
-    int64_t outer;           /* dimensions around the rows */
-    int64_t index[OPJIT_MAX_DIM], sizes[OPJIT_MAX_DIM], strides[2][OPJIT_MAX_DIM];
+    int64_t i, row_end, end;
+    int64_t at[OPJIT_MAX_OPERANDS];    /* where the row starts in each tensor, in elements from its data */
+    int64_t steps[OPJIT_MAX_OPERANDS]; /* the row's stride there */
+    int64_t index[OPJIT_MAX_DIM];      /* of the row's first element */
 } opjit_walk;
 
-opjit_walk opjit_walk_of(const opjit_tensor *x, const opjit_tensor *y, int64_t begin, int64_t end);
+opjit_walk opjit_walk_of(const opjit_elements *e, int64_t begin, int64_t end);
 
-OPJIT_INLINE void opjit_next_row(opjit_walk *w)
+OPJIT_INLINE void opjit_next_row(opjit_walk *w, const opjit_elements *e, int operands)
 {
+    const int64_t inner = e->dim - 1;
     w->i = w->row_end;
-    w->row_end = w->end - w->i < w->row ? w->end : w->i + w->row;
-    w->at[0] -= w->skipped * w->steps[0];
-    w->at[1] -= w->skipped * w->steps[1];
-    w->skipped = 0;
-    for (int64_t d = w->outer - 1; d >= 0; d--) {
-        w->at[0] += w->strides[0][d];
-        w->at[1] += w->strides[1][d];
-        if (++w->index[d] < w->sizes[d])
+    w->row_end = w->end - w->i < e->sizes[inner] ? w->end : w->i + e->sizes[inner];
+    for (int k = 0; k < operands; k++)
+        w->at[k] -= w->index[inner] * w->steps[k]; /* the first row may have started within */
+    w->index[inner] = 0;
+    for (int64_t d = inner - 1; d >= 0; d--) {
+        for (int k = 0; k < operands; k++)
+            w->at[k] += e->strides[d][k];
+        if (++w->index[d] < e->sizes[d])
             return;
-        w->at[0] -= w->strides[0][d] * w->sizes[d];
-        w->at[1] -= w->strides[1][d] * w->sizes[d];
+        for (int k = 0; k < operands; k++)
+            w->at[k] -= e->strides[d][k] * e->sizes[d];
         w->index[d] = 0;
     }
 }
 
 /*
- * The offset from data, in elements, of element `index`, counted in row-major order. For single elements: it divides once for
- * each dimension, so a loop over a tensor that is not contiguous takes 4 to 40 times the time of OPJIT_FOR_EACH.
+ * The offset from data, in elements, of element `index`, counted in row-major order. For single elements: it divides
+ * once for each dimension, so a loop over a tensor that is not contiguous takes 4 to 40 times the time of
+ * OPJIT_FOR_EACH.
  */
 OPJIT_HOST_DEVICE int64_t opjit_offset(const opjit_tensor *t, int64_t index)
 {
@@ -436,21 +459,6 @@ OPJIT_HOST_DEVICE int64_t opjit_offset(const opjit_tensor *t, int64_t index)
     }
     return offset;
 }
-
-/* A shape without a tensor: `dim` sizes and strides, outermost first. */
-typedef struct opjit_layout {
-    int64_t dim;
-    int64_t sizes[OPJIT_MAX_DIM];
-    int64_t strides[OPJIT_MAX_DIM];
-} opjit_layout;
-
-/*
- * The elements of `t` in memory order, in as few dimensions as possible: drops dimensions of size 1, sorts the others by
- * stride and merges neighbours where one continues the other. For work that may take elements in any order, such as a sum:
- * a transposed or permuted tensor becomes one contiguous dimension. An empty tensor gives one dimension of size 0, a scalar
- * one of size 1.
- */
-opjit_layout opjit_coalesce(const opjit_tensor *t);
 
 #ifdef __cplusplus
 }

@@ -22,8 +22,9 @@
  *         return OPJIT_LAUNCHED();
  *     }
  *
- * Caffe's checks end the process. Here they may stand in functions that return nothing: the first error is kept, with its
- * line, and OPJIT_LAUNCHED() returns it, so the op must end with that. The code between a failed check and the end runs.
+ * Caffe's checks end the process. Here they may stand in functions that return nothing: the first error is kept, with
+ * its line, and OPJIT_LAUNCHED() returns it, so the op must end with that. The code between a failed check and the end
+ * runs.
  */
 #ifndef OPJIT_CAFFE_H
 #define OPJIT_CAFFE_H

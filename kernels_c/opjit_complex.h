@@ -10,8 +10,8 @@
  *             to[i] = OPJIT_COMPLEX(real_t, -opjit_imag(from[at]), opjit_real(from[at])) + from[at] * 2;
  *     });
  *
- * In C the types are C's own. C++ for CUDA has none that kernels can use, so there they are structs with the same operators:
- * + - * / between two complex numbers of one precision, or one and a real number.
+ * In C the types are C's own. C++ for CUDA has none that kernels can use, so there they are structs with the same
+ * operators: + - * / between two complex numbers of one precision, or one and a real number.
  */
 #ifndef OPJIT_COMPLEX_H
 #define OPJIT_COMPLEX_H
@@ -85,54 +85,23 @@ OPJIT_HOST_DEVICE opjit_complex_of<real> operator/(opjit_complex_of<real> a, opj
     return {(a.re * ratio + a.im) / size, (a.im * ratio - a.re) / size};
 }
 
-/* The real number may have any type, as in C. */
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator+(opjit_complex_of<real> a, number b)
-{
-    return {a.re + (real)b, a.im};
-}
+/* An operator with a real number on either side, which may have any type, as in C. */
+#define OPJIT_COMPLEX_AND_NUMBER(operator_, before_, after_) \
+    template <typename real, typename number> \
+    OPJIT_HOST_DEVICE opjit_complex_of<real> operator operator_(opjit_complex_of<real> a, number b) \
+    { \
+        return before_; \
+    } \
+    template <typename real, typename number> \
+    OPJIT_HOST_DEVICE opjit_complex_of<real> operator operator_(number a, opjit_complex_of<real> b) \
+    { \
+        return after_; \
+    }
 
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator-(opjit_complex_of<real> a, number b)
-{
-    return {a.re - (real)b, a.im};
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator*(opjit_complex_of<real> a, number b)
-{
-    return {a.re * (real)b, a.im * (real)b};
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator/(opjit_complex_of<real> a, number b)
-{
-    return {a.re / (real)b, a.im / (real)b};
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator+(number a, opjit_complex_of<real> b)
-{
-    return b + a;
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator-(number a, opjit_complex_of<real> b)
-{
-    return {(real)a - b.re, -b.im};
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator*(number a, opjit_complex_of<real> b)
-{
-    return b * a;
-}
-
-template <typename real, typename number>
-OPJIT_HOST_DEVICE opjit_complex_of<real> operator/(number a, opjit_complex_of<real> b)
-{
-    return opjit_complex_of<real>{(real)a, 0} / b;
-}
+OPJIT_COMPLEX_AND_NUMBER(+, OPJIT_COMPLEX(real, a.re + (real)b, a.im), b + a)
+OPJIT_COMPLEX_AND_NUMBER(-, OPJIT_COMPLEX(real, a.re - (real)b, a.im), OPJIT_COMPLEX(real, (real)a - b.re, -b.im))
+OPJIT_COMPLEX_AND_NUMBER(*, OPJIT_COMPLEX(real, (real)b *a.re, (real)b *a.im), (b * a))
+OPJIT_COMPLEX_AND_NUMBER(/, OPJIT_COMPLEX(real, a.re / (real)b, a.im / (real)b), OPJIT_COMPLEX(real, a, 0) / b)
 
 #else
 

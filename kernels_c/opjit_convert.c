@@ -1,8 +1,8 @@
 /*
  * opjit_convert.c - opjit_convert() of opjit_convert.h.
  *
- * float16 and bfloat16 from and to float32 are converted eight at a time, since sums and additions of halves go this way.
- * All else is converted element by element, in 1 to 3 ns.
+ * float16 and bfloat16 from and to float32 are converted eight at a time, since sums and additions of halves go this
+ * way. All else is converted element by element, in 1 to 3 ns.
  */
 #define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
 #include "opjit_convert.h"

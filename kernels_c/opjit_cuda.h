@@ -19,11 +19,12 @@
  *     }
  *
  * The tensors' device is current, and `stream` is torch's current stream on it. Launch everything there and never
- * synchronise: then the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory that stays valid
- * until the call's kernels have run. No extern "C" is needed.
+ * synchronise: then the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory that stays
+ * valid until the call's kernels have run. No extern "C" is needed.
  *
- * Debugging: the device keeps the text of printf in a __global__ function until the next synchronisation, then writes it to
- * the standard output's file descriptor. Call torch.cuda.synchronize() in Python or, while debugging, after the launch:
+ * Debugging: the device keeps the text of printf in a __global__ function until the next synchronisation, then writes
+ * it to the standard output's file descriptor. Call torch.cuda.synchronize() in Python or, while debugging, after the
+ * launch:
  *
  *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
  *     opjit_printf("scale done\n"); // of opjit_printf.h: comes after the device's lines
@@ -71,16 +72,30 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_multiprocessors(int *count
     return OPJIT_OK;
 }
 
-/* A tensor's sizes and strides to pass to a kernel by value: its own are in host memory. */
-OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_tensor *t)
+/* Sizes and strides to pass to a kernel by value: a tensor's own are in host memory. Outermost first. */
+typedef struct opjit_layout {
+    int64_t dim;
+    int64_t sizes[OPJIT_MAX_DIM];
+    int64_t strides[OPJIT_MAX_DIM];
+} opjit_layout;
+
+/* Those of the first of some tensors that are walked together. */
+OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_elements *e)
 {
     opjit_layout layout;
-    layout.dim = t->contiguous ? 1 : t->dim;
+    layout.dim = e->dim;
     for (int64_t d = 0; d < layout.dim; d++) {
-        layout.sizes[d] = t->contiguous ? t->numel : t->sizes[d];
-        layout.strides[d] = t->contiguous ? 1 : t->strides[d];
+        layout.sizes[d] = e->sizes[d];
+        layout.strides[d] = e->strides[d][0];
     }
     return layout;
+}
+
+/* Those of a tensor in row-major order, in as few dimensions as possible. */
+OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_tensor *t)
+{
+    const opjit_elements e = opjit_in_order(t, NULL);
+    return opjit_layout_of(&e);
 }
 
 /* Split off the innermost dimension of an index. nvcc divides in 32 bits where both numbers fit. */
@@ -92,14 +107,32 @@ OPJIT_UNUSED static __device__ int64_t opjit_split_index(int64_t *index, int64_t
     return inner;
 }
 
+/* Where element `index` lies in each operand: strides[d][k] is operand k's in dimension d. */
+template <int operands, int columns>
+static __device__ void opjit_places(int dim, const int64_t *sizes, const int64_t (*strides)[columns], int64_t index,
+                                    int64_t *at)
+{
+#pragma unroll
+    for (int k = 0; k < operands; k++)
+        at[k] = 0;
+#pragma unroll 1
+    for (int d = dim - 1; d > 0; d--) {
+        const int64_t inner = opjit_split_index(&index, sizes[d]);
+#pragma unroll
+        for (int k = 0; k < operands; k++)
+            at[k] += inner * strides[d][k];
+    }
+#pragma unroll
+    for (int k = 0; k < operands; k++)
+        at[k] += index * strides[0][k];
+}
+
 /* In a kernel, as opjit_offset() on the host: where element `index`, counted in row-major order, lies. */
 OPJIT_UNUSED static __device__ int64_t opjit_offset(const opjit_layout &layout, int64_t index)
 {
-    int64_t offset = 0;
-#pragma unroll 1
-    for (int d = (int)layout.dim - 1; d > 0; d--)
-        offset += opjit_split_index(&index, layout.sizes[d]) * layout.strides[d];
-    return offset + index * layout.strides[0];
+    int64_t at;
+    opjit_places<1>((int)layout.dim, layout.sizes, (const int64_t (*)[1])layout.strides, index, &at);
+    return at;
 }
 
 #endif

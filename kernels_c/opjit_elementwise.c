@@ -1,5 +1,5 @@
 /*
- * opjit_elementwise.c - the functions of opjit_elementwise.h.
+ * opjit_elementwise.c - the functions of opjit_elementwise.h, and strided access for opjit.h.
  *
  * Contents: results, elements, rows
  */
@@ -90,14 +90,14 @@ static void add_dimension(opjit_elements *e, int64_t size, const int64_t *stride
     memcpy(e->strides[e->dim++], strides, sizeof e->strides[0]);
 }
 
-/* Add every dimension of tensors[0], those with the largest strides first. */
-static void add_dimensions(opjit_elements *e, const opjit_tensor *const *tensors)
+/* Add every dimension of tensors[0], those with the largest strides first if `sorted`. */
+static void add_dimensions(opjit_elements *e, const opjit_tensor *const *tensors, bool sorted)
 {
     const opjit_tensor *first = tensors[0];
     int64_t order[OPJIT_MAX_DIM], strides[OPJIT_MAX_OPERANDS] = {0};
     for (int64_t d = 0; d < first->dim; d++) {
         int64_t at = d;
-        for (; at > 0 && first->strides[order[at - 1]] < first->strides[d]; at--)
+        for (; sorted && at > 0 && first->strides[order[at - 1]] < first->strides[d]; at--)
             order[at] = order[at - 1];
         order[at] = d;
     }
@@ -112,11 +112,9 @@ static void add_dimensions(opjit_elements *e, const opjit_tensor *const *tensors
     }
 }
 
-opjit_status opjit_elements_of(opjit_elements *e, int count, const opjit_tensor *const *tensors)
+static void set_elements(opjit_elements *e, int count, const opjit_tensor *const *tensors, bool sorted)
 {
     bool packed = true;
-    OPJIT_CHECK(count > 0 && count <= OPJIT_MAX_OPERANDS, "expected 1 to %d tensors to walk together, not %d",
-                OPJIT_MAX_OPERANDS, count);
     e->operands = count;
     e->numel = tensors[0]->numel;
     e->dim = 1;
@@ -128,10 +126,33 @@ opjit_status opjit_elements_of(opjit_elements *e, int count, const opjit_tensor 
         packed = packed && tensors[k]->contiguous && tensors[k]->numel == e->numel;
     }
     if (packed || e->numel <= 1)
-        return OPJIT_OK;
+        return;
     e->dim = 0;
-    add_dimensions(e, tensors);
+    add_dimensions(e, tensors, sorted);
+}
+
+opjit_status opjit_elements_of(opjit_elements *e, int count, const opjit_tensor *const *tensors)
+{
+    OPJIT_CHECK(count > 0 && count <= OPJIT_MAX_OPERANDS, "expected 1 to %d tensors to walk together, not %d",
+                OPJIT_MAX_OPERANDS, count);
+    set_elements(e, count, tensors, true);
     return OPJIT_OK;
+}
+
+opjit_elements opjit_in_order(const opjit_tensor *x, const opjit_tensor *y)
+{
+    const opjit_tensor *tensors[] = {x, y};
+    opjit_elements e;
+    set_elements(&e, y ? 2 : 1, tensors, false);
+    return e;
+}
+
+bool opjit_same_sizes(const opjit_tensor *x, const opjit_tensor *y)
+{
+    bool same = x->dim == y->dim;
+    for (int64_t d = 0; same && d < x->dim; d++)
+        same = x->sizes[d] == y->sizes[d];
+    return same;
 }
 
 void opjit_split_complex(opjit_elements *e)
@@ -149,38 +170,35 @@ void opjit_split_complex(opjit_elements *e)
 /* ---------------------------------------------------------------------------------------------- */
 /* Rows                                                                                           */
 
-/* Move the operands' data by some steps in dimension d. */
-static inline void move(const opjit_elements *e, void **data, int64_t d, int64_t steps)
+opjit_walk opjit_walk_of(const opjit_elements *e, int64_t begin, int64_t end)
 {
-    for (int k = 0; k < e->operands; k++)
-        data[k] = (char *)data[k] + steps * e->strides[d][k] * e->bytes[k];
+    opjit_walk w;
+    const int64_t inner = e->dim - 1;
+    int64_t index = begin;
+    w.i = begin;
+    w.end = end;
+    if (begin >= end) /* also of an empty tensor: nothing divides by a size of 0 */
+        return w;
+    memset(w.at, 0, sizeof w.at);
+    memcpy(w.steps, e->strides[inner], sizeof w.steps);
+    for (int64_t d = inner; d >= 0; d--) {
+        w.index[d] = index % e->sizes[d];
+        index /= e->sizes[d];
+        for (int k = 0; k < e->operands; k++)
+            w.at[k] += w.index[d] * e->strides[d][k];
+    }
+    const int64_t left = e->sizes[inner] - w.index[inner];
+    w.row_end = end - begin < left ? end : begin + left;
+    return w;
 }
 
 void opjit_rows_between(const opjit_elements *e, int64_t begin, int64_t end, opjit_row *row, const void *context)
 {
-    const int64_t inner = e->dim - 1;
-    int64_t at[OPJIT_MAX_DIM], index = begin; /* the row's index in each dimension */
     void *data[OPJIT_MAX_OPERANDS];
-    if (begin >= end)
-        return;
-    memcpy(data, e->data, sizeof data);
-    for (int64_t d = inner; d >= 0; d--) {
-        at[d] = index % e->sizes[d];
-        index /= e->sizes[d];
-        move(e, data, d, at[d]);
-    }
-    while (begin < end) {
-        int64_t d = inner, left = e->sizes[d] - at[d], n = left < end - begin ? left : end - begin;
-        row(n, data, e->strides[d], context);
-        begin += n;
-        at[d] += n;
-        move(e, data, d, n);
-        for (; d > 0 && at[d] == e->sizes[d]; d--) { /* a dimension ends: step in the next outer one */
-            move(e, data, d, -at[d]);
-            at[d] = 0;
-            at[d - 1]++;
-            move(e, data, d - 1, 1);
-        }
+    for (opjit_walk w = opjit_walk_of(e, begin, end); w.i < w.end; opjit_next_row(&w, e, e->operands)) {
+        for (int k = 0; k < e->operands; k++)
+            data[k] = (char *)e->data[k] + w.at[k] * e->bytes[k];
+        row(w.row_end - w.i, data, w.steps, context);
     }
 }
 

@@ -21,8 +21,8 @@
  *         return opjit_for_rows(&elements, subtract, NULL);
  *     }
  *
- * A row is as long as the strides allow: dense tensors of one layout are a single row, whatever their dimensions, cut only
- * for threads. The compiler makes a vectorised copy of a simple loop for strides of 1.
+ * A row is as long as the strides allow: dense tensors of one layout are a single row, whatever their dimensions, cut
+ * only for threads. The compiler makes a vectorised copy of a simple loop for strides of 1.
  *
  * In a .cu file, opjit_map() runs a function over the elements, 16 bytes at a time where they are packed:
  *
@@ -33,14 +33,14 @@
  *     ...
  *         return opjit_map<float>(&elements, subtract(), stream);
  *
- * Contents: 1 results  2 elements  3 rows on the CPU  4 elements on CUDA. For operands of other dtypes see opjit_convert.h.
- * The C functions are in opjit_elementwise.c, which every op is linked with.
+ * Contents: 1 results  2 elements  3 rows on the CPU  4 elements on CUDA. For operands of other dtypes see
+ * opjit_convert.h. The C functions are in opjit_elementwise.c, which every op is linked with.
  */
 #ifndef OPJIT_ELEMENTWISE_H
 #define OPJIT_ELEMENTWISE_H
 
 #ifdef __CUDACC__
-#include "opjit_cuda.h"
+#include "opjit_pack.h"
 #else
 #include "opjit.h"
 #endif
@@ -53,8 +53,8 @@ extern "C" {
 /* 1. Results                                                                                     */
 
 /*
- * Create the output of two tensors that broadcast, or return an error that names two sizes that disagree. The output has
- * the strides of torch.empty_like for the first tensor of its sizes, and is contiguous if neither tensor has them.
+ * Create the output of two tensors that broadcast, or return an error that names two sizes that disagree. The output
+ * has the strides of torch.empty_like for the first tensor of its sizes, and is contiguous if neither tensor has them.
  */
 OPJIT_MUST_USE opjit_status opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b,
                                                   opjit_dtype dtype);
@@ -63,28 +63,18 @@ OPJIT_MUST_USE opjit_status opjit_empty_broadcast(opjit_tensor *out, const opjit
 OPJIT_MUST_USE opjit_status opjit_promote(opjit_dtype a, opjit_dtype b, opjit_dtype *to);
 
 /*
- * torch.result_type: the dtype of a binary op's result. A tensor without dimensions counts only if its kind (bool, integer,
- * floating, complex) is above the other's.
+ * torch.result_type: the dtype of a binary op's result. A tensor without dimensions counts only if its kind (bool,
+ * integer, floating, complex) is above the other's.
  */
 OPJIT_MUST_USE opjit_status opjit_result_dtype(const opjit_tensor *a, const opjit_tensor *b, opjit_dtype *to);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 2. Elements                                                                                    */
 
-#define OPJIT_MAX_OPERANDS 4
-
-/* Tensors walked together, in as few dimensions as possible and in the memory order of the first. */
-typedef struct opjit_elements {
-    int64_t numel;
-    int64_t dim;                                        /* at least 1 */
-    int64_t sizes[OPJIT_MAX_DIM];                       /* outermost first */
-    int64_t strides[OPJIT_MAX_DIM][OPJIT_MAX_OPERANDS]; /* in elements, 0 where a tensor is broadcast */
-    void *data[OPJIT_MAX_OPERANDS];
-    int64_t bytes[OPJIT_MAX_OPERANDS]; /* of an element */
-    int operands;
-} opjit_elements;
-
-/* `count` tensors: the first, usually the output, has the sizes, and the others broadcast to them. */
+/*
+ * The elements of `count` tensors in the memory order of the first, usually the output, to whose sizes the others
+ * broadcast. Of one tensor: a transposed or permuted dense one is a single dimension, as suits a sum.
+ */
 OPJIT_MUST_USE opjit_status opjit_elements_of(opjit_elements *e, int count, const opjit_tensor *const *tensors);
 
 /* Treat each element, of complex dtypes only, as two neighbouring real ones. */
@@ -122,38 +112,21 @@ void opjit_rows_between(const opjit_elements *e, int64_t begin, int64_t end, opj
 /* 4. Elements on CUDA                                                                            */
 
 #define OPJIT_MAP_THREADS 256
-#define OPJIT_PACK_BYTES 16 /* the most that a thread loads or stores at once */
-
-/* Neighbouring elements that are loaded and stored at once. */
-template <typename element>
-struct __align__(OPJIT_PACK_BYTES) opjit_pack {
-    enum { width = OPJIT_PACK_BYTES / sizeof(element) };
-    element at[width];
-};
 
 /* The number of packs; 0 unless the operands are packed and start at a multiple of a pack's size. */
 OPJIT_UNUSED static int64_t opjit_packs(const opjit_elements *e)
 {
     for (int k = 0; k < e->operands; k++)
-        if ((uintptr_t)e->data[k] % OPJIT_PACK_BYTES != 0)
+        if (!opjit_is_aligned(e->data[k], OPJIT_PACK_BYTES))
             return 0;
     return opjit_is_packed(e) ? e->numel / (OPJIT_PACK_BYTES / e->bytes[0]) : 0;
 }
 
-/* Where element i of each operand lies, as opjit_offset(): counted in elements from its data. */
+/* Where element i of each operand lies, counted in elements from its data. */
 template <int operands>
 static __device__ void opjit_offsets(const opjit_elements &e, int64_t i, int64_t *at)
 {
-#pragma unroll
-    for (int k = 0; k < operands; k++)
-        at[k] = 0;
-#pragma unroll 1
-    for (int d = (int)e.dim - 1; d >= 0; d--) {
-        const int64_t inner = d > 0 ? opjit_split_index(&i, e.sizes[d]) : i;
-#pragma unroll
-        for (int k = 0; k < operands; k++)
-            at[k] += inner * e.strides[d][k];
-    }
+    opjit_places<operands>((int)e.dim, e.sizes, e.strides, i, at);
 }
 
 /* Packs, then the remaining elements, or all of them where they cannot be packed, by their strides. */
@@ -198,8 +171,8 @@ static __global__ void __launch_bounds__(OPJIT_MAP_THREADS)
 }
 
 /*
- * Call f(x, y) for all elements: x has those of the function::inputs last operands, y takes those of the function::outputs
- * first ones. All operands have elements of type `element`.
+ * Call f(x, y) for all elements: x has those of the function::inputs last operands, y takes those of the
+ * function::outputs first ones. All operands have elements of type `element`.
  */
 template <typename element, typename function>
 OPJIT_MUST_USE static opjit_status opjit_map(const opjit_elements *e, function f, cudaStream_t stream)

@@ -23,8 +23,8 @@ typedef struct opjit_block {
 } opjit_block;
 
 /*
- * The functions of a device with streams, as opjit.backends.Stream names them: of torch, or of the device's own library.
- * Each returns 0 for success. NULL stands for what torch does for every device.
+ * The functions of a device with streams, as opjit.backends.Stream names them: of torch, or of the device's own
+ * library. Each returns 0 for success. NULL stands for what torch does for every device.
  */
 typedef struct opjit_device {
     const char *name;
@@ -118,8 +118,9 @@ OPJIT_MUST_USE opjit_status opjit_enter_device(opjit_call *call, const opjit_dev
 /* After the kernel                                                                               */
 
 /*
- * After a call that a Ctrl-C cut short: have Python raise what its handler raises once the op has returned. Where it raises
- * nothing, or in another thread than the main one, return an error in place of OPJIT_OK: the results are not whole.
+ * After a call that a Ctrl-C cut short: have Python raise what its handler raises once the op has returned. Where it
+ * raises nothing, or in another thread than the main one, return an error in place of OPJIT_OK: the results are not
+ * whole.
  */
 __attribute__((cold)) opjit_status opjit_end_interrupted(opjit_status status);
 
@@ -141,8 +142,8 @@ OPJIT_MUST_USE opjit_status opjit_check_fresh_list(opjit_status status, torch_iv
 OPJIT_MUST_USE opjit_status opjit_check_outputs(const opjit_outputs *list, const char *name);
 
 /*
- * Box a result as torch wants it, which then owns its tensors; an optional that was not made is None. If the call failed, or
- * this does: box nothing, and free a list's tensors, which would be lost with the call's memory.
+ * Box a result as torch wants it, which then owns its tensors; an optional that was not made is None. If the call
+ * failed, or this does: box nothing, and free a list's tensors, which would be lost with the call's memory.
  */
 OPJIT_MUST_USE opjit_status opjit_box_list(opjit_status status, opjit_outputs *list, torch_ivalue *box);
 OPJIT_MUST_USE opjit_status opjit_box_optional(opjit_status status, opjit_tensor *out, torch_ivalue *box);
@@ -154,7 +155,7 @@ void opjit_free_string(torch_ivalue value);
 void opjit_free_cell(torch_ivalue optional); /* of an optional, without what it holds */
 void opjit_free_call(opjit_call *call);
 
-/* Free the error and throw it as torch's own exception type, which Python sees as a RuntimeError. Needs -fexceptions. */
+/* Free the error and throw it as torch's exception, which Python sees as a RuntimeError. Needs -fexceptions. */
 __attribute__((cold)) void opjit_raise(const char *op, opjit_status status);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * opjit_half.h - float16, bfloat16 and float8 in C. Read it only if your op takes these dtypes; opjit.h includes it.
  *
- * All are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties to
- * even, and NaN stays NaN, as in torch.
+ * All are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties
+ * to even, and NaN stays NaN, as in torch.
  *
  *     opjit_half *x = (opjit_half *)out->data;
  *     x[0] = opjit_float_to_half(2 * opjit_half_to_float(x[0]));
@@ -95,6 +95,22 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
 #endif
 }
 
+/*
+ * The bits of a float without its sign, rounded to a narrower format: one with `dropped` fraction bits less, whose
+ * exponent's bias is smaller by `bias`. From the bits of `limit` on it becomes `largest`.
+ */
+OPJIT_HOST_DEVICE uint32_t opjit_narrowed(uint32_t bits, uint32_t bias, uint32_t dropped, uint32_t limit,
+                                          uint32_t largest, uint32_t nan)
+{
+    const uint32_t rest = bits & 0x7fffffffu;
+    if (rest >= limit)
+        return rest > 0x7f800000u ? nan : largest;
+    if (rest >= (bias + 1) << 23) /* normal */
+        return (rest - (bias << 23) + (1u << (dropped - 1)) - 1 + (rest >> dropped & 1u)) >> dropped;
+    const uint32_t rounder = (bias + dropped + 1) << 23; /* subnormal: adding this power of two rounds the last bits */
+    return opjit_bits_of_float(opjit_float_of_bits(rest) + opjit_float_of_bits(rounder)) - rounder;
+}
+
 OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
 {
     opjit_half result;
@@ -106,22 +122,13 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     const opjit_floats_ number = {value, 0, 0, 0};
     result.bits = (uint16_t)((opjit_words_)__builtin_ia32_vcvtps2ph(number, 0))[0]; /* 0: to nearest, ties to even */
 #else
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u)
-        rest = 0x7e00u; /* NaN */
-    else if (rest >= 0x477ff000u)
-        rest = 0x7c00u; /* 65520 and more round to infinity */
-    else if (rest >= 0x38800000u)
-        rest = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13; /* normal */
-    else
-        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0.5f) -
-               0x3f000000u; /* subnormal: adding 0.5 rounds the last bits */
-    result.bits = (uint16_t)((bits >> 16 & 0x8000u) | rest);
+    const uint32_t bits = opjit_bits_of_float(value); /* 65520 and more round to infinity */
+    result.bits = (uint16_t)((bits >> 16 & 0x8000u) | opjit_narrowed(bits, 112, 13, 0x477ff000u, 0x7c00u, 0x7e00u));
 #endif
     return result;
 }
 
-/* 1 sign, 4 exponent and 3 fraction bits: up to 448, which larger numbers and infinity become, as in torch from 2.13 on. */
+/* 1 sign, 4 exponent, 3 fraction bits: up to 448, which larger numbers and infinity become, as in torch >= 2.13. */
 OPJIT_HOST_DEVICE float opjit_float8_e4m3fn_to_float(opjit_float8_e4m3fn value)
 {
     uint32_t sign = (uint32_t)(value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
@@ -137,18 +144,9 @@ OPJIT_HOST_DEVICE float opjit_float8_e4m3fn_to_float(opjit_float8_e4m3fn value)
 
 OPJIT_HOST_DEVICE opjit_float8_e4m3fn opjit_float_to_float8_e4m3fn(float value)
 {
-    opjit_float8_e4m3fn result;
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u)
-        rest = 0x7fu; /* NaN */
-    else if (rest >= 0x43e00000u)
-        rest = 0x7eu; /* 448 and more */
-    else if (rest >= 0x3c800000u)
-        rest = (rest - 0x3c000000u + 0x7ffffu + ((rest >> 20) & 1u)) >> 20; /* normal */
-    else
-        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0x1p14f) -
-               0x46800000u; /* subnormal: 2^14 rounds the last bits */
-    result.bits = (uint8_t)((bits >> 24 & 0x80u) | rest);
+    const uint32_t bits = opjit_bits_of_float(value);
+    const opjit_float8_e4m3fn result = {
+        (uint8_t)((bits >> 24 & 0x80u) | opjit_narrowed(bits, 120, 20, 0x43e00000u, 0x7eu, 0x7fu))};
     return result;
 }
 
@@ -161,24 +159,15 @@ OPJIT_HOST_DEVICE float opjit_float8_e5m2_to_float(opjit_float8_e5m2 value)
 
 OPJIT_HOST_DEVICE opjit_float8_e5m2 opjit_float_to_float8_e5m2(float value)
 {
-    opjit_float8_e5m2 result;
-    uint32_t bits = opjit_bits_of_float(value), rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u)
-        rest = 0x7fu; /* NaN */
-    else if (rest >= 0x47700000u)
-        rest = 0x7cu; /* 61440 and more round to infinity */
-    else if (rest >= 0x38800000u)
-        rest = (rest - 0x38000000u + 0xfffffu + ((rest >> 21) & 1u)) >> 21; /* normal */
-    else
-        rest = opjit_bits_of_float(opjit_float_of_bits(rest) + 0x1p7f) -
-               0x43000000u; /* subnormal: 2^7 rounds the last bits */
-    result.bits = (uint8_t)((bits >> 24 & 0x80u) | rest);
+    const uint32_t bits = opjit_bits_of_float(value); /* 61440 and more round to infinity */
+    const opjit_float8_e5m2 result = {
+        (uint8_t)((bits >> 24 & 0x80u) | opjit_narrowed(bits, 112, 21, 0x47700000u, 0x7cu, 0x7fu))};
     return result;
 }
 
 /*
- * An element of any floating dtype as a number to compute with, and back: opjit_store(to, 2 * opjit_load(from)). In C++ these are
- * overloaded functions, in C they choose by the pointer's type.
+ * An element of any floating dtype as a number to compute with, and back: opjit_store(to, 2 * opjit_load(from)). In C++
+ * these are overloaded functions, in C they choose by the pointer's type.
  */
 #ifdef __cplusplus
 #define OPJIT_OVERLOAD(name_, type_) name_

@@ -5,11 +5,11 @@
  *     ...
  *     opjit_printf("x[0] = %g\n", x0);
  *
- * The text goes to Python's sys.stdout and is flushed, so that it appears in order between the lines that Python prints: in
- * a terminal, a pipe, a test's captured output or a notebook cell. (Plain printf fills C's own buffer, which a pipe or a
- * notebook shows late or never.) In other threads than the main one, such as those of opjit_parallel_for, and without
- * Python, the text goes straight to the standard output's file descriptor. In CUDA device code use plain printf; its text
- * appears after the next synchronisation.
+ * The text goes to Python's sys.stdout and is flushed, so that it appears in order between the lines that Python
+ * prints: in a terminal, a pipe, a test's captured output or a notebook cell. (Plain printf fills C's own buffer, which
+ * a pipe or a notebook shows late or never.) In other threads than the main one, such as those of opjit_parallel_for,
+ * and without Python, the text goes straight to the standard output's file descriptor. In CUDA device code use plain
+ * printf; its text appears after the next synchronisation.
  */
 #ifndef OPJIT_PRINTF_H
 #define OPJIT_PRINTF_H
@@ -26,8 +26,8 @@ extern "C" {
 #endif
 
 /*
- * Python's limited API, which is the same in every version, resolved as for an extension module. Weak, so that the library
- * also loads in a process without Python.
+ * Python's limited API, which is the same in every version, resolved as for an extension module. Weak, so that the
+ * library also loads in a process without Python.
  */
 typedef struct opjit_python opjit_python;
 __attribute__((weak)) extern int Py_IsInitialized(void);

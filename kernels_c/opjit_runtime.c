@@ -2,12 +2,13 @@
  * opjit_runtime.c - the functions of opjit.h and opjit_glue.h, and an op's registration with torch.
  *
  * Compiled once for a compiler and linked with every op. The state of a library is all here: torch's numbers for its
- * dtypes, read once before the op is registered; the registration; the kernel that calls go to, which a reload replaces;
- * and the count of interrupts, which the libraries of a process share.
+ * dtypes, read once before the op is registered; the registration; the kernel that calls go to, which a reload
+ * replaces; and the count of interrupts, which the libraries of a process share.
  *
- * Contents: 1 dtypes  2 errors  3 memory  4 reading arguments  5 outputs  6 threads  7 strided access
- *           8 after the kernel  9 interrupts  10 registration
+ * Contents: 1 dtypes  2 errors  3 memory  4 reading arguments  5 outputs  6 threads  7 after the kernel
+ *           8 interrupts  9 registration. Strided access is in opjit_elementwise.c.
  */
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -274,15 +275,26 @@ static opjit_status same_device(opjit_call *call, const opjit_tensor *view, cons
     return OPJIT_OK;
 }
 
+/* An expanded tensor: torch's own ops write none either, and say so in these words. */
+static opjit_status no_overlap(const opjit_tensor *view)
+{
+    for (int64_t d = 0; d < view->dim; d++)
+        OPJIT_CHECK(view->contiguous || view->sizes[d] < 2 || view->strides[d] != 0,
+                    "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                    "location. Please clone() the tensor before performing the operation.");
+    return OPJIT_OK;
+}
+
 opjit_status opjit_read_tensor(opjit_call *call, torch_ivalue value, bool writes, const char *name, opjit_tensor *view)
 {
     view->handle = opjit_handle(value);
     view->call = call;
     OPJIT_TRY(describe(view));
     OPJIT_TRY(same_device(call, view, name));
-    if (writes)
+    if (writes) {
+        OPJIT_TRY(no_overlap(view));
         OPJIT_TORCH(torch_get_mutable_data_ptr(view->handle, &view->data));
-    else
+    } else
         OPJIT_TORCH(torch_get_const_data_ptr(view->handle, (const void **)&view->data));
     return OPJIT_OK;
 }
@@ -406,7 +418,7 @@ static int stride_order(const opjit_tensor *t, int64_t a, int64_t b)
     return t->sizes[a] > t->sizes[b] ? 1 : 0;
 }
 
-/* Do the elements lie side by side, each at an address of its own, in whatever order of the dimensions? */
+/* Is the tensor non-overlapping and dense, as torch calls it? */
 static bool is_dense(const opjit_tensor *t)
 {
     int64_t step = 1;
@@ -552,6 +564,55 @@ static void range_run(int64_t begin, int64_t end, void *range_)
         error_free(error);
 }
 
+#ifdef __SANITIZE_THREAD__
+/* ThreadSanitizer knows pthreads, but not OpenMP, torch's threads: so `opjit test` finds races between parts. */
+#define PARTS 4
+
+typedef struct part {
+    range_call *range;
+    int64_t begin, end;
+    pthread_mutex_t *leaving;
+} part;
+
+/* No part's thread ends before the last one has started: the sanitizer forgets where ended threads were. */
+static void *part_run(void *part_)
+{
+    part *p = (part *)part_;
+    range_run(p->begin, p->end, p->range);
+    pthread_mutex_lock(p->leaving);
+    pthread_mutex_unlock(p->leaving);
+    return NULL;
+}
+
+static torch_error parallel_for(int64_t begin, int64_t end, int64_t grain, range_call *range)
+{
+    const int64_t quarter = (end - begin + PARTS - 1) / PARTS, step = quarter > grain ? quarter : grain;
+    pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t threads[PARTS];
+    bool started[PARTS];
+    part parts[PARTS];
+    int count = 0;
+    pthread_mutex_lock(&leaving);
+    for (int64_t at = begin; at < end; at += step, count++) {
+        parts[count] = (part){range, at, end - at < step ? end : at + step, &leaving};
+        started[count] = pthread_create(threads + count, NULL, part_run, parts + count) == 0;
+        if (!started[count])
+            range_run(parts[count].begin, parts[count].end, range);
+    }
+    pthread_mutex_unlock(&leaving);
+    while (count-- > 0)
+        if (started[count])
+            pthread_join(threads[count], NULL);
+    pthread_mutex_destroy(&leaving);
+    return 0;
+}
+#else
+static torch_error parallel_for(int64_t begin, int64_t end, int64_t grain, range_call *range)
+{
+    return torch_parallel_for(begin, end, grain, range_run, range);
+}
+#endif
+
 opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit_range_body *body, void *context)
 {
     range_call range = {body, context, OPJIT_OK};
@@ -559,107 +620,12 @@ opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit
         return OPJIT_OK;
     if (end - begin <= grain)
         return body(begin, end, context);
-    OPJIT_TORCH(torch_parallel_for(begin, end, grain, range_run, &range));
+    OPJIT_TORCH(parallel_for(begin, end, grain, &range));
     return range.error;
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 7. Strided access                                                                              */
-
-bool opjit_same_sizes(const opjit_tensor *x, const opjit_tensor *y)
-{
-    bool same = x->dim == y->dim;
-    for (int64_t d = 0; same && d < x->dim; d++)
-        same = x->sizes[d] == y->sizes[d];
-    return same;
-}
-
-/* The dimensions that hold more than one element, merged where one continues the next in both tensors. */
-static void walk_dimensions(opjit_walk *w, const opjit_tensor *x, const opjit_tensor *y)
-{
-    w->outer = 0; /* until the innermost is taken off */
-    for (int64_t d = 0; d < x->dim; d++) {
-        const int64_t size = x->sizes[d], strides[2] = {x->strides[d], y ? y->strides[d] : 0}, last = w->outer - 1;
-        if (size == 1)
-            continue;
-        bool continues = last >= 0;
-        for (int k = 0; k < 2; k++)
-            continues = continues && w->strides[k][last] == strides[k] * size;
-        const int64_t at = continues ? last : w->outer++;
-        w->sizes[at] = continues ? w->sizes[at] * size : size;
-        w->strides[0][at] = strides[0];
-        w->strides[1][at] = strides[1];
-    }
-}
-
-opjit_walk opjit_walk_of(const opjit_tensor *x, const opjit_tensor *y, int64_t begin, int64_t end)
-{
-    opjit_walk w;
-    w.i = begin;
-    w.end = end;
-    w.row = 1;
-    w.at[0] = w.at[1] = w.steps[0] = w.steps[1] = w.outer = 0;
-    if (begin >= end)
-        return w; /* also of an empty tensor: nothing divides by a size of 0 */
-    walk_dimensions(&w, x, y);
-    if (w.outer > 0) {
-        const int64_t inner = --w.outer;
-        w.row = w.sizes[inner];
-        w.steps[0] = w.strides[0][inner];
-        w.steps[1] = w.strides[1][inner];
-    }
-    w.skipped = begin % w.row;
-    w.row_end = end - begin < w.row - w.skipped ? end : begin + w.row - w.skipped;
-    int64_t rows = begin / w.row;
-    for (int64_t d = w.outer - 1; d >= 0; d--) {
-        w.index[d] = rows % w.sizes[d];
-        rows /= w.sizes[d];
-        w.at[0] += w.index[d] * w.strides[0][d];
-        w.at[1] += w.index[d] * w.strides[1][d];
-    }
-    w.at[0] += w.skipped * w.steps[0];
-    w.at[1] += w.skipped * w.steps[1];
-    return w;
-}
-
-opjit_layout opjit_coalesce(const opjit_tensor *t)
-{
-    opjit_layout layout;
-    layout.dim = 1;
-    layout.sizes[0] = t->numel;
-    layout.strides[0] = 1;
-    if (t->contiguous || t->numel <= 1)
-        return layout;
-    int64_t dim = 0;
-    for (int64_t d = 0; d < t->dim; d++) { /* insertion sort, largest stride first */
-        int64_t at = dim;
-        if (t->sizes[d] == 1)
-            continue;
-        for (; at > 0 && layout.strides[at - 1] < t->strides[d]; at--) {
-            layout.sizes[at] = layout.sizes[at - 1];
-            layout.strides[at] = layout.strides[at - 1];
-        }
-        layout.sizes[at] = t->sizes[d];
-        layout.strides[at] = t->strides[d];
-        dim++;
-    }
-    layout.dim = 1;
-    for (int64_t d = 1; d < dim; d++) {
-        int64_t last = layout.dim - 1;
-        if (layout.strides[last] == layout.strides[d] * layout.sizes[d]) {
-            layout.sizes[last] *= layout.sizes[d];
-            layout.strides[last] = layout.strides[d];
-        } else {
-            layout.sizes[layout.dim] = layout.sizes[d];
-            layout.strides[layout.dim] = layout.strides[d];
-            layout.dim++;
-        }
-    }
-    return layout;
-}
-
-/* ---------------------------------------------------------------------------------------------- */
-/* 8. After the kernel                                                                            */
+/* 7. After the kernel                                                                            */
 
 opjit_status opjit_wrote(const opjit_tensor *view)
 {
@@ -729,7 +695,7 @@ void opjit_free_call(opjit_call *call)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 9. Interrupts                                                                                  */
+/* 8. Interrupts                                                                                  */
 
 /* A handler that counts SIGINTs and calls the one before it, which is Python's. The first op that asks installs it. */
 typedef struct opjit_interrupts {
@@ -756,7 +722,7 @@ __attribute__((weak)) int Py_AddPendingCall(int (*function)(void *), void *argum
 
 OPJIT_EXPORT opjit_interrupts *opjit_share_interrupts(opjit_interrupts *of_first);
 
-/* One handler for all ops of a process: handlers that install themselves over each other would call each other for ever. */
+/* One handler for all ops of a process: handlers installed over each other would call each other for ever. */
 opjit_interrupts *opjit_share_interrupts(opjit_interrupts *of_first)
 {
     if (of_first)
@@ -779,8 +745,8 @@ static void count_interrupt(int number, siginfo_t *info, void *context)
 }
 
 /*
- * Install the handler, again where signal.signal() put Python's back. A third party's handler that replaced it may call it,
- * and stays. Without a handler SIGINT ends the process, or is ignored: nothing to count.
+ * Install the handler, again where signal.signal() put Python's back. A third party's handler that replaced it may call
+ * it, and stays. Without a handler SIGINT ends the process, or is ignored: nothing to count.
  */
 static void install(void)
 {
@@ -819,7 +785,10 @@ static int raise_again(void *unused)
     return -1;
 }
 
-/* Run Python's handlers of signals, as only the main thread may. An exception would be lost on the way through torch, so Python raises it after the op. */
+/*
+ * Run Python's handlers of signals, as only the main thread may. An exception would be lost on the way through torch,
+ * so Python raises it after the op.
+ */
 static bool python_will_raise(void)
 {
     if (!Py_IsInitialized || !Py_IsInitialized() || syscall(SYS_gettid) != getpid())
@@ -842,7 +811,7 @@ opjit_status opjit_end_interrupted(opjit_status status)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 10. Registration                                                                               */
+/* 9. Registration                                                                               */
 
 static bool prepared;              /* torch's numbers were read */
 static torch_library registration; /* torch's handle, while registered */
@@ -891,8 +860,9 @@ int opjit_register(void)
 }
 
 /*
- * For a process without Python, where nothing has declared the op: make its schema known to torch, then register the kernel.
- * Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes opjit_register().
+ * For a process without Python, where nothing has declared the op: make its schema known to torch, then register the
+ * kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes
+ * opjit_register().
  */
 int opjit_define(void)
 {

@@ -17,26 +17,35 @@ __version__ = "0.2.0"
 
 
 def _is_command() -> bool:
-    """Whether this process is the command ``opjit``. Its help and completion must not wait seconds for torch.
+    """Return whether this process is ``python -m opjit`` or the script ``opjit`` that pip installed. Its help and completion must not wait
+    seconds for torch. A program that has the same name, wherever it lies, is none.
 
     A command that needs the ops declares them itself. A program that imports opjit, also before torch, has them at once.
     """
-    program = sys.orig_argv[-len(sys.argv):][:1]
-    return [name.rpartition("/")[2] for name in program] == ["opjit"]
+    if sys.argv[:1] == ["-m"]:
+        return sys.orig_argv[-len(sys.argv):][:1] == ["opjit"]
+    if not sys.argv or not sys.argv[0].endswith("/opjit"):
+        return False
+    import os
+    import sysconfig
+
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    installed = (os.path.join(sysconfig.get_path("scripts", scheme), "opjit") for scheme in schemes)
+    return os.path.realpath(sys.argv[0]) in map(os.path.realpath, installed)
 
 
 if TYPE_CHECKING or not _is_command():
     from opjit import errors
     from opjit.api import declare_all, explain, get
     from opjit.backends import register_backend
-    from opjit.declare import catalog as catalog  # not public
-    from opjit.declare.catalog import add_path, op
+    from opjit.declare import registry as registry  # not public
     from opjit.declare.op import Op, Workload
+    from opjit.declare.registry import add_path, op
     from opjit.declare.sample import Sample
 
 # Imported on first use: each name, and its module. Programs have the first two lines at once.
-_LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.catalog",
-          "op": "declare.catalog", "Op": "declare.op", "Workload": "declare.op", "Sample": "declare.sample",
+_LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
+          "op": "declare.registry", "Op": "declare.op", "Workload": "declare.op", "Sample": "declare.sample",
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "testing": "testing",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",

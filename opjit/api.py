@@ -12,8 +12,9 @@ from opjit import backends, request
 from opjit.backends import targets
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
-from opjit.declare import catalog, namespaces, registration
+from opjit.declare import namespaces, registration, registry
 from opjit.declare.op import Op
+from opjit.errors import OpjitError
 from opjit.store import layers
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe, target_of
@@ -27,7 +28,7 @@ def declare_all() -> None:
     """Register opjit's own backends, declare the bundled ops to torch, and let torch.ops find the others; once in a process."""
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
-    catalog.declare_bundled()
+    registry.declare_bundled(request.ready_for_call)
     namespaces.watch(_load_library)
 
 
@@ -65,10 +66,13 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
     try:
         return registration.got[name, device]
     except (KeyError, TypeError):  # TypeError: an unhashable device, which is rejected below
-        known = registration.got  # replaced if another thread declares the op anew
-        op = catalog.find(name)
-        request.ready(op, backends.for_device(targets.device_type(device)))
-        return known.setdefault((name, device), op.overload)
+        results = registration.got  # replaced if another thread declares the op anew
+        try:
+            op = registry.find(name)
+            request.ready(op, backends.for_device(targets.device_type(device)))
+        except OpjitError as error:
+            raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+        return results.setdefault((name, device), op.overload)
 
 
 def explain(op: str | Op, device: object = None, arch: str | None = None, against: str | None = None) -> Explanation:
@@ -94,7 +98,7 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
     """
     from opjit import why
 
-    declared = op if isinstance(op, Op) else catalog.find(op)
+    declared = op if isinstance(op, Op) else registry.find(op)
     root = Store(default_root())
     recipe = describe(declared, target_of(device, arch), root)
     with warnings.catch_warnings():  # the explanation includes their content

@@ -7,7 +7,7 @@ import os
 # Every OPJIT_* variable and its meaning, as the page of variables prints it; a test compares this with the code. `opjit doctor` reports
 # unknown ones.
 VARIABLES = {
-    "OPJIT_ARCH": "build for this arch instead of the machine's own: `x86-64-v3`, `sm_90`, `sm_80+sm_90`",
+    "OPJIT_ARCH": "build for this arch instead of the machine's own: `x86-64-v3`, `neoverse-v2`, `sm_90`, `sm_80+sm_90`",
     "OPJIT_CACHE": "folder of the cache; default `$XDG_CACHE_HOME/opjit`, else `~/.cache/opjit`",
     "OPJIT_CACHE_SIZE": "size limit, such as `5GiB`; default `10GiB`, `0` for none",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, as `opjit get --debug` does",
@@ -27,7 +27,7 @@ SWITCHES = frozenset({"OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_VERBO
 
 
 def is_on(switch: str, unset: bool = False) -> bool:
-    """Whether a switch is set to anything but 0 or the empty string. `unset` is the answer for one that is not set.
+    """Return whether a switch is set to anything but 0 or the empty string. `unset` is the answer for one that is not set.
 
     Example:
         >>> is_on("OPJIT_OFFLINE")

@@ -78,7 +78,7 @@ class BuildError(OpjitError):
 
     Attributes:
         op: the op's qualified name.
-        target: of the build.
+        target: the target of the build.
         command: the compiler's command line, if the compiler failed.
         log: the file with the complete output.
     """
@@ -135,7 +135,7 @@ class UnknownEntry(OpjitError, LookupError):
     """A key's prefix matches no entry of the cache, or several.
 
     Attributes:
-        prefix: of the key.
+        prefix: the start of a key.
         keys: all keys that start with it.
     """
 
@@ -153,6 +153,6 @@ class CompileWarning(UserWarning):
     """A warning about code that compiled: the compiler's, placed at a line of an op's source, or opjit's own about an extension."""
 
 
-def one_string(where: str, parameter: str, given: str) -> str:
-    """The message for a string given as a list of strings, which would be read as a list of letters."""
-    return f"{where}: {parameter} is a list of strings, not the string {given!r}; write [{given!r}]"
+def one_string(where: str, parameter: str, text: str) -> str:
+    """Return the message for a string given as a list of strings, which would be read as a list of letters."""
+    return f"{where}: {parameter} is a list of strings, not the string {text!r}; write [{text!r}]"

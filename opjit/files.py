@@ -37,9 +37,8 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def digest(path: str) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+    """SHA-256 of a file; see `read_regular`."""
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 @contextmanager
@@ -76,6 +75,24 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
     """Read a file of a cache; see `opened`."""
     with opened(path, most, trusted_as) as file:
         return file.read(most)
+
+
+def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
+    """Read a file that a user names, through symbolic links.
+
+    Args:
+        most: the largest size of such a file, in bytes.
+
+    Raises:
+        OSError: it cannot be read, is larger, or is a folder, a pipe or a device, which may have no end.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        return file.read()
 
 
 def identity(descriptor: int) -> tuple[int, ...]:

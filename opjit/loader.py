@@ -33,7 +33,7 @@ class Loaded:
     """An op's registration for one backend.
 
     Attributes:
-        key: of the binary whose kernel runs now.
+        key: the key of the binary whose kernel runs now.
         registered: the library that torch calls.
     """
 
@@ -130,7 +130,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def name_as(library: ctypes.CDLL, path: Path) -> None:
-    """Have a library go by a path: in debuggers and backtraces, and for the next one who opens that path."""
+    """Set the path of a library that debuggers and backtraces show, and that a later dlopen of the path finds."""
     own, found = ctypes.CDLL(None), ctypes.POINTER(_LinkMap)()
     own.strdup.restype = ctypes.c_void_p
     if own.dlinfo(ctypes.c_void_p(library._handle), _DLINFO_LINKMAP, ctypes.byref(found)) == 0:
@@ -139,7 +139,7 @@ def name_as(library: ctypes.CDLL, path: Path) -> None:
 
 
 def named(error: Exception, path: str, library: Path) -> str:
-    """An error's text with the library's own path."""
+    """Return an error's text with the library's own path."""
     return str(error).replace(path, str(library))
 
 

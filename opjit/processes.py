@@ -1,4 +1,4 @@
-"""Commands that end with the process that waits for them, and what a fork of another thread must not cut in two.
+"""Commands that end with the process that waits for them, and what must not be interrupted by a fork in another thread.
 
 A forked child has its parent's locks, modules and pipes, but none of its threads. So a lock that another thread held would never be
 free, a module that it was importing would stay locked, and a command that it was starting would seem to run for as long as the child does.
@@ -14,7 +14,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -106,23 +105,6 @@ def without_collection() -> Iterator[None]:
         if _collecting_later:  # else this is a forked child, which collects again
             _collecting_later.pop()
         gc.enable()
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay a Ctrl-C until the block ends. Only the main thread gets it."""
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if not callable(handler):
-        yield
-        return
-    received: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda number, frame: received.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if received:
-            handler(signal.SIGINT, received[0])
 
 
 def run(command: Any, *, check: bool = False, echo: int | None = None, limit: float | None = None,

@@ -32,12 +32,12 @@ LONG = 60.0  # seconds until a warning
 
 
 def on_status(listener: Callable[[str], None]) -> AbstractContextManager[None]:
-    """During the block, pass status lines to `listener` instead of showing them."""
+    """Pass status lines to `listener` during the block, instead of showing them."""
     return _set(_status_listener, listener)
 
 
 def on_step(listener: Callable[[str], None]) -> AbstractContextManager[None]:
-    """During the block, pass each step of its build to `listener`."""
+    """Pass each step of the block's build to `listener`."""
     return _set(_step_listener, listener)
 
 
@@ -58,7 +58,7 @@ def step(name: str) -> None:
 
 
 def is_logged() -> bool:
-    """Whether `log` writes anywhere."""
+    """Tell whether `log` writes anywhere."""
     return is_on("OPJIT_VERBOSE") or logger.isEnabledFor(logging.INFO)
 
 
@@ -70,7 +70,7 @@ def log(message: str) -> None:
 
 
 def is_open(stream: object) -> bool:
-    """Whether sys.stdout or sys.stderr is usable: a process may have started without it, or closed it."""
+    """Tell whether sys.stdout or sys.stderr is usable: a process may have started without it, or closed it."""
     return stream is not None and not getattr(stream, "closed", False)
 
 

@@ -25,7 +25,7 @@ from hatchling.plugin import hookimpl
 
 from opjit.author import wheel
 from opjit.author.wheel import WheelError
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 
 _TABLE = "[tool.hatch.build.targets.wheel.hooks.opjit]"
@@ -72,7 +72,7 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
 
 
 def _ops(package: Path) -> list[Op]:
-    """The ops that a package declares when it is imported."""
+    """Return the ops that a package declares when it is imported."""
     if not (package / "__init__.py").is_file():
         raise WheelError(f"expected a package in {package}, with an __init__.py that declares its ops")
     sys.path.insert(0, str(package.parent))  # an op.py may import from its package
@@ -80,7 +80,7 @@ def _ops(package: Path) -> list[Op]:
         importlib.import_module(package.name)
     finally:
         sys.path.remove(str(package.parent))
-    return [op for op in catalog.all_ops() if op.folder.is_relative_to(package.resolve())]
+    return [op for op in registry.all_ops() if op.folder.is_relative_to(package.resolve())]
 
 
 @hookimpl

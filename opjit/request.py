@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import ModuleType
 
 from opjit import files, loader, processes, progress
 from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
-from opjit.declare import oplist, registration
+from opjit.declare import oplist
 from opjit.declare.op import Op
 from opjit.environment import is_on
 from opjit.errors import CompileError
@@ -94,21 +93,18 @@ def obtain(wanted: W, store: Store) -> Entry:
         raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
                              "with `opjit precompile`, or unset OPJIT_OFFLINE")
     with processes.without_collection():
-        lock = import_builder()
+        import_builder()
+        from opjit.store import lock
+
         with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
             wanted = wanted.now(store)  # the sources may have changed during the wait
             return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
 
 
-def import_builder() -> ModuleType:
-    """Import the modules of a build while other threads' forks wait. Returns the module `lock`."""
+def import_builder() -> None:
+    """Import the modules of a build while other threads' forks wait."""
     with processes.importing:
-        from opjit.builder import build, torch_builder
-        from opjit.store import lock
+        from opjit.builder import build, torch_builder  # noqa: F401
+        from opjit.store import lock  # noqa: F401
 
-        assert build
-        torch_builder.module()
-    return lock
-
-
-registration.ready = ready_for_call
+        torch_builder.copy()

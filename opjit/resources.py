@@ -10,13 +10,13 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def folder(name: str) -> Path:
-    """The folder ``kernels_c`` or ``templates``."""
+    """Return the folder ``kernels_c`` or ``templates``."""
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def include_path() -> str:
-    """The folder of opjit.h, for editors and for builds of your own.
+    """Return the folder of opjit.h, for editors and for builds of your own.
 
     Example:
         >>> opjit.include_path()

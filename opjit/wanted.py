@@ -10,7 +10,7 @@ from opjit import backends
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
-from opjit.errors import CompileError, DeviceUnavailable, OpjitError
+from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe, base_key
 from opjit.store import layers
@@ -25,6 +25,10 @@ class Wanted(Protocol):
     """A requested binary of an op or a C++ extension. str() names it in messages."""
 
     @property
+    def must_store(self) -> bool:
+        """Whether it must end up in the store; a layer's entry or a private folder does not count then."""
+
+    @property
     def lock(self) -> str:
         """The name of its builder's lock."""
 
@@ -37,6 +41,12 @@ class Wanted(Protocol):
     def refusal(self, text: str) -> OpjitError:
         """Make the error for a binary that must not be built."""
 
+    def fault(self, text: str) -> BuildError:
+        """Make the error for a build that failed."""
+
+    def in_store(self: W) -> W:
+        """Return the request for a binary in the store: a layer's entry or a private folder does not count."""
+
     def now(self: W, store: Store) -> W:
         """Return the request for the sources as they are now."""
 
@@ -46,13 +56,11 @@ class Wanted(Protocol):
     def build(self, store: Store) -> Entry:
         """Build it and publish the entry."""
 
-
-class Shareable(Wanted, Protocol):
-    """A requested binary that the ranks of a job build for each other; see opjit.distributed."""
+    # What the ranks of a job need, which build binaries for each other; see opjit.distributed.
 
     @property
     def name(self) -> str:
-        """What ranks with the same request call its entry: the key of all that is known before a build."""
+        """The entry's name among the ranks with the same request: the key of all that is known before a build."""
 
     @property
     def buildable(self) -> bool:
@@ -66,14 +74,14 @@ class Shareable(Wanted, Protocol):
     def kind(self) -> Target | None:
         """The target of an op; None for a C++ extension."""
 
-    def shelf(self, store: Store, described: Manifest | None = None) -> Path:
-        """The folder of its entries, or of the one with a manifest."""
+    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
+        """Return the folder of its entries, or of the one with a manifest."""
 
     def names(self, entry: Entry) -> set[str]:
-        """The names of the requests that an entry answers."""
+        """Return the names of the requests that an entry answers."""
 
-    def takes(self, described: Manifest) -> bool:
-        """Whether an entry with this manifest answers the request."""
+    def accepts(self, manifest: Manifest) -> bool:
+        """Return whether an entry with this manifest answers the request."""
 
 
 class OpBinary(NamedTuple):
@@ -111,14 +119,14 @@ class OpBinary(NamedTuple):
     def kind(self) -> Target:
         return self.target
 
-    def shelf(self, store: Store, described: Manifest | None = None) -> Path:
+    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
         return store.folder(self.op.qualified, self.target)
 
     def names(self, entry: Entry) -> set[str]:
         return {entry.key, self.recipe.base}
 
-    def takes(self, described: Manifest) -> bool:
-        return self.recipe.key in (None, described.key) and base_key(described.document) == self.recipe.base
+    def accepts(self, manifest: Manifest) -> bool:
+        return self.recipe.key in (None, manifest.key) and base_key(manifest.document) == self.recipe.base
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         return (None if self.must_store else layers.find(self.recipe)) or store.find(self.recipe, warn)
@@ -131,6 +139,12 @@ class OpBinary(NamedTuple):
     def refusal(self, text: str) -> OpjitError:
         return DeviceUnavailable(text)
 
+    def fault(self, text: str) -> BuildError:
+        return BuildError(text, op=self.op.qualified, target=str(self.target))
+
+    def in_store(self) -> OpBinary:
+        return self._replace(must_store=True)
+
     def now(self, store: Store) -> OpBinary:
         return self._replace(recipe=describe(self.op, self.target, store))
 
@@ -139,13 +153,14 @@ class OpBinary(NamedTuple):
             return None
         from opjit.share import remote
 
-        return remote.fetch(remote.sought(self.recipe), store)
+        return remote.fetch(remote.query_for(self.recipe), store)
 
     def build(self, store: Store) -> Entry:
         from opjit.builder import build
 
+        self.op.write_code()
         try:
-            return build.build(self.recipe, store, self.must_store)
+            return build.build(self.now(store).recipe if self.op.code else self.recipe, store, self.must_store)
         except CompileError as error:
             self.op.failed[self.target.backend.name] = self.name, error
             raise

@@ -33,11 +33,11 @@ _FLAGS = {"c": "flag", "cuda": "nvcc flag", "device": "device compiler's flag", 
 _NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc",
           "nvrtc.version": "NVRTC", "device.version": "device compiler",
           "device.sha256": "device compiler's file", "cxx.version": "C++ compiler", "cxx.machine": "C++ compiler's target",
-          "arch": "arch", "runtime": "runtime",
+          "arch": "arch", "runtime": "runtime", "host": "host",
           "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format", "debug": "debug build"}
 # The kinds of differences, the most frequent first; all others come last.
-_LIKELY = ("backend", "arch", "runtime", "source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc",
-           "device compiler", "opjit", "format")  # the first three occur only if the user names an entry to compare with
+_LIKELY = ("backend", "arch", "runtime", "host", "source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target",
+           "nvcc", "device compiler", "opjit", "format")  # the first four occur only if the user names an entry to compare with
 
 
 class Difference(NamedTuple):
@@ -57,16 +57,16 @@ class Explanation:
     """Whether a request for an op would hit, and why. str() fits a screen.
 
     Attributes:
-        op, target: of the request.
-        key: of the requested binary; None without a working compiler, and then any compiler's binary matches.
+        op, target: the requested op and target.
+        key: the requested binary's; None without a working compiler, and then any compiler's binary matches.
         found: folder of the entry that the request would use; None for a miss.
         place: describes where that is.
         against: folder of the entry compared with.
-        differences: of that entry, the likeliest reason first.
+        differences: that entry's, the likeliest reason first.
         unusable: unusable entries of this op and target, and the reasons.
         elsewhere: the number of entries of the op for each other target.
         outcome: what a request would do.
-        compiler: of the entry's CUDA code: NVRTC, or nvcc and the reason; an empty text for others.
+        compiler: the compiler of the entry's CUDA code: NVRTC, or nvcc and the reason; an empty text for others.
     """
 
     op: str
@@ -130,7 +130,7 @@ class _Location(NamedTuple):
     """A store that a request searches.
 
     Attributes:
-        name: for messages.
+        name: its name in messages.
         trusted_as: the kernel's source, for the store beside it; see layers.find.
     """
 
@@ -160,15 +160,15 @@ def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None
         against: start of the key of the entry to compare with; None means the nearest one.
         ask: also ask the remote.
     """
-    qualified, shelf = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
+    qualified, wanted = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
     locations = [_Location("the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source),
                  *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()), _Location("the cache", root)]
     entries = [(location, folder) for location in locations
                for folder in location.store.folder(qualified, recipe.target).parent.glob("*/[!.]*")]
-    elsewhere = Counter(folder.parent.name for _, folder in entries if folder.parent.name != shelf.name)
-    same_target = [(location, folder) for location, folder in entries if folder.parent.name == shelf.name and found is None]
+    elsewhere = Counter(folder.parent.name for _, folder in entries if folder.parent.name != wanted.name)
+    same_target = [(location, folder) for location, folder in entries if folder.parent.name == wanted.name and found is None]
     candidates, unusable = _candidates(same_target, recipe)
-    problem = root.problem(shelf.parent, shelf) if found is None else None
+    problem = root.problem(wanted.parent, wanted) if found is None else None
     if problem is not None:
         unusable.insert(0, (root.root, problem))
     if against is not None:
@@ -192,8 +192,8 @@ def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate]
     usable, unusable = [], []
     for location, folder in sorted(entries, key=lambda entry: (entry[1].name != recipe.key, -_changed(entry[1])))[:_MOST_CANDIDATES]:
         try:
-            _, described = verify(folder, recipe.target, trusted_as=location.trusted_as)
-            usable.append(_Candidate(folder, differences(described, recipe, location.trusted_as is not None)))
+            _, manifest = verify(folder, recipe.target, trusted_as=location.trusted_as)
+            usable.append(_Candidate(folder, differences(manifest, recipe, location.trusted_as is not None)))
         except (FileNotFoundError, NotADirectoryError):
             pass  # not an entry, or being removed
         except (EntryError, OSError) as error:
@@ -213,10 +213,10 @@ def _named(entries: list[_Found], recipe: Recipe, prefix: str) -> _Candidate:
                            "digits", prefix, keys)
     location, folder = matching[keys[0]]
     try:
-        described = read(folder, location.trusted_as)[0]
+        manifest = read(folder, location.trusted_as)[0]
     except (EntryError, OSError) as error:
         raise UnknownEntry(f"the entry {folder} cannot be compared: {error}", prefix, keys) from error
-    return _Candidate(folder, differences(described, recipe, location.trusted_as is not None))
+    return _Candidate(folder, differences(manifest, recipe, location.trusted_as is not None))
 
 
 def _outcome(recipe: Recipe, found: Path | None, ask: bool) -> str:
@@ -238,21 +238,21 @@ def _remote(recipe: Recipe) -> tuple[bool, str]:
 
     shown = Objects(os.environ["OPJIT_REMOTE"]).shown
     try:
-        there = remote.holds(remote.sought(recipe))
+        there = remote.holds(remote.query_for(recipe))
     except Exception as error:  # any failure of a network
         return False, f"the remote {shown} cannot be used: {remote.reason(error)}"
     return there, f"the remote {shown} {'has' if there else 'does not have'} it"
 
 
-def differences(described: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
+def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
     """Return how an entry's inputs differ from the requested ones, the likeliest reason for a miss first.
 
     Args:
         shipped: the binary lies beside its source, so ignore the compilers and opjit's version.
     """
-    before, now = dict(described.document), recipe.document()
+    before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
-    found = document_differences(before, now, sources, (_lines(described), recipe.lines()))
+    found = document_differences(before, now, sources, (_lines(manifest), recipe.lines()))
     if shipped:
         tools = ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version", "device.version", "device.sha256")
         own = {"opjit", *(_NAMES[name] for name in tools)}
@@ -266,7 +266,7 @@ def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sour
 
     Args:
         sources: names of inputs that are not headers.
-        lines: of the inputs, then and now, by name.
+        lines: the inputs' numbers of lines, then and now, by name.
     """
     before, now = dict(before), dict(now)
     found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, sources)]
@@ -328,10 +328,10 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _lines(described: Manifest) -> dict[str, int]:
+def _lines(manifest: Manifest) -> dict[str, int]:
     """Return the line counts in a manifest, which are unverified."""
     with suppress(ValueError, TypeError, RecursionError):
-        counts = json.loads(described.built_with["lines"]) if "lines" in described.built_with else {}
+        counts = json.loads(manifest.built_with["lines"]) if "lines" in manifest.built_with else {}
         return {name: count for name, count in _mapping(counts).items() if isinstance(count, int)}
     return {}
 

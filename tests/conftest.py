@@ -22,35 +22,51 @@ import opjit
 from opjit import files
 from opjit.backends import Flags
 from opjit.backends.cuda import Cuda
-from opjit.builder import parts as build_parts
-from opjit.declare import catalog
+from opjit.builder import runtime_objects
+from opjit.declare import registry
 from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from tests import zygote
-from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, fresh, write_op
+from tests import tiers, zygote
+from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, fresh, shares_libstdcxx, write_op
 
 OPS = Path(__file__).parent / "ops"
+TIERS = pytest.StashKey[tiers.Tiers]()
 _namespaces = itertools.count()
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
+        has = {"gpu": torch.cuda.is_available(), "nvcc": toolchain.find_nvcc(None) is not None}
+    hidden = torch.version.cuda is not None and not has["gpu"] and Path("/dev/nvidia0").exists()
+    config.stash[TIERS] = tiers.Tiers(config, has, hidden)
+    config.pluginmanager.register(config.stash[TIERS], "tiers")
+    if getattr(config.option, "dist", None) == "load":
+        config.option.dist = "worksteal"  # neighbours stay in one process, which makes what they share once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, and so would all programs it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
-        gpu = torch.cuda.is_available()
-    reasons = {"gpu": None if gpu else "torch sees no CUDA GPU",
-               "stress": None if "stress" in str(config.getoption("markexpr")) else "runs only with -m stress",
-               "nvcc": None if toolchain.find_nvcc(None) else "no nvcc: the CUDA Toolkit is not installed"}
+    chosen = config.stash[TIERS]
+    chosen.select(items)
+    reasons = {"gpu": "torch sees no CUDA GPU", "nvcc": "no nvcc: the CUDA Toolkit is not installed"}
     for item in items:
         for name, reason in reasons.items():
-            if reason and item.get_closest_marker(name):
+            if not chosen.has[name] and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def run_folder(factory: pytest.TempPathFactory) -> Path:
+    """The folder of this run, which all workers share."""
+    return factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,8 +76,7 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     With ``-p no:cacheprovider``, or where others could write into pytest's cache, a run begins with nothing. The user's cache and settings
     are left alone either way.
     """
-    run = tmp_path_factory.getbasetemp()
-    root = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cache"
+    root = run_folder(tmp_path_factory) / "cache"
     if pytestconfig.pluginmanager.has_plugin("cacheprovider"):
         kept = Path(pytestconfig.cache.mkdir("opjit"))
         kept.chmod(0o700)
@@ -70,18 +85,21 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
         for name in [name for name in os.environ if name.startswith("OPJIT_")]:
             patch.delenv(name)
         patch.setenv("OPJIT_CACHE", str(root))
+        if "CXX" in os.environ and not shares_libstdcxx(os.environ["CXX"]):  # torch's own extensions crash with a second libstdc++
+            patch.setenv("CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"]))
         yield
     zygote.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    """In this process the runtime and the stubs are compiled once and copied into each new cache, where they would take 0.3 s.
+    """The runtime and the stubs are compiled once in a run and copied into each new cache, where they would take 0.3 s.
 
     Gives the function that compiles them.
     """
-    kept = tmp_path_factory.mktemp("parts")
-    plain = build_parts._make
+    kept = run_folder(tmp_path_factory) / "parts"
+    kept.mkdir(exist_ok=True)
+    plain = runtime_objects._make
 
     def make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
         made = kept / hashlib.sha256(repr((include, compiler, flags)).encode()).hexdigest()
@@ -92,11 +110,11 @@ def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         plain(work, include, compiler, flags)
         own = kept / files.unique()
         shutil.copytree(work, own)
-        with contextlib.suppress(OSError):  # another thread was faster
+        with contextlib.suppress(OSError):  # another thread or worker was faster
             own.rename(made)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_parts, "_make", make)
+        patch.setattr(runtime_objects, "_make", make)
         yield plain
 
 
@@ -202,28 +220,28 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
 @pytest.fixture(scope="session")
 def everything() -> opjit.Op:
     """An op that takes every type of the table and reports what it got as JSON; see tests/ops/everything."""
-    catalog.declare_folder(OPS / "everything")
-    return catalog.find("optest::everything")
+    registry.declare_folder(OPS / "everything")
+    return registry.find("optest::everything")
 
 
 @pytest.fixture(scope="session")
 def increment() -> opjit.Op:
     """``optest::increment(Tensor(a!) x) -> ()`` adds one to every element."""
-    catalog.declare_folder(OPS / "increment")
-    return catalog.find("optest::increment")
+    registry.declare_folder(OPS / "increment")
+    return registry.find("optest::increment")
 
 
 @pytest.fixture(scope="session")
 def double() -> opjit.Op:
     """``optest::double(Tensor x) -> Tensor`` with a backward, strided, any floating dtype; in C and CUDA."""
-    catalog.declare_folder(OPS / "double")
-    return catalog.find("optest::double")
+    registry.declare_folder(OPS / "double")
+    return registry.find("optest::double")
 
 
 @pytest.fixture(scope="session")
 def parts() -> None:
     """``optest::parts(Tensor x) -> (Tensor whole, Tensor fraction)`` and ``optest::joined``, its inverse, in one folder."""
-    catalog.declare_folder(OPS / "parts")
+    registry.declare_folder(OPS / "parts")
 
 
 def memory_growth(call: Callable[[], object], times: int) -> int:

@@ -30,7 +30,7 @@ HEAD = """\
 
 Each error of opjit is a class of `opjit.errors` and a `RuntimeError`. Its message says what happened, where, why, and what to do now. The
 command `opjit` prints the message alone. `…` stands for a folder of the example. `BuildError` is the class of failures of tools and disks.
-A request never raises `EntryError` and `UntrustedFolder`: it takes such an entry for a miss, with one warning, a `CacheWarning`.
+A request never raises `EntryError` and `UntrustedFolder`: it treats such an entry as a miss, with one warning, a `CacheWarning`.
 """
 CLIP_PY = '''\
 import torch
@@ -106,7 +106,7 @@ CASES = [
     Case("An arch that no backend builds for", 'opjit.build_library("allreduce", "build", arch="sm90")', "'sm90'", "known: ",
          command="opjit get allreduce --arch sm90"),
     Case("A type that has no form in C", 'opjit.inline("f(Tensor x, Generator g) -> Tensor", c="")', "argument `g`",
-         "pass a seed as an int"),
+         "SymInt seed"),
     Case("An op that takes no tensor", 'opjit.inline("f(int n) -> Tensor", c="")', "'inline::f(int n) -> Tensor'", "add one, such as"),
     Case("A name that is taken", 'opjit.add_path("clip")\nopjit.add_path("other")', "…/clip, the other in …/other", "rename one",
          {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C}, command="opjit test ./clip ./other"),
@@ -125,7 +125,7 @@ CASES = [
          clip()),
     Case("A gradient through an op without a backward", CALL.replace("torch.ones(3)", "torch.ones(3, requires_grad=True)")
          + ".sum().backward()", "demo::clip", "", clip(),
-         remark="torch's own message. Declare a backward: [gradients](../examples/03_gradients/README.md)."),
+         remark="Declare a backward: [gradients](../examples/03_gradients/README.md)."),
     Case("No compiler", 'os.environ["CC"] = "/nowhere/gcc"\nopjit.get("round_ste", "cpu")', "CC is '/nowhere/gcc'",
          "set it to the path of gcc",
          command="CC=/nowhere/gcc opjit get round_ste --device cpu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import pwd
@@ -11,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import warnings
@@ -29,17 +31,17 @@ from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
 from opjit.builder import build
 from opjit.cli import main
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import CacheWarning
 from opjit.recipe import schema, toolchain
 from opjit.recipe.recipe import Recipe, document_key, read_inputs
-from opjit.store import inventory, lock, manifest, usage
+from opjit.store import elf, inventory, lock, manifest, usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import zygote
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
-BUNDLED = [op.qualified for op in catalog.all_ops() if op.folder.parent == resources.folder("kernels_c")]
+BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
 DAY = 86400.0
 SOMEBODY = 12345  # a user id that nobody has
@@ -84,9 +86,9 @@ DECLARE = """\
 import warnings
 import torch
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 from pathlib import Path
-catalog.declare_folder(Path({folder!r}))
+registry.declare_folder(Path({folder!r}))
 """
 OP_PY = f'''\
 import torch
@@ -173,6 +175,18 @@ def real_compiler() -> str:
     found = toolchain.find_compiler(None)
     assert found is not None
     return os.path.realpath(found.path)
+
+
+@functools.cache
+def shares_libstdcxx(compiler: str) -> bool:
+    """Whether a C++ compiler is there and links libstdc++ as a shared library: with another copy of it torch's own extensions crash."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "text.so"
+        text = "#include <string>\nstd::string text(int number) { return std::to_string(number); }\n"
+        with suppress(OSError):
+            subprocess.run([compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)], input=text.encode(), capture_output=True,
+                           check=False)
+        return library.exists() and any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(library.read_bytes()).needed)
 
 
 def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:

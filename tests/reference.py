@@ -41,9 +41,12 @@ def page() -> str:
     return "\n".join([HEAD, *commands(main, "opjit"), variables]) + LOG
 
 
+_FIRST = ("new", "test", "bench", "get", "demo", "list", "why")  # then the others, in the order of the code
+
+
 def commands(group: click.Group, path: str) -> Iterator[str]:
     """The sections of a group's commands."""
-    for name, command in group.commands.items():
+    for name, command in sorted(group.commands.items(), key=lambda each: _FIRST.index(each[0]) if each[0] in _FIRST else len(_FIRST)):
         if isinstance(command, click.Group):
             yield from commands(command, f"{path} {name}")
         else:
@@ -56,7 +59,7 @@ def section(command: click.Command, path: str) -> str:
     context = click.Context(command, info_name=path)
     usage = " ".join(command.collect_usage_pieces(context))
     text = re.sub(r"\s*\n\s*\n\s*", "\n\n", command.help or "").strip()
-    listed = "".join(options(*each) for each in command.option_groups(context))
+    listed = "".join(options(*each) for each in command.option_groups(context).items())
     return f"## {path}\n\n```\n{path} {usage}\n```\n\n{text}\n{listed}{example(path)}"
 
 

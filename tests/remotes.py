@@ -18,7 +18,7 @@ import pytest
 from opjit import request
 from opjit.backends import targets
 from opjit.cache import transfer
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.share import remote, trust
@@ -34,8 +34,8 @@ NAMESPACE = "remotetest"
 def declare(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Op:
     """The op `plus` in a namespace of its own, declared in this process."""
     helpers.write_op(folder, op_py=helpers.OP_PY.replace("keytest::", f"{namespace}::"), amount_h=f"#define AMOUNT {amount}f\n")
-    catalog.declare_folder(folder)
-    return catalog.find(f"{namespace}::plus")
+    registry.declare_folder(folder)
+    return registry.find(f"{namespace}::plus")
 
 
 class Answer(NamedTuple):
@@ -200,10 +200,10 @@ def from_folder(folder: Path, latency: float = 0.0) -> Behaviour:
 
 
 def drip(handler: Handler) -> None:
-    """A byte now and then, for 30 s."""
+    """A byte now and then, for 600 s."""
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(600):
+    for _ in range(12_000):
         handler.wfile.write(b"o")
         time.sleep(0.05)
 

@@ -14,7 +14,7 @@ import torch
 import opjit
 from opjit import backends
 from opjit.backends.cpu import Cpu
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import NoKernel
 from tests import helpers
 from tests.tensors import DEVICES
@@ -84,7 +84,7 @@ def test_the_device_has_what_its_readme_says() -> None:
 
 def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path) -> None:
     """The op's own folder is looked into first: its author knows best."""
-    backend, op = Toy(), catalog.find("allreduce")
+    backend, op = Toy(), registry.find("allreduce")
     with pytest.raises(NoKernel, match=rf"no kernel for toy: expected allreduce\.toy\.c in {op.folder}$"):
         op.source(backend)
     backend.kernels = tmp_path
@@ -106,9 +106,9 @@ def test_a_backend_s_kernel_is_of_one_op_and_not_of_all_ops_of_its_folder(tmp_pa
     backend.kernels = tmp_path
     of_another.parent.mkdir()
     of_another.touch()
-    assert catalog.find("add_custom").source(backend) == of_another
+    assert registry.find("add_custom").source(backend) == of_another
     with pytest.raises(NoKernel):
-        catalog.find("add_custom_backward").source(backend)
+        registry.find("add_custom_backward").source(backend)
 
 
 @pytest.mark.slow
@@ -157,8 +157,8 @@ PyMODINIT_FUNC PyInit_seven() {
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_fused_kernel_is_right(device: str) -> None:
     [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")
-    for sample in op.sample(device):
-        torch.testing.assert_close(op(*sample.args), op.plain(*sample.args), rtol=1e-5, atol=1e-5)
+    for sample in op.samples_on(device):
+        torch.testing.assert_close(op(*sample.args), op.reference_function(*sample.args), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

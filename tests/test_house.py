@@ -42,3 +42,13 @@ def test_no_import_goes_up() -> None:
 
 def test_no_imports_form_a_circle() -> None:
     graphlib.TopologicalSorter({module: imports(module).keys() for module in MODULES}).prepare()  # names the circle
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One name, one meaning: an underscore in front does not tell two classes apart."""
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

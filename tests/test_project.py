@@ -134,7 +134,7 @@ def test_installed_editable_it_is_found_by_its_entry_point_where_it_lies(tmp_pat
         import site
         site.addsitedir({str(tmp_path / "site")!r})
         import opjit
-        print(opjit.get("editable_kernels::scale_add", "cpu").name(), opjit.catalog.find("editable_kernels::scale_add").folder)
+        print(opjit.get("editable_kernels::scale_add", "cpu").name(), opjit.registry.find("editable_kernels::scale_add").folder)
         """
     assert fresh(code).stdout.split() == ["editable_kernels::scale_add", str(root / "src" / "editable_kernels" / "scale_add")]
 

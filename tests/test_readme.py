@@ -19,7 +19,6 @@ from tests.helpers import fresh
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 import pictures
 
-pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = re.compile(r"<!-- snippet: (\S+)(?: (\S+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -96,12 +95,14 @@ def test_a_readme_snippet_is_the_file_that_runs(readme: str, path: str, name: st
 
 
 def test_the_readme_has_snippets_and_both_commands() -> None:
-    assert len(SNIPPET.findall(README)) == 3
+    assert len(SNIPPET.findall(README)) == 4
     assert len(README.splitlines()) <= 250
     for command in ("demo", "test"):
         assert len(re.findall(rf"<!-- command: {command} -->\n```sh\n[^\n]+\n```", README)) == 1
 
 
+@pytest.mark.torch
+@pytest.mark.fast
 @pytest.mark.parametrize(("example", "printed"), [
     ("01_first_op/scale.py", "tensor([0.0000, 2.5000, 5.0000, 7.5000]) tensor([2.5000, 2.5000, 2.5000, 2.5000])\n"),
     ("03_gradients/clamped_square.py", "tensor([ 0., -2.,  1.,  0.]) [[0.0, -2.0, 1.0, 0.0], [0.0, -1.0, 0.5, 2.0]]\n"),
@@ -116,6 +117,7 @@ def test_the_first_cuda_op_runs(tmp_path: Path) -> None:
     assert run("02_first_cuda_op/scale.py", tmp_path) == "tensor([0.0000, 2.5000, 5.0000, 7.5000], device='cuda:0')\n"
 
 
+@pytest.mark.torch
 @pytest.mark.skipif(toolchain.find_nvcc(None) is None and toolchain.find_nvrtc("", None) is None, reason="no compiler for CUDA")
 def test_the_first_cuda_op_is_built_without_a_gpu(tmp_path: Path) -> None:
     if not torch.cuda.is_available():

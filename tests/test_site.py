@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import opjit
 from tests.helpers import ROOT
 
@@ -20,3 +22,13 @@ def test_every_page_of_the_repository_is_in_the_navigation() -> None:
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
     described = set(re.findall(r"^::: opjit\.(\w+)", (SITE / "pages/api.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert described - {"backends"} == set(opjit.__all__)
+
+
+def test_the_packages_of_the_site_have_versions_and_its_workflow_takes_them_from_there() -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]["docs"]
+    assert all(re.fullmatch(r"[\w.-]+(\[\w+\])?==[\d.]+", package) for package in packages), packages
+    workflow = (ROOT / ".github/workflows/site.yml").read_text(encoding="utf-8")
+    assert "['optional-dependencies']['docs']" in workflow
+    assert "schedule:" in workflow  # with the newest
+    assert not re.search(r"pip install .*mkdocs", workflow)

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import opjit
 from opjit import cli, why
 from opjit.backends import targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import CacheWarning, UnknownEntry
 from opjit.recipe import recipe
 from opjit.recipe.recipe import Recipe
@@ -128,7 +128,7 @@ def test_another_template_of_the_glue_and_another_format_are_named(
     monkeypatch.setattr(recipe, "_glue_digest", lambda: "f" * 64)
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
-    assert explained(describe(op), built_once)[1:] == [("format", "7, 1 before")]
+    assert explained(describe(op), built_once)[1:] == [("format", "7, 2 before")]
 
 
 def test_flags_in_another_order_are_another_input(op: Path, built_once: tuple[Path, Entry]) -> None:
@@ -249,7 +249,7 @@ def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> 
 def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     """An op that this process declares, with a folder of its own, and an empty cache."""
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    known = catalog.declared(f"{NAMESPACE}::plus")
+    known = registry.declared(f"{NAMESPACE}::plus")
     if known is None:
         [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", NAMESPACE)))
     monkeypatch.setattr(known, "folder", write_op(tmp_path / "plus"))

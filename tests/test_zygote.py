@@ -14,7 +14,6 @@ import pytest
 
 from tests.helpers import command, ended, fresh, is_alive, process, until
 
-pytestmark = pytest.mark.torch
 STATE = """
 import json, os, sys, threading, warnings
 import torch
@@ -26,6 +25,7 @@ print(json.dumps({"environment": dict(os.environ), "path": sys.path, "argv": sys
 """
 
 
+@pytest.mark.torch
 def test_a_child_is_what_a_fresh_process_is_once_it_has_imported_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = os.pathsep.join(["somewhere", "", os.environ.get("PYTHONPATH", "")])

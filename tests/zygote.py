@@ -178,6 +178,10 @@ class _Zygote:
         self._socket.close()
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
 
 _started: dict[frozenset[tuple[str, str]], _Zygote] = {}
 _starting = threading.Lock()
@@ -192,6 +196,11 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote:
         if name not in _started:
             _started[name] = _Zygote(chosen)
         return _started[name]
+
+
+def pids() -> list[int]:
+    """Of the zygotes that run."""
+    return [one.pid for one in [*_started.values()]]
 
 
 def stop() -> None:

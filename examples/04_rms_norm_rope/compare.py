@@ -25,14 +25,14 @@ def medians(functions: list[Callable[..., torch.Tensor]], args: tuple[object, ..
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     [declared] = opjit.add_path(Path(__file__).resolve().parent)
-    op, compiled = opjit.get(declared.qualified, device), torch.compile(declared.plain)
+    op, compiled = opjit.get(declared.qualified, device), torch.compile(declared.reference_function)
     machine = torch.cuda.get_device_name() if device == "cuda" else f"the CPU, {torch.get_num_threads()} threads"
     print(f"microseconds on {machine}, torch {torch.__version__}\n{'':<22}{'opjit':>10}{'torch':>10}{'compile':>10}")
     with torch.inference_mode():
-        for workload in declared.work(device):
-            for other in (declared.plain, compiled):
+        for workload in declared.workloads_on(device):
+            for other in (declared.reference_function, compiled):
                 torch.testing.assert_close(op(*workload.args), other(*workload.args), rtol=1e-4, atol=1e-4)
-            ours, eager, fused = medians([op, declared.plain, compiled], workload.args)
+            ours, eager, fused = medians([op, declared.reference_function, compiled], workload.args)
             print(f"{workload.label:<22}{ours:>10.1f}{eager:>10.1f}{fused:>10.1f}")
 
 

@@ -2,7 +2,7 @@
  * rms_norm_rope on CUDA: a warp for each head's row, so that the sum of squares needs no shared memory. The row's second read
  * comes from the cache.
  */
-#include "opjit_cuda.h"
+#include "opjit_reduce.h"
 #include "rms_norm_rope.h"
 
 #define WARPS 8 /* rows in a block */
@@ -16,9 +16,7 @@ static __global__ void rms_norm_rope_kernel(const float *x, const float *weight,
         float *to = out + row * size, sum = 0;
         for (int i = lane; i < size; i += 32)
             sum += from[i] * from[i];
-        for (int step = 16; step > 0; step /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        float scale = rsqrtf(sum / (float)size + eps);
+        float scale = rsqrtf(opjit_warp_reduce(sum, opjit_add()) / (float)size + eps);
         for (int i = lane; i < half; i += 32) {
             float a = from[i] * scale * weight[i], b = from[half + i] * scale * weight[half + i];
             to[i] = a * c[i] - b * s[i];

@@ -1,9 +1,9 @@
 /*
  * add_custom on the CPU: self + other, with torch.add's broadcasting, dtypes and results.
  *
- * Additions are plain loops over elements of one dtype that lie side by side; the compiler vectorises them. Operands that lie
- * otherwise, or have another dtype than the result, are first converted into a buffer of PIECE elements, which stays in the
- * first cache. float16 and bfloat16 are added as float32 and rounded, as in torch.
+ * Additions are plain loops over elements of one dtype that lie side by side; the compiler vectorises them. Operands
+ * that lie otherwise, or have another dtype than the result, are first converted into a buffer of PIECE elements, which
+ * stays in the first cache. float16 and bfloat16 are added as float32 and rounded, as in torch.
  *
  * Large additions run at the speed of memory: tests/benchmarks/elementwise.py.
  */
@@ -76,8 +76,8 @@ typedef struct element {
 } element;
 
 /*
- * n elements in the dtype to add in, side by side: where they lie, or in the buffer. There, an element that is broadcast to the
- * row stays from the first piece on.
+ * n elements in the dtype to add in, side by side: where they lie, or in the buffer. There, an element that is
+ * broadcast to the row stays from the first piece on.
  */
 static const void *load(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype,
                         element *buffer)

@@ -1,9 +1,9 @@
 /*
  * add_custom on CUDA: self + other, with torch.add's broadcasting, dtypes and results.
  *
- * Operands of one dtype go through opjit_map(), which moves 16 bytes at a time where it can and then reaches the bandwidth of
- * the memory (tests/benchmarks/elementwise.py). For operands of two dtypes one kernel looks at the dtypes for each element,
- * in the same way in all threads.
+ * Operands of one dtype go through opjit_map(), which moves 16 bytes at a time where it can and then reaches the
+ * bandwidth of the memory (tests/benchmarks/elementwise.py). For operands of two dtypes one kernel looks at the dtypes
+ * for each element, in the same way in all threads.
  */
 #include "opjit_convert.h"
 #include "opjit_elementwise.h"

@@ -1,10 +1,10 @@
 /*
  * allreduce on the CPU: the sum of all elements, with torch.sum's dtype rules.
  *
- * The elements, in memory order, are cut into chunks whose length depends on their number alone. Threads add up chunks; the
- * chunks' totals are added in order, so the result does not depend on the number of threads. Long rows are added where they
- * lie (lanes.h). Short or strided rows, and elements that torch.sum would convert first, are collected in a piece of memory
- * that stays in the first cache.
+ * The elements, in memory order, are cut into chunks whose length depends on their number alone. Threads add up chunks;
+ * the chunks' totals are added in order, so the result does not depend on the number of threads. Long rows are added
+ * where they lie (lanes.h). Short or strided rows, and elements that torch.sum would convert first, are collected in a
+ * piece of memory that stays in the first cache.
  *
  * Large sums run at the speed of memory: tests/benchmarks/floors.py and `opjit bench allreduce` show it.
  */

@@ -1,16 +1,16 @@
 /*
  * allreduce on CUDA: the sum of all elements, with torch.sum's dtype rules.
  *
- * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. A small tensor takes one block.
- * Otherwise a full grid of blocks writes its sums to scratch memory, waits for each other and lets the first block add them.
- * Only a cooperative launch guarantees that all blocks are resident, so that they can wait; it takes the host 0.4 us longer
- * than another launch, while a second launch would take 2.5 us.
+ * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. A small tensor takes one
+ * block. Otherwise a full grid of blocks writes its sums to scratch memory, waits for each other and lets the first
+ * block add them. Only a cooperative launch guarantees that all blocks are resident, so that they can wait; it takes
+ * the host 0.4 us longer than another launch, while a second launch would take 2.5 us.
  *
- * Sums are added in a fixed order and nothing is kept between calls: the op gives the same bits each time, on any stream and
- * under CUDA graphs. Elements that a stride of 0 repeats are added once, and the sum is multiplied.
+ * Sums are added in a fixed order and nothing is kept between calls: the op gives the same bits each time, on any
+ * stream and under CUDA graphs. Elements that a stride of 0 repeats are added once, and the sum is multiplied.
  *
- * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float; all else is added in double. Integers
- * and bool are added modulo 2^64.
+ * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float; all else is added in double.
+ * Integers and bool are added modulo 2^64.
  *
  * Large sums take as long as reading the memory once: tests/benchmarks/bandwidth.py.
  *
@@ -21,6 +21,7 @@
 
 #include "opjit_convert.h"
 #include "opjit_elementwise.h"
+#include "opjit_reduce.h"
 
 #include "allreduce.h"
 
@@ -68,7 +69,7 @@ template <>
 struct sums<word64> : sums<uint32_t> {
 };
 
-/* An element as a number. `flip` turns the sign bits of signed integers, which makes them unsigned; job.bias corrects it. */
+/* An element as a number. `flip` makes signed integers unsigned by their sign bits; job.bias corrects the sum. */
 template <typename integer>
 static __device__ integer number(integer x, unsigned flip)
 {
@@ -137,29 +138,11 @@ struct job {
     void *out, *of_blocks; /* the result; memory for the blocks' sums */
 };
 
-/* The block's sum, in thread 0. */
-template <typename many>
-static __device__ many block_sum(many value)
-{
-    __shared__ many of_warp[THREADS / 32];
-    for (int step = 16; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, step);
-    if (threadIdx.x % 32 == 0)
-        of_warp[threadIdx.x / 32] = value;
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return value;
-    value = threadIdx.x < THREADS / 32 ? of_warp[threadIdx.x] : (many)0;
-    for (int step = THREADS / 64; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, step);
-    return value;
-}
-
 /* The grid's sum, in thread 0 of its first block. */
 template <typename many>
 static __device__ many grid_sum(many value, many *of_block)
 {
-    value = block_sum(value);
+    value = opjit_block_reduce(value, opjit_add());
     if (gridDim.x == 1)
         return value;
     if (threadIdx.x == 0)
@@ -170,7 +153,7 @@ static __device__ many grid_sum(many value, many *of_block)
     value = 0;
     for (unsigned i = threadIdx.x; i < gridDim.x; i += THREADS)
         value += of_block[i];
-    return block_sum(value);
+    return opjit_block_reduce(value, opjit_add());
 }
 
 static __device__ void store(const job &j, double sum)
@@ -192,8 +175,9 @@ static __device__ void store(const job &j, word64 sum)
 }
 
 /*
- * The end of a kernel: add the threads' sums and store the result. Compiled once for each type instead of into every kernel;
- * not static, since nvcc puts a random number into the names of such functions and the binary must be reproducible.
+ * The end of a kernel: add the threads' sums and store the result. Compiled once for each type instead of into every
+ * kernel; not static, since nvcc puts a random number into the names of such functions and the binary must be
+ * reproducible.
  */
 template <typename many>
 __device__ __noinline__ void finish(const job &j, many sum)
@@ -349,11 +333,14 @@ opjit_status allreduce_cuda(const opjit_tensor *x, const opjit_dtype *dtype, opj
 {
     int64_t sizes[OPJIT_MAX_DIM];
     opjit_tensor view;
+    const opjit_tensor *const views[] = {&view};
+    opjit_elements elements;
     job j = job();
     OPJIT_TRY(result_dtype(x, dtype, &j.to));
     OPJIT_TRY(opjit_empty(out, 0, NULL, j.to, x));
     j.repeats = without_repeats(x, sizes, &view);
-    j.layout = opjit_coalesce(&view);
+    OPJIT_TRY(opjit_elements_of(&elements, 1, views));
+    j.layout = opjit_layout_of(&elements);
     j.data = x->data;
     j.n = view.numel;
     j.out = out->data;

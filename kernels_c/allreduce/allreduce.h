@@ -5,8 +5,8 @@
 #include "opjit.h"
 
 /*
- * A view of x that holds each element of an expanded tensor once: dimensions of stride 0 get size 1. `sizes` is memory for
- * the view. Returns how often x repeats each element, so how often its sum counts.
+ * A view of x that holds each element of an expanded tensor once: dimensions of stride 0 get size 1. `sizes` is memory
+ * for the view. Returns how often x repeats each element, so how often its sum counts.
  */
 static int64_t without_repeats(const opjit_tensor *x, int64_t sizes[OPJIT_MAX_DIM], opjit_tensor *view)
 {
@@ -36,9 +36,10 @@ static opjit_status result_dtype(const opjit_tensor *x, const opjit_dtype *dtype
 }
 
 /*
- * torch.sum converts each element to the result's dtype, then adds. Converting the sum instead is faster, and is right unless
- * elements lose their fraction or become true, 64-bit integers wrap around, or a float64 sum is made of narrower floats.
- * A floating result is rounded once, where torch rounds every element: it is nearer, and large elements may still cancel.
+ * torch.sum converts each element to the result's dtype, then adds. Converting the sum instead is faster, and is right
+ * unless elements lose their fraction or become true, 64-bit integers wrap around, or a float64 sum is made of narrower
+ * floats. A floating result is rounded once, where torch rounds every element: it is nearer, and large elements may
+ * still cancel.
  */
 static bool converts_the_sum(opjit_dtype from, opjit_dtype to, int64_t numel)
 {

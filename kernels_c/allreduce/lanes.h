@@ -1,25 +1,26 @@
 /*
  * lanes.h - how allreduce.c adds elements that lie side by side at the speed of memory.
  *
- * The compiler may not reorder additions of floats, so a plain loop waits for each one. Here four vectors take turns, and
- * each lane of a vector is an accumulator of its own: nothing waits, and rounding errors stay small. After a block of 16
- * steps the lanes are added to wider ones:
+ * The compiler may not reorder additions of floats, so a plain loop waits for each one. Here four vectors take turns,
+ * and each lane of a vector is an accumulator of its own: nothing waits, and rounding errors stay small. After a block
+ * of 16 steps the lanes are added to wider ones:
  *
  *   float16, bfloat16, float32   float lanes, which add at most 32 elements, then double lanes
  *   float64                      double lanes; block sums are added by TwoSum, which keeps what rounding takes away
- *   8, 16 and 32-bit integers    64-bit words hold several: the lower and the upper one of each pair are added in lanes of
- *                                twice the width. Signed elements get their sign bit flipped, which moves them into the
- *                                unsigned range; the end subtracts that again.
+ *   8, 16 and 32-bit integers    64-bit words hold several: the lower and the upper one of each pair are added in
+ *                                lanes of twice the width. Signed elements get their sign bit flipped, which moves
+ *                                them into the unsigned range; the end subtracts that again.
  *   64-bit integers              lanes that wrap around, as torch's do
  *
- * Vectors are written out because autovectorised loops for all dtypes take gcc three times as long (tests/benchmarks/cold.py).
+ * Vectors are written out because autovectorised loops for all dtypes take gcc three times as long
+ * (tests/benchmarks/cold.py).
  */
 #ifndef LANES_H
 #define LANES_H
 
 #include "opjit.h"
 
-/* One register: gcc spills wider vectors. 64 bytes would gain nothing with AVX-512, since the caches deliver no more. */
+/* One register: gcc spills wider vectors. 64 bytes would gain nothing with AVX-512: the caches deliver no more. */
 #ifdef __AVX__
 #define VECTOR 32
 #else

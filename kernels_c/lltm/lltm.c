@@ -2,11 +2,12 @@
  * The LLTM cell on the CPU; lltm.h has its formulas.
  *
  * Forward: torch's matrix product writes z to where the gates will be, and loops over each row turn z into all results.
- * Backward: loops make dz, and torch's product makes the gradients from it. Every loop is simple enough for the compiler to
- * turn it into vectors, for any strides. It cannot do that with calls of libm, so the exponential function is here.
+ * Backward: loops make dz, and torch's product makes the gradients from it. Every loop is simple enough for the
+ * compiler to turn it into vectors, for any strides. It cannot do that with calls of libm, so the exponential function
+ * is here.
  *
- * torch's product takes 85 % of a forward and 90 % of a backward of batch 16, 32 features and 128 states, and more of larger
- * ones: the cell is as fast as the BLAS that torch was built with. `python tests/benchmarks/lltm.py` shows it.
+ * torch's product takes 85 % of a forward and 90 % of a backward of batch 16, 32 features and 128 states, and more of
+ * larger ones: the cell is as fast as the BLAS that torch was built with. `python tests/benchmarks/lltm.py` shows it.
  */
 #include <tgmath.h>
 
@@ -25,9 +26,9 @@ static int64_t rows_a_thread(int64_t columns)
 /* Forward                                                                                        */
 
 /*
- * exp(x) = scale (1 + p) for x <= 0, with an error of 1 unit in the last place: x = n log 2 + r with an integer n, the scale is
- * 2^n, and p = expm1(r) is a polynomial (W. J. Cody, W. Waite: Software Manual for the Elementary Functions, 1980, chapter 6).
- * Where exp(x) is subnormal, p and scale are meaningless.
+ * exp(x) = scale (1 + p) for x <= 0, with an error of 1 unit in the last place: x = n log 2 + r with an integer n, the
+ * scale is 2^n, and p = expm1(r) is a polynomial (W. J. Cody, W. Waite: Software Manual for the Elementary Functions,
+ * 1980, chapter 6). Where exp(x) is subnormal, p and scale are meaningless.
  */
 static inline float exp_parts_f32(float x, float *scale)
 {
@@ -58,7 +59,7 @@ static inline double exp_parts_f64(double x, double *scale)
     return r + r2 * (q0 + r4 * (q1 + r4 * q2));
 }
 
-/* Below `lowest`, exp(x) is taken for 0. Errors in units in the last place: expm1 1.5, sigmoid 2.5, tanh 3 (test_lltm.py). */
+/* exp(x) counts as 0 below `lowest`. Errors in units in the last place: expm1 1.5, sigmoid 2.5, tanh 3. */
 #define GATE_FUNCTIONS(real, suffix, lowest) \
     static inline real expm1_##suffix(real x) /* for x <= 0 */ \
     { \
@@ -135,16 +136,10 @@ opjit_status lltm_forward_cpu(const opjit_tensor *input, const opjit_tensor *wei
 /* ---------------------------------------------------------------------------------------------- */
 /* Backward                                                                                       */
 
-typedef struct backward_loops {
-    const opjit_tensor *gates, *grad_h, *grad_cell;
-    opjit_tensor *dz, *grad_bias, *grad_old_cell;
-    lltm_sizes n;
-} backward_loops;
-
 /* dz and the gradient of old_cell, for some rows. */
 static opjit_status differentiate_rows(int64_t begin, int64_t end, void *context)
 {
-    const backward_loops *l = context;
+    const lltm_backward_call *l = context;
     const int64_t state = l->n.state, step = l->gates->strides[1];
     const int64_t h_step = l->grad_h->strides[1], cell_step = l->grad_cell->strides[1];
     OPJIT_DISPATCH_FLOATING(l->gates->dtype, "lltm_backward", {
@@ -173,7 +168,7 @@ static opjit_status differentiate_rows(int64_t begin, int64_t end, void *context
 /* The gradient of the bias: the sums of some columns of dz, in double. */
 static opjit_status add_up_columns(int64_t begin, int64_t end, void *context)
 {
-    const backward_loops *l = context;
+    const lltm_backward_call *l = context;
     const int64_t columns = 3 * l->n.state;
     OPJIT_DISPATCH_FLOATING(l->dz->dtype, "lltm_backward", {
         for (int64_t first = begin * COLUMNS; first < end * COLUMNS && first < columns; first += COLUMNS) {
@@ -192,26 +187,21 @@ static opjit_status add_up_columns(int64_t begin, int64_t end, void *context)
     return OPJIT_OK;
 }
 
-/* dz is the caller's to free. */
-static opjit_status run_backward(const lltm_backward_call *c, opjit_tensor *dz)
+/* The caller frees dz. */
+static opjit_status run_backward(lltm_backward_call *c)
 {
     double zero = 0;
     const int64_t strides[2] = {0, 0}, columns = 3 * c->n.state, parts = (columns + COLUMNS - 1) / COLUMNS;
     const int64_t rows =
         columns > 0 ? c->n.batch : 0; /* no pointer arithmetic on an empty tensor, whose data may be NULL */
     const opjit_tensor zeros = {.data = &zero, .strides = strides};
-    backward_loops loops = {c->gates,
-                            c->grad_h ? c->grad_h : &zeros,
-                            c->grad_cell ? c->grad_cell : &zeros,
-                            dz,
-                            c->grad_bias,
-                            c->grad_old_cell,
-                            c->n};
-    OPJIT_TRY(lltm_output(dz, c->n.batch, columns, c->gates));
-    OPJIT_TRY(opjit_parallel_for(0, rows, rows_a_thread(columns), differentiate_rows, &loops));
+    c->grad_h = c->grad_h ? c->grad_h : &zeros;
+    c->grad_cell = c->grad_cell ? c->grad_cell : &zeros;
+    OPJIT_TRY(lltm_output(c->dz, c->n.batch, columns, c->gates));
+    OPJIT_TRY(opjit_parallel_for(0, rows, rows_a_thread(columns), differentiate_rows, c));
     if (c->parameters)
-        OPJIT_TRY(opjit_parallel_for(0, parts, rows_a_thread(COLUMNS * c->n.batch), add_up_columns, &loops));
-    return lltm_backward_products(c, dz);
+        OPJIT_TRY(opjit_parallel_for(0, parts, rows_a_thread(COLUMNS * c->n.batch), add_up_columns, c));
+    return lltm_backward_products(c, c->dz);
 }
 
 opjit_status lltm_backward_cpu(const opjit_tensor *grad_h, const opjit_tensor *grad_cell, const opjit_tensor *gates,
@@ -219,11 +209,12 @@ opjit_status lltm_backward_cpu(const opjit_tensor *grad_h, const opjit_tensor *g
                                bool inputs, bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights,
                                opjit_tensor *grad_bias, opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell)
 {
-    lltm_backward_call call = {grad_h,     grad_cell,  gates,        input,     weights,    old_h,         inputs,
-                               parameters, grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {0}};
     opjit_tensor dz = {0};
+    lltm_backward_call call = {grad_h,    grad_cell,  gates,         input,      weights,
+                               old_h,     inputs,     parameters,    grad_input, grad_weights,
+                               grad_bias, grad_old_h, grad_old_cell, &dz,        {0}};
     OPJIT_TRY(lltm_start_backward(&call));
-    opjit_status status = run_backward(&call, &dz);
+    opjit_status status = run_backward(&call);
     if (dz.handle)
         (void)aoti_torch_delete_tensor_object(dz.handle);
     return status;

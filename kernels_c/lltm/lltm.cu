@@ -1,22 +1,22 @@
 /*
  * The LLTM cell on CUDA; lltm.h has its formulas.
  *
- * Launches and latency, not arithmetic, take the time of a small cell. So with up to FUSED_WORK multiplications an op is one
- * launch, products included, and follows the strides of its arguments:
- *   forward   A warp adds up the three gates of one state for a few rows of the batch, its lanes side by side along the depth
- *             (the S + F columns of the weights). Then one lane for each row computes the results.
- *   backward  Some blocks make gradients of the weights, for a few states each; the others make those of input and old_h, for a
- *             few rows each. Both compute the elements of dz that they need, which takes less time than waiting for them.
+ * Launches and latency, not arithmetic, take the time of a small cell. So with up to FUSED_WORK multiplications an op
+ * is one launch, products included, and follows the strides of its arguments:
+ *   forward   A warp adds up the three gates of one state for a few rows of the batch, its lanes side by side along the
+ *             depth (the S + F columns of the weights). Then one lane for each row computes the results.
+ *   backward  Some blocks make gradients of the weights, for a few states each; the others make those of input and
+ *             old_h, for a few rows each. Both compute the elements of dz that they need: faster than waiting for them.
  * A larger cell is faster with torch's matrix product (cuBLAS) and one kernel for the gates.
  *
- * Each sum has a fixed order, so the bits are the same in each run, on any stream and in a CUDA graph. Products round float32
- * to TF32 only where torch is set to do so, and only in large cells.
+ * Each sum has a fixed order, so the bits are the same in each run, on any stream and in a CUDA graph. Products round
+ * float32 to TF32 only where torch is set to do so, and only in large cells.
  *
- * A forward of batch 16, 32 features and 128 states that autograd records takes 14.4 us on an H200, most of them on the host.
- * `python tests/benchmarks/lltm.py` shows it, and in its "device" rows the GPU's share.
+ * A forward of batch 16, 32 features and 128 states that autograd records takes 14.4 us on an H200, most of them on the
+ * host. `python tests/benchmarks/lltm.py` shows it, and in its "device" rows the GPU's share.
  */
 #include "lltm.h"
-#include "opjit_cuda.h"
+#include "opjit_reduce.h"
 
 #define FUSED_WORK ((int64_t)1 << 26) /* multiplications; where both ways took the same time on an H200 */
 #define FEW_ROWS 2  /* of the batch for each warp of a forward, in batches of up to SMALL_BATCH rows */
@@ -99,7 +99,7 @@ struct forward_call {
     }
 };
 
-/* Add the products of a part of the depth to the sums. Rows of x beyond the `last` one are read there, and discarded later. */
+/* Add the products of a part of the depth to the sums. Rows of x beyond `last` are read there, and discarded later. */
 template <typename real, int rows>
 static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const matrix<real> &weights, int64_t state,
                               int64_t s, int64_t first, int64_t begin, int64_t depth, int64_t last)
@@ -232,7 +232,7 @@ struct backward_call {
     __device__ real x(int64_t b, int64_t k) const { return k < state ? old_h.at(b, k) : input.at(b, k - state); }
 };
 
-/* Sums have two levels, of SHORT_SUM rows or INPUT_STATES states and of those sums, so that rounding errors grow slowly. */
+/* Sums have two levels, SHORT_SUM rows or INPUT_STATES states and their sums, so that rounding errors grow slowly. */
 #define STATES 2     /* for which one block makes gradients of the weights */
 #define BATCH 32     /* rows of dz that such a block holds at once */
 #define SHORT_SUM 16 /* rows that are added up before they are added to the total */
@@ -241,14 +241,6 @@ struct backward_call {
 
 static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one column of dz, a lane for each row");
 static_assert(INPUT_ROWS <= WARPS, "a warp writes each row");
-
-template <typename real>
-static __device__ real sum_of_lanes(real x)
-{
-    for (int step = 16; step > 0; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
 
 /* Weights, bias and old_cell of STATES states, for THREADS columns of the weights. */
 template <typename real>
@@ -299,7 +291,7 @@ static __device__ void backward_weights(const backward_call<real> &call, int blo
             call.grad_weights[(n / STATES * call.state + s0 + n % STATES) * depth + k] = sum[n];
     if (!first || warp >= 3 * STATES)
         return;
-    bias = sum_of_lanes(bias);
+    bias = opjit_warp_reduce(bias, opjit_add());
     if (call.grad_bias && threadIdx.x % 32 == 0 && s0 + warp % STATES < call.state)
         call.grad_bias[warp / STATES * call.state + s0 + warp % STATES] = bias;
 }
@@ -395,21 +387,21 @@ static __global__ void __launch_bounds__(1024)
     __syncthreads();
     const int64_t to = (int64_t)blockIdx.x * 32 + threadIdx.y; /* now a warp for each state */
     for (int gate = 0; gate < 3; gate++) {
-        const real total = sum_of_lanes(part[gate][threadIdx.x][threadIdx.y]);
+        const real total = opjit_warp_reduce(part[gate][threadIdx.x][threadIdx.y], opjit_add());
         if (call.grad_bias && threadIdx.x == 0 && to < state)
             call.grad_bias[gate * state + to] = total;
     }
 }
 
-/* dz is the caller's to free. */
+/* The caller frees dz. */
 template <typename real>
-static opjit_status run_large_backward(const lltm_backward_call *c, const backward_call<real> &call, opjit_tensor *dz,
+static opjit_status run_large_backward(const lltm_backward_call *c, const backward_call<real> &call,
                                        cudaStream_t stream)
 {
-    OPJIT_TRY(lltm_output(dz, call.batch, 3 * call.state, c->gates));
-    backward_gates<real><<<(unsigned)((call.state + 31) / 32), dim3(32, 32), 0, stream>>>(call, (real *)dz->data);
+    OPJIT_TRY(lltm_output(c->dz, call.batch, 3 * call.state, c->gates));
+    backward_gates<real><<<(unsigned)((call.state + 31) / 32), dim3(32, 32), 0, stream>>>(call, (real *)c->dz->data);
     OPJIT_TRY(OPJIT_LAUNCHED());
-    return lltm_backward_products(c, dz);
+    return lltm_backward_products(c, c->dz);
 }
 
 template <typename real>
@@ -433,10 +425,9 @@ static opjit_status run_backward(const lltm_backward_call *c, cudaStream_t strea
                                 1,
                                 0};
     if (!is_fused(&c->n)) {
-        opjit_tensor dz = {};
-        opjit_status status = run_large_backward(c, call, &dz, stream);
-        if (dz.handle)
-            (void)aoti_torch_delete_tensor_object(dz.handle);
+        opjit_status status = run_large_backward(c, call, stream);
+        if (c->dz->handle)
+            (void)aoti_torch_delete_tensor_object(c->dz->handle);
         return status;
     }
     const int64_t depth = call.state + call.features, groups = (call.batch + INPUT_ROWS - 1) / INPUT_ROWS;
@@ -457,8 +448,10 @@ opjit_status lltm_backward_cuda(const opjit_tensor *grad_h, const opjit_tensor *
                                 opjit_tensor *grad_bias, opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell,
                                 cudaStream_t stream)
 {
-    lltm_backward_call call = {grad_h,     grad_cell,  gates,        input,     weights,    old_h,         inputs,
-                               parameters, grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell, {}};
+    opjit_tensor dz = {};
+    lltm_backward_call call = {grad_h,    grad_cell,  gates,         input,      weights,
+                               old_h,     inputs,     parameters,    grad_input, grad_weights,
+                               grad_bias, grad_old_h, grad_old_cell, &dz,        {}};
     OPJIT_TRY(lltm_start_backward(&call));
     return input->dtype == OPJIT_FLOAT32 ? run_backward<float>(&call, stream) : run_backward<double>(&call, stream);
 }

@@ -30,49 +30,36 @@ typedef struct lltm_sizes {
     int64_t batch, features, state;
 } lltm_sizes;
 
-/* One argument and the number of dimensions that it must have. */
-typedef struct lltm_argument {
-    const opjit_tensor *tensor; /* NULL: None, which needs no check */
-    const char *name;
-    int64_t dim;
-} lltm_argument;
-
-static opjit_status lltm_check_tensors(const char *op, const lltm_argument *arguments, int count, opjit_dtype dtype)
+/* The sizes of a call, from x and old_h, whose features and states may be any. */
+static opjit_status lltm_read_sizes(const char *op, const opjit_tensor *x, const opjit_tensor *old_h, lltm_sizes *n)
 {
-    OPJIT_CHECK(dtype == OPJIT_FLOAT32 || dtype == OPJIT_FLOAT64, "%s takes float32 and float64, not %s", op,
-                opjit_dtype_name(dtype));
-    for (int i = 0; i < count; i++) {
-        const opjit_tensor *t = arguments[i].tensor;
-        if (!t)
-            continue;
-        OPJIT_CHECK(t->dtype == dtype, "%s: `%s` is %s, but `%s` is %s; convert one of them with .to()", op,
-                    arguments[i].name, opjit_dtype_name(t->dtype), arguments[0].name, opjit_dtype_name(dtype));
-        OPJIT_CHECK(t->dim == arguments[i].dim, "%s: `%s` must have %d dimension%s, not %d", op, arguments[i].name,
-                    (int)arguments[i].dim, arguments[i].dim == 1 ? "" : "s", (int)t->dim);
-    }
-    return OPJIT_OK;
-}
-
-/* `source` says where the expected size comes from: "the batch of `x` is". */
-static opjit_status lltm_check_size(const char *op, const opjit_tensor *t, const char *name, int d, int64_t size,
-                                    const char *source)
-{
-    OPJIT_CHECK(!t || t->sizes[d] == size, "%s: dimension %d of `%s` is %lld, but %s %lld", op, d, name,
-                t ? (long long)t->sizes[d] : 0, source, (long long)size);
-    return OPJIT_OK;
-}
-
-/* The sizes of a call, from input, weights and old_h, once those agree. */
-static opjit_status lltm_check_sizes(const char *op, const opjit_tensor *input, const opjit_tensor *weights,
-                                     const opjit_tensor *old_h, lltm_sizes *n)
-{
-    n->batch = input->sizes[0];
-    n->features = input->sizes[1];
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 || x->dtype == OPJIT_FLOAT64, "%s takes float32 and float64, not %s", op,
+                opjit_dtype_name(x->dtype));
+    OPJIT_CHECK(x->dim == 2 && old_h->dim == 2, "%s: `x` and `old_h` must have 2 dimensions, not %d and %d", op,
+                (int)x->dim, (int)old_h->dim);
+    n->batch = x->sizes[0];
+    n->features = x->sizes[1];
     n->state = old_h->sizes[1];
-    OPJIT_TRY(lltm_check_size(op, old_h, "old_h", 0, n->batch, "the batch of `x` is"));
-    OPJIT_TRY(lltm_check_size(op, weights, "weights", 0, 3 * n->state, "three times the state size of `old_h` is"));
-    return lltm_check_size(op, weights, "weights", 1, n->state + n->features,
-                           "the state size of `old_h` and the features of `x` together are");
+    return OPJIT_OK;
+}
+
+/* Check the dtype and sizes of one more argument; NULL is None and needs no check. */
+static opjit_status lltm_check(const char *op, const opjit_tensor *x, const lltm_sizes *n, const char *name,
+                               const opjit_tensor *t, int64_t dim, const int64_t *sizes)
+{
+    if (!t)
+        return OPJIT_OK;
+    OPJIT_CHECK(t->dtype == x->dtype, "%s: `%s` is %s, but `x` is %s; convert one of them with .to()", op, name,
+                opjit_dtype_name(t->dtype), opjit_dtype_name(x->dtype));
+    OPJIT_CHECK(t->dim == dim, "%s: `%s` must have %d dimension%s, not %d", op, name, (int)dim, dim == 1 ? "" : "s",
+                (int)t->dim);
+    for (int64_t d = 0; d < dim; d++)
+        OPJIT_CHECK(t->sizes[d] == sizes[d],
+                    "%s: dimension %d of `%s` is %lld, but must be %lld for a batch of %lld, %lld features (`x`) and "
+                    "%lld states (`old_h`)",
+                    op, (int)d, name, (long long)t->sizes[d], (long long)sizes[d], (long long)n->batch,
+                    (long long)n->features, (long long)n->state);
+    return OPJIT_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -94,16 +81,13 @@ typedef struct lltm_forward_call {
 OPJIT_UNUSED static opjit_status lltm_start_forward(lltm_forward_call *c)
 {
     const char *op = "lltm_forward";
-    const lltm_argument arguments[] = {{c->input, "x", 2},
-                                       {c->weights, "weights", 2},
-                                       {c->bias, "bias", 1},
-                                       {c->old_h, "old_h", 2},
-                                       {c->old_cell, "old_cell", 2}};
-    OPJIT_TRY(lltm_check_tensors(op, arguments, 5, c->input->dtype));
-    OPJIT_TRY(lltm_check_sizes(op, c->input, c->weights, c->old_h, &c->n));
-    OPJIT_TRY(lltm_check_size(op, c->bias, "bias", 0, 3 * c->n.state, "three times the state size of `old_h` is"));
-    OPJIT_TRY(lltm_check_size(op, c->old_cell, "old_cell", 0, c->n.batch, "the batch of `x` is"));
-    OPJIT_TRY(lltm_check_size(op, c->old_cell, "old_cell", 1, c->n.state, "the state size of `old_h` is"));
+    const opjit_tensor *x = c->input;
+    const lltm_sizes *n = &c->n;
+    OPJIT_TRY(lltm_read_sizes(op, x, c->old_h, &c->n));
+    OPJIT_TRY(lltm_check(op, x, n, "old_h", c->old_h, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "weights", c->weights, OPJIT_SIZES(3 * n->state, n->state + n->features)));
+    OPJIT_TRY(lltm_check(op, x, n, "bias", c->bias, OPJIT_SIZES(3 * n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "old_cell", c->old_cell, OPJIT_SIZES(n->batch, n->state)));
     OPJIT_TRY(lltm_output(c->new_h, c->n.batch, c->n.state, c->input));
     OPJIT_TRY(lltm_output(c->new_cell, c->n.batch, c->n.state, c->input));
     return lltm_output(c->gates, c->n.batch, 4 * c->n.state, c->input);
@@ -114,6 +98,7 @@ typedef struct lltm_backward_call {
     const opjit_tensor *gates, *input, *weights, *old_h;
     bool inputs, parameters; /* whose gradients are wanted; the other outputs have no elements */
     opjit_tensor *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell;
+    opjit_tensor *dz; /* (B, 3S), where it is in memory of its own */
     lltm_sizes n;
 } lltm_backward_call;
 
@@ -121,16 +106,14 @@ typedef struct lltm_backward_call {
 OPJIT_UNUSED static opjit_status lltm_start_backward(lltm_backward_call *c)
 {
     const char *op = "lltm_backward";
-    const lltm_argument arguments[] = {{c->input, "x", 2},       {c->weights, "weights", 2},
-                                       {c->old_h, "old_h", 2},   {c->gates, "gates", 2},
-                                       {c->grad_h, "grad_h", 2}, {c->grad_cell, "grad_cell", 2}};
-    OPJIT_TRY(lltm_check_tensors(op, arguments, 6, c->input->dtype));
-    OPJIT_TRY(lltm_check_sizes(op, c->input, c->weights, c->old_h, &c->n));
-    for (int i = 3; i < 6; i++)
-        OPJIT_TRY(lltm_check_size(op, arguments[i].tensor, arguments[i].name, 0, c->n.batch, "the batch of `x` is"));
-    OPJIT_TRY(lltm_check_size(op, c->gates, "gates", 1, 4 * c->n.state, "four times the state size of `old_h` is"));
-    OPJIT_TRY(lltm_check_size(op, c->grad_h, "grad_h", 1, c->n.state, "the state size of `old_h` is"));
-    OPJIT_TRY(lltm_check_size(op, c->grad_cell, "grad_cell", 1, c->n.state, "the state size of `old_h` is"));
+    const opjit_tensor *x = c->input;
+    const lltm_sizes *n = &c->n;
+    OPJIT_TRY(lltm_read_sizes(op, x, c->old_h, &c->n));
+    OPJIT_TRY(lltm_check(op, x, n, "old_h", c->old_h, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "weights", c->weights, OPJIT_SIZES(3 * n->state, n->state + n->features)));
+    OPJIT_TRY(lltm_check(op, x, n, "gates", c->gates, OPJIT_SIZES(n->batch, 4 * n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "grad_h", c->grad_h, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "grad_cell", c->grad_cell, OPJIT_SIZES(n->batch, n->state)));
 
     const int64_t batch = c->n.batch, features = c->n.features, state = c->n.state,
                   bias = c->parameters ? 3 * state : 0;

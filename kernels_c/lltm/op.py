@@ -13,6 +13,7 @@ For a batch of B rows, F features and S states; ``weights`` is (3S, S + F) with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +26,9 @@ Tensor = torch.Tensor
 @opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
           " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
 def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    op = "lltm_forward"
-    _check_tensors(op, x, {"weights": (weights, 2), "bias": (bias, 1), "old_h": (old_h, 2), "old_cell": (old_cell, 2)})
-    batch, state = _check_sizes(op, x, weights, old_h)
-    _check_size(op, "bias", bias, 0, 3 * state, "three times the state size of `old_h` is")
-    _check_size(op, "old_cell", old_cell, 0, batch, "the batch of `x` is")
-    _check_size(op, "old_cell", old_cell, 1, state, "the state size of `old_h` is")
+    batch, features, state = _sizes("lltm_forward", x, old_h)
+    _check("lltm_forward", x, old_h, old_h=(old_h, batch, state), weights=(weights, 3 * state, state + features), bias=(bias, 3 * state),
+           old_cell=(old_cell, batch, state))
     return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
 
@@ -40,15 +38,9 @@ def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_ce
 def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
                   inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``inputs`` and ``parameters`` select gradients; those not wanted come back without elements. None for a gradient means zeros."""
-    op, given = "lltm_backward", {"gates": gates, "grad_h": grad_h, "grad_cell": grad_cell}
-    _check_tensors(op, x, {"weights": (weights, 2), "old_h": (old_h, 2), **{name: (one, 2) for name, one in given.items()}})
-    batch, state = _check_sizes(op, x, weights, old_h)
-    features = x.shape[1]
-    for name, one in given.items():
-        _check_size(op, name, one, 0, batch, "the batch of `x` is")
-    _check_size(op, "gates", gates, 1, 4 * state, "four times the state size of `old_h` is")
-    _check_size(op, "grad_h", grad_h, 1, state, "the state size of `old_h` is")
-    _check_size(op, "grad_cell", grad_cell, 1, state, "the state size of `old_h` is")
+    batch, features, state = _sizes("lltm_backward", x, old_h)
+    _check("lltm_backward", x, old_h, old_h=(old_h, batch, state), weights=(weights, 3 * state, state + features),
+           gates=(gates, batch, 4 * state), grad_h=(grad_h, batch, state), grad_cell=(grad_cell, batch, state))
 
     def wanted(of: bool, *sizes: int) -> Tensor:
         return x.new_empty(sizes if of else (0,) * len(sizes))
@@ -57,32 +49,27 @@ def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor
             wanted(inputs, batch, state), x.new_empty(batch, state))
 
 
-def _check_tensors(op: str, x: Tensor, others: dict[str, tuple[Tensor | None, int]]) -> None:
-    """The checks of lltm.h, for calls that are traced; so are the next three functions."""
+def _sizes(op: str, x: Tensor, old_h: Tensor) -> tuple[int, int, int]:
+    """Check as lltm.h does, for calls that are traced, and return batch, features and states."""
     torch._check(x.dtype in (torch.float32, torch.float64), lambda: f"{op} takes float32 and float64, not {x.dtype}")
-    for name, (one, dim) in {"x": (x, 2), **others}.items():
+    torch._check(x.dim() == old_h.dim() == 2, lambda: f"{op}: `x` and `old_h` must have 2 dimensions, not {x.dim()} and {old_h.dim()}")
+    return x.shape[0], x.shape[1], old_h.shape[1]
+
+
+def _check(op: str, x: Tensor, states: Tensor, /, **others: tuple[Any, ...]) -> None:
+    """Check the dtypes and sizes of the other arguments; each is a tensor or None with its sizes."""
+    for name, (one, *sizes) in others.items():
         if one is not None:
-            _check_tensor(op, x, name, one, dim)
+            _check_one(op, name, one, sizes, x, states)
 
 
-def _check_tensor(op: str, x: Tensor, name: str, one: Tensor, dim: int) -> None:
+def _check_one(op: str, name: str, one: Tensor, sizes: list[int], x: Tensor, states: Tensor) -> None:
     torch._check(one.dtype == x.dtype, lambda: f"{op}: `{name}` is {one.dtype}, but `x` is {x.dtype}; convert one of them with .to()")
-    torch._check(one.dim() == dim, lambda: f"{op}: `{name}` must have {dim} dimension{'s' if dim > 1 else ''}, not {one.dim()}")
-
-
-def _check_sizes(op: str, x: Tensor, weights: Tensor, old_h: Tensor) -> tuple[int, int]:
-    """The batch and the states."""
-    (batch, features), state = x.shape, old_h.shape[1]
-    _check_size(op, "old_h", old_h, 0, batch, "the batch of `x` is")
-    _check_size(op, "weights", weights, 0, 3 * state, "three times the state size of `old_h` is")
-    _check_size(op, "weights", weights, 1, state + features, "the state size of `old_h` and the features of `x` together are")
-    return batch, state
-
-
-def _check_size(op: str, name: str, one: Tensor | None, d: int, size: int, meaning: str) -> None:
-    if one is not None:
-        found = one.shape[d]
-        torch._check(found == size, lambda: f"{op}: dimension {d} of `{name}` is {found}, but {meaning} {size}")
+    torch._check(one.dim() == len(sizes),
+                 lambda: f"{op}: `{name}` must have {len(sizes)} dimension{'s' * (len(sizes) > 1)}, not {one.dim()}")
+    for found, size, d in zip(one.shape, sizes, range(2), strict=False):
+        torch._check(found == size, partial("{}: dimension {} of `{}` is {}, but must be {} for a batch of {}, {} features (`x`) and {} "
+                                            "states (`old_h`)".format, op, d, name, found, size, *x.shape, states.shape[1]))
 
 
 @lltm_forward.reference

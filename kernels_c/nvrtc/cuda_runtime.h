@@ -1,13 +1,13 @@
 /*
  * cuda_runtime.h - CUDA's, for the host's part of a split .cu file, which a C++ compiler reads instead of nvcc.
  *
- * The CUDA runtime's API, and what nvcc itself would add: how a launch reaches the runtime. CUDA's own header of this name
- * also declares the device's functions, which costs three times the time and needs nvcc's internal headers.
+ * The CUDA runtime's API, and what nvcc itself would add: how a launch reaches the runtime. CUDA's own header of this
+ * name also declares the device's functions, which costs three times the time and needs nvcc's internal headers.
  */
 #ifndef OPJIT_CUDA_RUNTIME_H
 #define OPJIT_CUDA_RUNTIME_H
 
-/* C's own <math.h> and <stdlib.h>: C++'s take 0.1 s. The file that includes this one asks for those if it calls them. */
+/* C's own <math.h> and <stdlib.h>: C++'s take 0.1 s, and are asked for by the including file if it calls them. */
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <limits.h>
 #include <math.h>

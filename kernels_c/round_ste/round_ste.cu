@@ -1,11 +1,11 @@
 /*
  * round_ste on CUDA: 1 where x > 0.5, else 0, in x's dtype.
  *
- * Written as a Caffe layer's .cu file: a kernel that is one CUDA_KERNEL_LOOP over `count` elements from the bottom blob to the
- * top blob, a launch of CAFFE_GET_BLOCKS blocks, and CUDA_POST_KERNEL_CHECK. Two things are added. A loop over packs moves 16
- * bytes at a time, so that the kernel reaches the bandwidth of the memory, which Caffe's do not
- * (tests/benchmarks/elementwise.py). And the elements that packs leave may have strides, which Caffe's blobs never have.
- * examples/06_from_caffe has a guide to more of the names.
+ * Written as a Caffe layer's .cu file: a kernel that is one CUDA_KERNEL_LOOP over `count` elements from the bottom blob
+ * to the top blob, a launch of CAFFE_GET_BLOCKS blocks, and CUDA_POST_KERNEL_CHECK. Two things are added. A loop over
+ * packs moves 16 bytes at a time, so that the kernel reaches the bandwidth of the memory, which Caffe's do not
+ * (tests/benchmarks/elementwise.py). And the elements that packs leave may have strides, which Caffe's blobs never
+ * have. examples/06_from_caffe has a guide to more of the names.
  */
 #include "opjit_elementwise.h"
 

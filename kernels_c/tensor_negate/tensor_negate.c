@@ -1,9 +1,9 @@
 /*
  * tensor_negate on the CPU: -x, as torch.neg.
  *
- * Negation is (x ^ flip) + carry on the bits. For an integer flip is all ones and carry 1 (two's complement); for a floating
- * number flip is the sign bit and carry 0, which also turns the sign of zero, infinity and NaN. So one loop for each element
- * size serves all dtypes.
+ * Negation is (x ^ flip) + carry on the bits. For an integer flip is all ones and carry 1 (two's complement); for a
+ * floating number flip is the sign bit and carry 0, which also turns the sign of zero, infinity and NaN. So one loop
+ * for each element size serves all dtypes.
  *
  * Large tensors are negated at the speed of memory: tests/benchmarks/elementwise.py.
  */

@@ -4,7 +4,8 @@ An op of a list is looked up by name: bundled, in OPJIT_PATH, and in installed p
 list's folder, if that exists here, or from the list's code.
 
 A list may come from anyone, so precompile never runs code that only the list names. It does not import the folder's op.py. It compiles
-the C or CUDA source with the list's schema and flags, which pass the same checks as a declaration's. The result is an entry whose key
+the C or CUDA source with the list's schema and flags, which pass the same checks as a declaration's. No other user may be able to write
+a file that only the list names. The result is an entry whose key
 is the hash of just that content; only a program that requests it loads it.
 
 This does not hold for a list's C++ extensions: torch passes their flags to a shell, and a build opens the library once, to see whether
@@ -16,43 +17,44 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import backends, cpp_extension, survey
+from opjit import backends, batch, cpp_extension, files, resources
 from opjit.backends.targets import Target
 from opjit.cpp_extension import recorded as recorded_calls
 from opjit.cpp_extension.binary import ExtensionBinary
-from opjit.declare import arguments, catalog, oplist
+from opjit.declare import arguments, oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.oplist import RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.recipe.flags import check
+from opjit.recipe.headers import Scan
+from opjit.recipe.recipe import read_files
 from opjit.recipe.schema import parse
 from opjit.store.store import Store, default_root
-from opjit.survey import Pair
+from opjit.wanted import Wanted
 
 
 class Plan(NamedTuple):
     """What precompile is going to build.
 
     Attributes:
-        wanted: each op with each target.
+        wanted: the binaries: of each op with each target, and of a list's C++ extensions.
         skipped: the number of further pairs, for which the ops have no kernel.
         store: where the binaries go.
         shared: the user named the store, so it must be complete without the cache, and readable for everyone.
         remarks: what the user should know before the builds start.
-        failed: the pairs and extensions that cannot be built, each with the reason.
-        extensions: the requests for the C++ extensions of a list.
+        failed: the names of those that cannot be built, with the errors.
     """
 
-    wanted: list[Pair]
+    wanted: list[Wanted]
     skipped: int
     store: Store
     shared: bool
     remarks: Sequence[str] = ()
     failed: Sequence[tuple[str, OpjitError]] = ()
-    extensions: Sequence[ExtensionBinary] = ()
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
@@ -68,20 +70,21 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
         NoKernel: a named op has no kernel for any of the archs.
     """
     store = _store(root)
-    targets = survey.targets_of(archs, store)
+    targets = batch.targets_of(archs, store)
     ops: list[Op] = []
     if names is None:
-        catalog.search()
-        ops += catalog.all_ops()
+        registry.search()
+        ops += registry.all_ops()
     for name in names or ():
         found = arguments.ops(name if isinstance(name, str) else os.path.join(".", name))
-        if not survey.pairs(found, targets):
+        if not batch.pairs(found, targets):
             has = sorted({backend for op in found for backend in op.backends()})
             raise NoKernel(f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
                            f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs")
         ops += found
-    wanted = survey.pairs(ops, targets)
-    return Plan(wanted, len(set(ops)) * len(targets) - len(wanted), store, root is not None)
+    pairs, failed = batch.pairs(ops, targets), list[tuple[str, OpjitError]]()
+    wanted = batch.requests(pairs, store, root is not None, failed)
+    return Plan([*wanted], len(set(ops)) * len(targets) - len(pairs), store, root is not None, failed=failed)
 
 
 def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
@@ -99,36 +102,42 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
         UnknownArch, DeclarationError: an arch is unknown, or a folder in OPJIT_PATH is not trusted.
     """
     store = _store(root)
-    targets = survey.targets_of(archs, store) if archs else None
-    recorded: dict[str, list[RecordedOp]] = {}
+    targets = batch.targets_of(archs, store) if archs else None
+    recorded, look = dict[str, list[RecordedOp]](), _Files()
     for use in oplist.read_list(Path(path)):
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
-    wanted, skipped, remarks, failed = list[Pair](), 0, list[str](), list[tuple[str, OpjitError]]()
+    pairs, skipped, remarks, failed = list[tuple[Op, Target]](), 0, list[str](), list[tuple[str, OpjitError]]()
     for uses in recorded.values():
         try:
-            op = _resolve_op(uses[0], remarks)
+            op, declared = _resolve_op(uses[0], remarks)
+            found = batch.pairs([op], targets or ())
+            for pair in () if declared else found:
+                look.require_closed(pair)
         except OpjitError as error:
             failed.append((uses[0].op, error))
             continue
         if targets is not None:
-            pairs = survey.pairs([op], targets)
-            wanted += pairs
-            skipped += len(targets) - len(pairs)
+            pairs += found
+            skipped += len(targets) - len(found)
             continue
         for use in uses:
             name = f"{use.op} for {use.backend} {use.arch}"
             try:
-                wanted.append(Pair(op, _resolve_target(use, name, store, remarks)))
+                pair = op, _resolve_target(use, name, store, remarks)
+                if not declared:
+                    look.require_closed(pair)
+                pairs.append(pair)
             except OpjitError as error:
                 failed.append((name, error))
-    requests = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
     # A declared op may replace several recorded ones, which differ.
-    return Plan(list(dict.fromkeys(wanted)), skipped, store, root is not None, list(dict.fromkeys(remarks)), failed, requests)
+    ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed)
+    others = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
+    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed)
 
 
 def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
                      failed: list[tuple[str, OpjitError]]) -> list[ExtensionBinary]:
-    """The requests for a list's extensions, each content once."""
+    """Return the requests for a list's extensions, each content once."""
     listed, found = oplist.read_extensions(path), dict[str, ExtensionBinary]()
     if listed and not allowed:
         remarks.append(f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
@@ -155,19 +164,47 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
     return Store(folder)
 
 
-def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> Op:
+class _Files:
+    """Examines the files that only a list names, each once."""
+
+    def __init__(self) -> None:
+        self._scan = Scan()
+        self._swappable = cache(files.swappable)
+        self._own = f"{resources.folder('kernels_c')}{os.sep}"
+
+    def require_closed(self, pair: tuple[Op, Target]) -> None:
+        """Require that no other user can write what a build reads, as for the op folders of OPJIT_PATH.
+
+        Raises:
+            RecordError: another user can.
+        """
+        op, target = pair
+        op.write_code()
+        try:
+            source, flags = op.source(target.backend), op.flags(target)
+            read = [str(source.parent), *flags.include, *read_files(source, target, flags, self._scan)]
+        except (OSError, NoKernel):
+            return  # the build will report the error
+        paths = (Path(path) for path in read if not path.startswith(self._own))
+        problem = next(filter(None, map(self._swappable, paths)), None)
+        if problem is not None:
+            raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
+
+
+def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> tuple[Op, bool]:
+    """Return the op of a list, and whether anything but the list declares it."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")
     if recorded.code is not None:
-        return _inline_op(recorded, recorded.code)
+        return _inline_op(recorded, recorded.code), False
     try:
-        known = catalog.find(recorded.op)
+        op = registry.find(recorded.op)
     except UnknownOp:
-        return _op_in_folder(recorded)
-    if known.schema.text != schema.text:
-        remarks.append(f"{recorded.op} was recorded as {schema.text!r} and is declared here as {known.schema.text!r}; the latter is built")
-    return known
+        return _op_in_folder(recorded), False
+    if op.schema.text != schema.text:
+        remarks.append(f"{recorded.op} was recorded as {schema.text!r} and is declared here as {op.schema.text!r}; the latter is built")
+    return op, True
 
 
 def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:
@@ -200,7 +237,7 @@ def _resolve_target(recorded: RecordedOp, name: str, store: Store, remarks: list
     if backend is None:
         raise UnknownArch(f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
                           "opjit.register_backend first")
-    target = survey.target_of(recorded.arch, store, backend)
+    target = batch.target_of(recorded.arch, store, backend)
     if target.runtime != recorded.runtime:
         remarks.append(f"ops were recorded with {recorded.runtime or 'no runtime'} for {recorded.arch}, but are built here with "
                        f"{target.runtime or 'none'}: only processes with the same runtime will find them")

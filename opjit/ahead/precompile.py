@@ -17,32 +17,29 @@ from typing import NamedTuple
 
 from opjit import distributed, files, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
-from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.distributed import ranks
-from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, NoKernel, OpjitError, PrecompileError, one_string
+from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, live, logger, plain
 from opjit.store import inventory
 from opjit.store.store import Store
-from opjit.survey import Pair, Survey
-from opjit.wanted import OpBinary, describe
+from opjit.wanted import Wanted
 
 MakeDisplay = Callable[[list[str]], AbstractContextManager[Display]]
-Item = Pair | ExtensionBinary  # what a plan wants
 
 
 class Report(NamedTuple):
     """What precompile did.
 
     Attributes:
-        built: the pairs of an op and a target, and the C++ extensions, that it built.
+        built: the binaries of ops and of C++ extensions that it built. An op's has the attributes `op` and `target`.
         there: those that a cache already had.
-        skipped: the number of pairs without a kernel.
+        skipped: the number of pairs of an op and a target without a kernel.
         failed: the name of each that could not be built, with the error.
         seconds: how long it took.
     """
 
-    built: list[Item]
-    there: list[Item]
+    built: list[Wanted]
+    there: list[Wanted]
     skipped: int
     failed: list[tuple[str, OpjitError]]
     seconds: float
@@ -76,7 +73,7 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
             and static initialisers can run any code.
 
     Returns:
-        The pairs that were built, the pairs that existed, and the number of pairs without a kernel.
+        The binaries that were built, those that existed, and the number of pairs of an op and a target without a kernel.
 
     Raises:
         UnknownOp, DeclarationError, UnknownArch, NoKernel, RecordError: nothing was built.
@@ -88,9 +85,9 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     """
     if ops is not None and recorded is not None:
         raise OpjitError("opjit.precompile takes ops or recorded, not both")
-    for parameter, given in (("ops", ops), ("archs", archs)):
-        if isinstance(given, str):
-            raise BadSetting(one_string("opjit.precompile", parameter, given))
+    for parameter, value in (("ops", ops), ("archs", archs)):
+        if isinstance(value, str):
+            raise BadSetting(one_string("opjit.precompile", parameter, value))
     plan = plan_ops(ops, archs, store) if recorded is None else plan_recorded(recorded, archs, store, extensions)
     for remark in plan.remarks:
         logger.warning(remark)
@@ -126,22 +123,9 @@ def build_plan(plan: Plan, jobs: int | None = None, make_display: MakeDisplay | 
 
 def _share(plan: Plan, jobs: int | None, report: Report) -> None:
     """Build together with the job's other ranks, one build at a time in this process."""
-    wanted = []
-    for pair in plan.wanted:
-        try:
-            pair.op.source(pair.target.backend)
-            wanted.append(pair)
-        except NoKernel as error:
-            report.failed.append((str(pair), error))
-    for outcome in distributed.share(wanted, plan.store, layers=not plan.shared, offer=False, must_store=True, jobs=jobs):
-        pair = Pair(outcome.op, outcome.target)
-        if outcome.error is not None:
-            report.failed.append((str(pair), outcome.error))
-        else:
-            (report.built if outcome.origin == "built" else report.there).append(pair)
-    settled = distributed.share_extensions(plan.extensions, plan.store, offer=False, must_store=True, jobs=jobs)
-    for extension, entry in zip(plan.extensions, settled, strict=True):
-        _add(extension, _Built(entry.origin == "built", entry.error), report, set())
+    tasks = distributed.share(plan.wanted, plan.store, offer=False, jobs=jobs, build_into_store=True)
+    for wanted, task in zip(plan.wanted, tasks, strict=True):
+        _add(wanted, _Built(task.origin == "built", task.error), report, set())
 
 
 def _make_readable(store: Store) -> None:
@@ -160,41 +144,38 @@ def _default_display(names: list[str]) -> AbstractContextManager[Display]:
 
 def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: MakeDisplay) -> None:
     """Build the missing binaries in worker processes, and add the results to the report."""
-    survey, missing = Survey(plan.store, layers=not plan.shared), list[Item]()
-    items: list[Item] = [*plan.wanted, *plan.extensions]
-    for item in items:
-        found = survey.find(item) if isinstance(item, Pair) else item.find(plan.store)
-        (missing if found is None else report.there).append(item)
+    missing = list[Wanted]()
+    for wanted in plan.wanted:
+        (missing if wanted.find(plan.store) is None else report.there).append(wanted)
     if not missing:
         return
     from opjit.builder import budget, workers
 
-    large = [item.target.backend.uses_nvcc if isinstance(item, Pair) else True for item in missing]
-    size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(large) else budget.C_JOB, jobs))
+    size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(wanted.large for wanted in missing) else budget.C_JOB, jobs))
     request.import_builder()  # once, before the workers are forked
     begun: dict[int, float] = {}
     shown: set[tuple[str, str, int]] = set()
-    order = sorted(range(len(missing)), key=lambda number: not large[number])  # the long ones first, to finish together
-    with (make_display([str(item) for item in missing]) as display,
+    order = sorted(range(len(missing)), key=lambda number: not missing[number].large)  # the long ones first, to finish together
+    with (make_display([str(wanted) for wanted in missing]) as display,
           closing(workers.run(order, lambda number, say: _build_one(missing[number], plan.store, say), size)) as events):
         for event in events:
             if event is None:
                 display.tick()
                 continue
-            item = missing[event.number]
+            wanted = missing[event.number]
             if event.state == "started":
                 begun[event.number] = time.perf_counter()
-                display.started(event.number, str(item))
+                display.started(event.number, str(wanted))
             elif event.state == "reports":
                 display.changed(event.number, str(event.detail))
             else:
-                done: _Built = event.detail if event.state == "done" else _Built(False, _death(item, event.detail))
-                _add(item, done, report, shown)
+                done: _Built = event.detail if event.state == "done" else _Built(False, _death(wanted, event.detail))
+                _add(wanted, done, report, shown)
                 state = "failed" if done.error else "built" if done.built else "there"
-                display.ended(event.number, str(item), state, time.perf_counter() - begun[event.number])
+                display.ended(event.number, str(wanted), state, time.perf_counter() - begun[event.number])
 
 
-def _add(item: Item, done: _Built, report: Report, shown: set[tuple[str, str, int]]) -> None:
+def _add(wanted: Wanted, done: _Built, report: Report, shown: set[tuple[str, str, int]]) -> None:
     """Add a worker's report. `shown` has the compilers' warnings so far: a build for another arch has the same ones."""
     for warning, file, line in done.warnings:
         if isinstance(warning, CacheWarning):
@@ -203,37 +184,32 @@ def _add(item: Item, done: _Built, report: Report, shown: set[tuple[str, str, in
             shown.add((str(warning), file, line))
             warnings.warn_explicit(warning, type(warning), file, line)
     if done.error:
-        report.failed.append((str(item), done.error))
+        report.failed.append((str(wanted), done.error))
     else:
-        (report.built if done.built else report.there).append(item)
+        (report.built if done.built else report.there).append(wanted)
 
 
-def _build_one(item: Item, store: Store, say: Callable[[str], None]) -> _Built:
+def _build_one(wanted: Wanted, store: Store, say: Callable[[str], None]) -> _Built:
     """Fetch or build a binary; runs in a worker."""
     built, error = False, None
     with warnings.catch_warnings(record=True) as seen, progress.on_status(say):
         warnings.simplefilter("always")
         try:
-            wanted = OpBinary(*item, describe(*item, store), must_store=True) if isinstance(item, Pair) else item._replace(must_store=True)
-            built = request.obtain(wanted, store).origin == "built"
+            built = request.obtain(wanted.in_store(), store).origin == "built"
         except OpjitError as caught:
             error = caught
         except Exception as caught:
-            error = _fault(item, f"{type(caught).__name__}: {caught}")
+            error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
     return _Built(built, error, [(warning.message, warning.filename, warning.lineno) for warning in seen
                                  if isinstance(warning.message, (CacheWarning, CompileWarning))])
 
 
-def _death(item: Item, code: int) -> BuildError:
+def _death(wanted: Wanted, code: int) -> BuildError:
     how = f"exited with code {code}"
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-    return _fault(item, f"its process {how}; if the machine ran out of memory, allow fewer builds at once with --jobs or OPJIT_JOBS")
-
-
-def _fault(item: Item, reason: str) -> BuildError:
-    text = f"{item} was not built: {reason}"
-    return BuildError(text, op=item.op.qualified, target=str(item.target)) if isinstance(item, Pair) else item.refusal(text)
+    return wanted.fault(f"{wanted} was not built: its process {how}; if the machine ran out of memory, allow fewer builds at once with "
+                        "--jobs or OPJIT_JOBS")
 
 
 def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:

@@ -29,17 +29,17 @@ def record(command: Sequence[str], output: Path) -> int:
         RecordError: the list cannot be written, or the command cannot be run.
     """
     raw = output.absolute().with_name(f".{output.name}.{files.unique()}")  # beside the list, where a job's other nodes may see it
-    made = raw.with_name(f"{raw.name}.json")
+    document = raw.with_name(f"{raw.name}.json")
     try:
         try:
             os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
-            files.write_synced(made, oplist.dump_list(*_gather(raw)).encode("ascii"))
-            os.replace(made, output)
+            files.write_synced(document, oplist.dump_list(*_gather(raw)).encode("ascii"))
+            os.replace(document, output)
         except OSError as error:
             raise RecordError(f"the list cannot be written to {output}: {error}; name another file with -o") from error
     finally:
-        for path in (raw, made):
+        for path in (raw, document):
             with suppress(OSError):
                 path.unlink()
     return code

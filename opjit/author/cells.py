@@ -19,16 +19,18 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from opjit.author.bench import format_time, medians
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.live import reload
+from opjit.measure.plan import Inputs
+from opjit.measure.timing import measure, plan_of
+from opjit.measure.units import format_time
 
 Sides = Mapping[str, Callable[..., Any]]  # the op, and perhaps a reference, by their names in the table
 
 
-class Call(NamedTuple):
+class TimedCall(NamedTuple):
     """A call to measure.
 
     Attributes:
@@ -46,25 +48,25 @@ class Row(NamedTuple):
     """A measured call.
 
     Attributes:
-        seconds: of each side.
+        seconds: the time of a call on each side.
         moved: bytes of the arguments and results.
     """
 
-    call: Call
+    call: TimedCall
     seconds: Sequence[float]
     moved: int
 
     def rates(self) -> list[float]:
-        """GB/s of each side."""
+        """Return the GB/s of each side."""
         return [self.moved / each / 1e9 for each in self.seconds]
 
 
 def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-    """The lines of `opjit test` for an op, as they come, on the device of its first tensor.
+    """Yield the lines of `opjit test` for an op, as they come, on the device of its first tensor.
 
     Args:
         make: makes the op, which needs no declaration.
-        args, kwargs: of the only sample.
+        args, kwargs: the arguments of the only sample.
 
     Raises:
         ToolMissing: cloudpickle, which carries the notebook's functions to the process, is not installed.
@@ -95,7 +97,7 @@ def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any
 
 
 def _check(make: Callable[[], Op], reference: Callable[..., Any], sample: Sample, device: str) -> None:
-    """In the process: declare the op, and print its table."""
+    """Declare the op in the process, and print its table."""
     from opjit.testing import command
 
     op = make()
@@ -107,7 +109,7 @@ def _check(make: Callable[[], Op], reference: Callable[..., Any], sample: Sample
         command.report(op, device)
 
 
-def measure(sides: Sides, call: Call) -> Row:
+def compare(sides: Sides, call: TimedCall) -> Row:
     """Time a call on each side, in turns.
 
     Raises:
@@ -116,26 +118,28 @@ def measure(sides: Sides, call: Call) -> Row:
     first, *others = [side(*call.args, **call.kwargs) for side in sides.values()]
     for other in others:
         torch.testing.assert_close(first, other, equal_nan=True)
-    moved = sum(each.nbytes for each in tensors_of((call.args, call.kwargs, first)))
-    return Row(call, medians(list(sides.values()), call.args, call.kwargs), moved)
+    tensors = tensors_of((call.args, call.kwargs, first))
+    device, moved = next((each.device.type for each in tensors), "cpu"), sum(each.nbytes for each in tensors)
+    found = measure(plan_of(sides, Inputs(call.args, call.kwargs), device, moved=moved))
+    return Row(call, [each.median for each in found.values()], moved)
 
 
 def table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
-    """A line for each call: time and bandwidth of each side, and the ratio of the op's time to the reference's."""
-    made = Table(title, box=SIMPLE, header_style="", show_edge=False)
+    """Make a line for each call: time and bandwidth of each side, and the ratio of the op's time to the reference's."""
+    lines = Table(title, box=SIMPLE, header_style="", show_edge=False)
     for name in names:
-        made.add_column(name, justify="right")
-        made.add_column("GB/s", justify="right")
+        lines.add_column(name, justify="right")
+        lines.add_column("GB/s", justify="right")
     if len(names) > 1:
-        made.add_column("ratio", justify="right")
+        lines.add_column("ratio", justify="right")
     for row in rows:
         cells = [text for each, rate in zip(row.seconds, row.rates(), strict=True) for text in (format_time(each), f"{rate:.1f}")]
-        made.add_row(row.call.label, *cells, *([f"{row.seconds[0] / row.seconds[1]:.2f}"] if len(names) > 1 else []))
-    return made
+        lines.add_row(row.call.label, *cells, *([f"{row.seconds[0] / row.seconds[1]:.2f}"] if len(names) > 1 else []))
+    return lines
 
 
 def plot(title: str, names: Sequence[str], rows: Sequence[Row]) -> bytes:
-    """A PNG of the bandwidth that each side reaches: over the places of several calls, or a bar for each side of one."""
+    """Draw a PNG of the bandwidth that each side reaches: over the places of several calls, or a bar for each side of one."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.2), layout="constrained")

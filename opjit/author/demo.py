@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opjit.measure.units import format_time
 from opjit.store.store import default_root
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def show(console: Console, errors: Console) -> None:
     for device, built in cold["built"].items():
         table.add_row(*_row(device, built, warm[device]))
     if cold["unused"]:
-        table.add_row(cold["unused"]["target"], _time(cold["unused"]["get"]))
+        table.add_row(cold["unused"]["target"], format_time(cold["unused"]["get"]))
     console.print(table)
     console.print("cold: import opjit, compile, link, verify, load\n"
                   "warm: import opjit and load from the cache, in a fresh process\n"
@@ -78,17 +79,17 @@ def show(console: Console, errors: Console) -> None:
 
 
 def _row(device: str, cold: dict[str, Any], warm: dict[str, Any]) -> list[str]:
-    """A device's row of the table. Raises OpjitError if a result is wrong."""
+    """Format a device's row of the table. Raises OpjitError if a result is wrong."""
     from opjit.errors import OpjitError
 
     if warm["error"] > 1e-3 or cold["result"] != warm["result"]:
         raise OpjitError(f"wrong results on {device}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
-    times = [_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])]
+    times = [format_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])]
     return [cold["target"], *times, f"{warm['call'] / warm['torch']:.2f}", f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}"]
 
 
 def _measured(code: str, cache: str) -> dict[str, Any]:
-    """What a fresh process measures. Raises OpjitError if it failed."""
+    """Return what a fresh process measures. Raises OpjitError if it failed."""
     variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     result = subprocess.run([sys.executable, "-c", _CHILD.format(function=code)], capture_output=True, text=True, check=False,
                             env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"})
@@ -103,16 +104,16 @@ def _measured(code: str, cache: str) -> dict[str, Any]:
 
 
 def build(root: str, started: float) -> None:
-    """In a fresh process, which imports opjit since `started`: build the op for every device and call it, print the numbers as JSON, and
+    """Build the op for every device in a fresh process, which imports opjit since `started`, and call it; print the numbers as JSON, and
     copy the binaries into the cache `root`. Each device's time has that of the imports."""
     from opjit import api, backends, request, wanted
     from opjit.backends import targets
-    from opjit.declare import catalog
+    from opjit.declare import registry
     from opjit.errors import OpjitError
 
     request.import_builder()
     imported = time.perf_counter() - started
-    op, built, unused = catalog.find("allreduce"), dict[str, Any](), None
+    op, built, unused = registry.find("allreduce"), dict[str, Any](), None
     try:
         for device in op.devices():
             target = targets.here(backends.for_device(device))
@@ -134,7 +135,7 @@ def build(root: str, started: float) -> None:
 
 
 def load(devices: Sequence[str], started: float) -> None:
-    """In a fresh process, which imports opjit since `started`: load the op for each device, call it in turns with torch, and print the
+    """Load the op for each device in a fresh process, which imports opjit since `started`; call it in turns with torch, and print the
     numbers as JSON. Each device's time has that of the imports."""
     from opjit import api
     from opjit.errors import OpjitError
@@ -152,22 +153,23 @@ def load(devices: Sequence[str], started: float) -> None:
 
 
 def _compared(allreduce: Callable[..., torch.Tensor], device: str) -> dict[str, float]:
-    """Seconds per call of the op and of torch.sum, the op's result, and the errors of both."""
+    """Measure the seconds per call of the op and of torch.sum, the op's result, and the errors of both."""
     import torch
 
-    from opjit.author.bench import medians
+    from opjit.measure.plan import Inputs
+    from opjit.measure.timing import measure, plan_of
 
     x = _numbers(device)
     exact = x.double().sum().item()
     with torch.inference_mode():
-        call, plain = medians([allreduce, torch.sum], (x,), {})
+        call, plain = measure(plan_of({"opjit": allreduce, "torch": torch.sum}, Inputs((x,)), device, moved=x.nbytes)).values()
         result = allreduce(x).item()
-        return {"call": call, "torch": plain, "result": result, "error": abs(result - exact),
+        return {"call": call.median, "torch": plain.median, "result": result, "error": abs(result - exact),
                 "torch_error": abs(torch.sum(x).item() - exact)}
 
 
 def _numbers(device: str) -> torch.Tensor:
-    """The same random numbers in every process."""
+    """Make the same random numbers in every process."""
     import torch
 
     torch.manual_seed(0)
@@ -198,14 +200,8 @@ def _keep(op: Op, target: Target, root: Path) -> None:
             files.remove_tree(staged)
 
 
-def _time(seconds: float) -> str:
-    """Seconds with three digits: ``"0.625 s"``, ``"25.4 ms"``."""
-    unit, value = ("s", seconds) if seconds >= 0.5 else ("ms", 1e3 * seconds) if seconds >= 1e-3 else ("us", 1e6 * seconds)
-    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
-
-
 def _command() -> str:
-    """The command as this process was started, for a shell in this folder."""
+    """Return the command as this process was started, for a shell in this folder."""
     called = Path(sys.argv[0])
     if called.name != "opjit":
         return f"{shlex.quote(sys.executable)} -m opjit"
@@ -214,6 +210,6 @@ def _command() -> str:
 
 
 def _short(path: Path) -> str:
-    """A path, with ``~`` for the home directory."""
+    """Shorten a path, with ``~`` for the home directory."""
     home = os.path.expanduser("~")
     return f"~{str(path)[len(home):]}" if home != "/" and str(path).startswith(f"{home}/") else str(path)

@@ -16,7 +16,7 @@ import torch
 
 from opjit import backends, files, resources
 from opjit.author.wheel import package_name
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import DeclarationError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,7 +30,7 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
 
     Args:
         qualified: ``"mylib::scale_add"``; the folder has the op's name.
-        parent: where the folder goes.
+        parent: the folder that gets the new one.
 
     Returns:
         The folder.
@@ -54,7 +54,7 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     package = package_name(project)
     _split(f"{package}::scale_add")
     _refuse_known(f"{package}::scale_add", package, "scale_add")
-    archs = ["aarch64"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
+    archs = ["armv8-a", "neoverse-v2"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
     listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
     values = {"project": project, "package": package, "archs": listed}
     texts = {"pyproject.toml": "pyproject.toml", "README.md": "README.md", f"src/{package}/__init__.py": "package.py",
@@ -70,7 +70,7 @@ def new_backend(name: str, parent: Path) -> Path:
     """Write a backend for a device that opjit does not know: the object to register, a kernel, a test.
 
     Args:
-        name: of the device type in torch: ``"npu"``.
+        name: the device type in torch: ``"npu"``.
 
     Raises:
         DeclarationError: the name is invalid or taken, or the folder exists.
@@ -107,9 +107,9 @@ def _split(qualified: str) -> tuple[str, str]:
 
 
 def _refuse_known(qualified: str, namespace: str, name: str) -> None:
-    known = catalog.declared(qualified)
-    if known is not None:
-        raise DeclarationError(f"there is an op {qualified} already, declared in {known.folder}; choose another name or namespace")
+    declared = registry.declared(qualified)
+    if declared is not None:
+        raise DeclarationError(f"there is an op {qualified} already, declared in {declared.folder}; choose another name or namespace")
     if hasattr(getattr(torch.ops, namespace), name):
         raise DeclarationError(f"torch has an op {qualified} already; choose another name or namespace")
 

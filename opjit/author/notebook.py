@@ -24,7 +24,7 @@ from IPython.display import Image, display
 
 from opjit import backends, progress, request
 from opjit.backends import Backend
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import OpjitError
 from opjit.live import inline, reload
@@ -68,7 +68,7 @@ class OpjitMagics(Magics):
         """
         try:
             schema, options = _parse(line)
-            _refuse_lonely(options)
+            _check_dependent_options(options)
             make = self._recipe(schema, options, _split(cell, "--cuda" in options))
             op = _declare(make(), options)
             self._names[op.schema.name] = op
@@ -87,7 +87,7 @@ class OpjitMagics(Magics):
         return names
 
     def _recipe(self, schema: str, options: Mapping[str, str], sources: Mapping[str, str]) -> Callable[[], Op]:
-        """A function that makes the op, in another process too."""
+        """Return a function that makes the op, in another process too."""
         fake = None
         if "--fake" in options:
             fake = self._function("--fake", options["--fake"])
@@ -114,20 +114,20 @@ class OpjitMagics(Magics):
         if "--reference" in options:
             sides[options["--reference"]] = self._function("--reference", options["--reference"])
         name, values = self._over(options.get("--over"))
-        calls = [cells.Call(f"{value:,}" if name else given, value, *self._arguments(given, {name: value} if name else {}))
+        calls = [cells.TimedCall(f"{value:,}" if name else given, value, *self._arguments(given, {name: value} if name else {}))
                  for value in values]
-        rows = [cells.measure(sides, call) for call in calls]
+        rows = [cells.compare(sides, call) for call in calls]
         display(cells.table(name or "arguments", list(sides), rows))
         if "--plot" in options:
             display(Image(cells.plot(name or given, list(sides), rows)))
 
     def _arguments(self, text: str, more: Mapping[str, Any] = MappingProxyType({})) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call in Python's notation, such as ``x, a=2.0``."""
+        """Evaluate the arguments of a call in Python's notation, such as ``x, a=2.0``."""
         names = {**self._names, **more, "opjit_given": lambda *args, **kwargs: (args, kwargs)}
         return eval(f"opjit_given({text})", names)  # type: ignore[no-any-return]
 
     def _over(self, text: str | None) -> tuple[str, Sequence[Any]]:
-        """A name and its values; without --over, no name and one value."""
+        """Evaluate a name and its values; without --over, no name and one value."""
         if text is None:
             return "", [0]
         name, _, values = text.partition("=")
@@ -140,7 +140,7 @@ class OpjitMagics(Magics):
         return name.strip(), found
 
     def _function(self, option: str, name: str) -> Callable[..., Any]:
-        """A function of the notebook, such as ``torch.add`` or one that a cell defines."""
+        """Find a function of the notebook, such as ``torch.add`` or one that a cell defines."""
         try:
             found = eval(name, dict(self._names))
         except Exception:  # whatever such a text may raise
@@ -173,7 +173,7 @@ def _parse(line: str) -> tuple[str, dict[str, str]]:
     return " ".join(schema), options
 
 
-def _refuse_lonely(options: Mapping[str, str]) -> None:
+def _check_dependent_options(options: Mapping[str, str]) -> None:
     for name, others in (("--over", ["--bench"]), ("--plot", ["--bench"]), ("--reference", ["--bench", "--test"])):
         if name in options and not any(other in options for other in others):
             raise UsageError(f"{name} is about {' and '.join(others)}, which the line does not have")
@@ -186,7 +186,7 @@ def _unquoted(text: str) -> str:
 
 
 def _split(cell: str, cuda: bool) -> dict[str, str]:
-    """The cell's sources by backend name, with the line numbers of the cell."""
+    """Return the cell's sources by backend name, with the line numbers of the cell."""
     separator = _SEPARATOR.search(cell)
     if cuda or separator is None:
         return {"cuda" if cuda else "cpu": f"\n{cell}"}
@@ -231,9 +231,9 @@ def _build(op: Op, present: list[Backend]) -> Op:
         with progress.on_status(show):
             reload.install([op], op.qualified, present)
     except BaseException:  # also an interrupt
-        show(f"{op.qualified}: not built" + "; the previous version stays in use" * (catalog.declared(op.qualified) is not None))
+        show(f"{op.qualified}: not built" + "; the previous version stays in use" * (registry.declared(op.qualified) is not None))
         raise
-    known = catalog.declared(op.qualified)
+    known = registry.declared(op.qualified)
     assert known is not None  # `install` declared it
     show(f"{known.qualified} for {' and '.join(backend.name for backend in present)}: ready in {time.perf_counter() - started:.2f} s")
     return known
@@ -246,14 +246,14 @@ def _raise_without_traceback(error: OpjitError) -> NoReturn:
 
 
 def _coloured(text: str) -> str:
-    """A compiler's message with the colours that gcc has on a terminal: opjit reads it from a pipe, which gets none."""
+    """Return a compiler's message with the colours that gcc has on a terminal: opjit reads it from a pipe, which gets none."""
     for pattern, colour in _COLOURS:
         text = pattern.sub(f"\x1b[{colour}m\\g<0>\x1b[0m", text)
     return text
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by ``%load_ext opjit``."""
+    """Register the magic; ``%load_ext opjit`` calls this."""
     shell.register_magics(OpjitMagics)
     terminal = getattr(shell, "pt_app", None)
     if terminal is not None:  # IPython's own prompt; a notebook's page highlights cells without asking the kernel

@@ -22,12 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import opjit
-from opjit import request, resources, survey
+from opjit import batch, request, resources
 from opjit.backends.targets import Target
-from opjit.declare import catalog
+from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.errors import BuildError, NoKernel, OpjitError
-from opjit.store import layers, manifest
+from opjit.library.build import LEFT_OUT, put_binary
+from opjit.store import manifest as manifests
 from opjit.store.store import Store, default_root
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")
 
 
 class WheelError(OpjitError):
@@ -47,23 +47,24 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
     """Write a wheel of op folders, with a package that declares them.
 
     Args:
-        folders: of ops; each becomes a folder of the package.
-        archs: to build for, such as ``["x86-64-v3", "sm_90"]``.
-        directory: where the wheel goes.
-        name: of the project; the default is the ops' namespace and ``-ops``. The package has its name, with ``_`` for ``-``.
+        folders: the folders of ops; each becomes a folder of the package.
+        archs: the archs to build for, such as ``["x86-64-v3", "sm_90"]``.
+        directory: the folder that gets the wheel.
+        name: the project's name; the default is the ops' namespace and ``-ops``. The package has its name, with ``_`` for ``-``.
 
     Returns:
         The wheel's path.
 
     Raises:
         WheelError: the folders, the name or the version cannot make a wheel.
+        DeclarationError: others can write a folder, or it declares no op.
         UnknownArch, NoKernel, ToolMissing, CompileError: a binary cannot be built here.
         BuildError: the directory cannot be written.
     """
     for folder in folders:
         if folder.is_dir() and not (folder / "op.py").is_file():
             raise WheelError(f"{folder} has no op.py; name the folder of each op")
-    ops = {folder.resolve(): catalog.add_path(folder) for folder in folders}
+    ops = {folder.resolve(): arguments.ops(os.path.join(".", folder)) for folder in folders}
     twice, count = Counter(folder.name for folder in ops).most_common(1)[0]
     if count > 1:
         raise WheelError(f"two folders are named {twice}; rename one, as each becomes a folder of the wheel's package")
@@ -81,7 +82,7 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
         root = Path(staged, package)
         builder = _builder(root, project)  # before anything is compiled, as it checks the version
         for folder, found in ops.items():
-            shutil.copytree(folder, root / folder.name, ignore=_LEFT_OUT)
+            shutil.copytree(folder, root / folder.name, ignore=LEFT_OUT)
             add_binaries(found, targets, folder, root / folder.name)
         (root / "__init__.py").write_text(Template(resources.template("wheel/package.py.in")).substitute(values), encoding="utf-8")
         try:
@@ -93,7 +94,7 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
 
 
 def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
-    """hatchling's builder of a package's wheel; `project` is that table of a pyproject.toml."""
+    """Make hatchling's builder of a package's wheel; `project` is that table of a pyproject.toml."""
     from hatchling.builders.wheel import WheelBuilder
 
     tool = {"hatch": {"build": {"packages": [package.name], "ignore-vcs": True}}}
@@ -106,7 +107,7 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
 
 
 def package_name(name: str) -> str:
-    """The importable form of a project's name.
+    """Return the importable form of a project's name.
 
     Raises:
         WheelError: it has none.
@@ -117,7 +118,7 @@ def package_name(name: str) -> str:
 
 
 def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
-    """The targets of archs, for each of which an op has a kernel.
+    """Return the targets of archs, for each of which an op has a kernel.
 
     Raises:
         WheelError: no arch is named.
@@ -126,9 +127,9 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
     """
     if not archs:
         raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
-    found = survey.targets_of(archs, Store(default_root()))
+    found = batch.targets_of(archs, Store(default_root()))
     for target in found:
-        if not survey.pairs(ops, [target]):
+        if not batch.pairs(ops, [target]):
             raise NoKernel(f"no kernel for {target.backend.name} in {', '.join(op.qualified for op in ops)}, so there is nothing to build "
                            f"for {target.arch}; leave it out")
     return found
@@ -144,23 +145,21 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
         WheelError: an op includes a file from outside `root`.
         ToolMissing, CompileError: a binary cannot be built here.
     """
-    for op, target in survey.pairs(ops, targets):
+    for op, target in batch.pairs(ops, targets):
         entry, source = request.entry(op, target), op.source(target.backend)
-        described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
-        if "debug" in described.document:
+        manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
+        if "debug" in manifest.document:
             raise WheelError("OPJIT_DEBUG is set, and a wheel holds no debug builds, as they name folders of this machine; unset it")
-        for name in described.document["inputs"]:
+        for name in manifest.document["inputs"]:
             place = Path(os.path.normpath(source.parent / name))
             if not name.startswith("<opjit>/") and (name.startswith("<") or not place.is_relative_to(root)):
                 raise WheelError(f"{op.qualified} includes {name}, which lies outside {root} and so is not in the wheel; move it there")
-        folder = Store(to / source.parent.relative_to(root) / layers.FOLDER).folder(op.qualified, target) / entry.key
-        folder.mkdir(parents=True)
-        (folder / described.library).write_bytes(entry.library.read_bytes())
         # Without the time that the build took: the same sources make the same wheel.
-        (folder / manifest.NAME).write_bytes(described._replace(built_with={"opjit": opjit.__version__}).dump())
+        manifest = manifest._replace(built_with={"opjit": opjit.__version__})
+        put_binary(op, target, entry, manifest, to / source.parent.relative_to(root))
 
 
 def binary_tag(folder: Path) -> dict[str, Any]:
-    """What hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``."""
+    """Return what hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``."""
     versions = (int(version) for library in folder.rglob("*.so") for version in _GLIBC.findall(library.read_bytes()))
     return {"pure_python": False, "tag": f"py3-none-manylinux_2_{max([_OLDEST_GLIBC, *versions])}_{platform.machine()}"}

@@ -22,7 +22,7 @@ class Stream(NamedTuple):
     RuntimeError.
 
     Attributes:
-        type: in C: a pointer, or an integer of its size, such as ``"cudaStream_t"``.
+        type: its type in C: a pointer, or an integer of its size, such as ``"cudaStream_t"``.
         header: declares `type`; found on the include path.
         current: ``int32_t current(int32_t device_index, void **stream)``, the current stream of a device.
         exchange: ``int32_t exchange(int32_t device_index, int32_t *before)``, makes a device the current one; None means the device guard
@@ -47,7 +47,7 @@ class DeviceCompiler(NamedTuple):
         command: a program on PATH, or its path. SHA-256 of the file is part of the key.
         install: what a user has to do if it is missing, such as ``"install the Toy SDK and put its bin on PATH"``.
         version: arguments with which it prints its version; the first line of it is part of the key.
-        folders: of headers that come with the compiler, and so need no place of their own in the key.
+        folders: the folders of headers that come with the compiler, and so need no place of their own in the key.
     """
 
     command: str
@@ -60,8 +60,8 @@ class Flags(NamedTuple):
     """How a backend's sources are compiled and linked. Placeholders in braces become paths when a build starts.
 
     Attributes:
-        c: for the C glue, and for a kernel that the glue includes.
-        cuda: for a `.cu` kernel; empty for a backend without one.
+        c: flags for the C glue, and for a kernel that the glue includes.
+        cuda: flags for a `.cu` kernel; empty for a backend without one.
         link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
         stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
         needed: all libraries that the binary may need, besides those that `link` names.
@@ -92,14 +92,14 @@ class Backend(Protocol):
     """One kind of device.
 
     Attributes:
-        name: as in the kernel's name, ``allreduce_<name>``.
+        name: the suffix of its kernels' names, ``allreduce_<name>``.
         device_type: ``torch.device.type``.
         dispatch_key: torch's key for kernels on it.
-        suffix: of an op's source for this backend, such as ``".c"`` or ``".toy.c"``; each backend has its own.
+        suffix: the suffix of an op's source for this backend, such as ``".c"`` or ``".toy.c"``; each backend has its own.
         kernels: a folder with a device's own kernels for other authors' ops, ``<kernels>/<namespace>/<op><suffix>``; used if the
             op's folder has no source with that suffix. None for no such folder.
         stream: what a kernel gets as its last parameter; None for a device without streams.
-        compiler: for the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
+        compiler: the compiler of the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
         uses_nvcc: whether a build needs the CUDA toolkit.
     """
 
@@ -113,22 +113,22 @@ class Backend(Protocol):
     uses_nvcc: bool
 
     def available(self) -> str | None:
-        """None if this process can run kernels; else what is missing."""
+        """Return None if this process can run kernels; else what is missing."""
 
     def host_arch(self) -> str:
-        """The arch to build kernels of this process for. Called only if available."""
+        """Return the arch to build kernels of this process for. Called only if available."""
 
     def archs(self) -> Iterable[str]:
-        """All archs, for messages and completion."""
+        """Return all archs, for messages and completion."""
 
     def takes(self, arch: str) -> bool:
-        """Whether `arch` is an arch of this backend."""
+        """Return whether `arch` is an arch of this backend."""
 
     def runs(self, arch: str) -> bool:
-        """Whether this process can run kernels built for `arch`. Called only if available."""
+        """Return whether this process can run kernels built for `arch`. Called only if available."""
 
     def runtime(self, cuda_version: str | None) -> str:
-        """The runtime that a binary depends on, as in its folder's name: ``"cuda13"``, or an empty string."""
+        """Return the runtime that a binary depends on, as in its folder's name: ``"cuda13"``, or an empty string."""
 
     def flags(self, arch: str, runtime: str) -> Flags:
         """How to compile and link for `arch`."""
@@ -151,12 +151,12 @@ def register_backend(backend: Backend) -> None:
 
 
 def all_backends() -> list[Backend]:
-    """All backends in the order of their registration: `cpu`, `cuda`, then others."""
+    """Return all backends in the order of their registration: `cpu`, `cuda`, then others."""
     return list(_backends.values())
 
 
 def for_device(device_type: str) -> Backend:
-    """The backend of a ``torch.device.type``.
+    """Return the backend of a ``torch.device.type``.
 
     Raises:
         UnknownDevice: there is none.
@@ -164,8 +164,8 @@ def for_device(device_type: str) -> Backend:
     for backend in all_backends():
         if device_type in (backend.name, backend.device_type):
             return backend
-    known = ", ".join(backend.name for backend in all_backends())
-    raise UnknownDevice(f"no backend for device {device_type!r}; there are: {known}. A package can add one with "
+    names = ", ".join(backend.name for backend in all_backends())
+    raise UnknownDevice(f"no backend for device {device_type!r}; there are: {names}. A package can add one with "
                         "opjit.register_backend")
 
 
@@ -174,6 +174,6 @@ def for_dispatch_key(key: str) -> Backend | None:
 
 
 def of_source(path: str) -> Backend | None:
-    """The backend that compiles a source, by its suffix; the longest suffix counts."""
+    """Return the backend that compiles a source, by its suffix; the longest suffix counts."""
     found = [backend for backend in all_backends() if path.endswith(backend.suffix)]
     return max(found, key=lambda backend: len(backend.suffix), default=None)

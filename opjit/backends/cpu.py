@@ -1,4 +1,4 @@
-"""The CPU: plain C, compiled for an x86-64 level, so that different machines can share a cache."""
+"""The CPU: plain C, compiled for a level of x86-64 or ARM, so that different machines can share a cache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from pathlib import Path
 
 from opjit.backends import DeviceCompiler, Flags, Stream
 
-# The x86-64 psABI levels, best first, with the /proc/cpuinfo flags that each adds. Not -march=native: a compiler takes a CPU's
-# instructions from its family, and a virtual machine may not allow all of them.
-_LEVELS = {
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
-    "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+# Each machine's levels, best first: the /proc/cpuinfo flags that each adds, and -march where it has another name. x86-64's are those of
+# the psABI; neoverse-v2 is Grace. Not -march=native: a compiler takes a CPU's instructions from its family, and a virtual machine may not
+# allow all of them.
+_LEVELS: dict[str, dict[str, set[str]]] = {
+    "x86_64": {
+        "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+        "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+        "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+    },
+    "aarch64": {
+        "neoverse-v2": {"sve", "sve2", "svebf16", "svei8mm", "bf16", "i8mm", "asimdfhm", "fcma", "jscvt", "lrcpc", "ilrcpc", "flagm",
+                        "flagm2", "frint", "sb"},
+        "armv8.2-a+fp16+dotprod": {"atomics", "asimdrdm", "crc32", "fphp", "asimdhp", "asimddp"},
+        "armv8-a": set(),
+    },
 }
-_AARCH64 = "aarch64"
+_MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not know the CPU
 # The fields of /proc/cpuinfo that tell CPU models apart.
 _MAKE = {"vendor_id", "cpu family", "model", "cache size", "flags",
          "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"}
@@ -47,58 +56,60 @@ class Cpu:
     uses_nvcc = False
 
     def available(self) -> str | None:
-        return None if platform.machine() in ("x86_64", "aarch64") else (
-            f"opjit supports x86-64 and aarch64, and this machine is {platform.machine()}")
+        machine = platform.machine()
+        return None if machine in _LEVELS else f"opjit supports {' and '.join(_LEVELS)}, and this machine is {machine}"
 
     def host_arch(self) -> str:
         return _host_arch()
 
     def archs(self) -> list[str]:
-        return [*_LEVELS, _AARCH64]
+        return [level for levels in _LEVELS.values() for level in levels]
 
     def takes(self, arch: str) -> bool:
         return arch in self.archs()
 
     def runs(self, arch: str) -> bool:
-        """Each x86-64 level includes all lower ones."""
-        known = list(_LEVELS)
+        """Return whether `arch` is at most the host's: each level includes all lower ones."""
+        levels = list(_LEVELS.get(platform.machine(), ()))
         host = self.host_arch()
-        return arch == host or (arch in known and host in known and known.index(arch) >= known.index(host))
+        return arch == host or (arch in levels and levels.index(arch) >= levels.index(host))
 
     def runtime(self, cuda_version: str | None) -> str:
         return ""
 
     def flags(self, arch: str, runtime: str) -> Flags:
-        march = "armv8-a" if arch == _AARCH64 else arch
         # errno and floating-point exceptions would keep gcc from vectorising plain loops; no op reports them
-        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={march}", "-fno-math-errno", "-fno-trapping-math", *GLUE)
+        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={_MARCH.get(arch, arch)}", "-fno-math-errno", "-fno-trapping-math", *GLUE)
         return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
+
+
+def machine_of(arch: str) -> str | None:
+    """Return the machine of a CPU arch, ``"x86_64"`` or ``"aarch64"``; None for any other arch."""
+    return next((machine for machine, levels in _LEVELS.items() if arch in levels), None)
 
 
 @cache
 def _host_arch() -> str:
-    if platform.machine() == _AARCH64:
-        return _AARCH64
-    flags = _cpu_flags()
-    best = "x86-64-v2"
-    for level in reversed(_LEVELS):
-        if not _LEVELS[level] <= flags:
+    levels, flags = _LEVELS[platform.machine()], _cpu_flags()
+    best = list(levels)[-1]
+    for level in reversed(levels):
+        if not levels[level] <= flags:
             break
         best = level
     return best
 
 
 def identity() -> str:
-    """SHA-256 of the CPUs' model, caches and flags, which decide what -march=native means."""
+    """Return the SHA-256 of the CPUs' model, caches and flags, which decide what -march=native means."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
         lines = [line for line in iter(cpuinfo.readline, "") if line.partition(":")[0].strip() in _MAKE]
     return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()
 
 
 def _cpu_flags() -> set[str]:
-    """The first CPU's flags; none in a chroot without /proc. Stops at the first CPU: the whole file takes milliseconds on a large host."""
+    """Return the first CPU's flags; none in a chroot without /proc. The whole file takes milliseconds on a large host."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
         for line in cpuinfo:
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):
                 return set(line.partition(":")[2].split())
     return set()

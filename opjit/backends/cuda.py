@@ -32,23 +32,23 @@ class Cuda:
         return None
 
     def host_arch(self) -> str:
-        """The archs of all visible GPUs, joined: one binary for all of them."""
+        """Return the archs of all visible GPUs, joined: one binary for all of them."""
         found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
         return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
 
     def archs(self) -> list[str]:
-        return ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+        return ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"]
 
     def takes(self, arch: str) -> bool:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))
 
     def runs(self, arch: str) -> bool:
-        """Each visible GPU needs code: for its own capability, or for an earlier minor version of it."""
+        """Return whether each visible GPU has code: for its own capability, or for an earlier minor version of it."""
         found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
         return all(any(_serves(part, major, minor) for part in arch.split("+")) for major, minor in found)
 
     def runtime(self, cuda_version: str | None) -> str:
-        """The CUDA major version: the binary needs libcudart.so.<major>."""
+        """Return the CUDA major version: the binary needs libcudart.so.<major>."""
         version = cuda_version or torch.version.cuda
         return f"cuda{version.partition('.')[0]}" if version else ""
 
@@ -69,7 +69,7 @@ class Cuda:
 
 
 def _serves(part: str, major: int, minor: int) -> bool:
-    """Whether code for an arch runs on a GPU; ``sm_90a`` runs on capability 9.0 only."""
+    """Return whether code for an arch runs on a GPU; ``sm_90a`` runs on capability 9.0 only."""
     number = int(part.removeprefix("sm_").rstrip("af"))
     exact = number == major * 10 + minor
     return exact or (not part.endswith("a") and number // 10 == major and number % 10 < minor)

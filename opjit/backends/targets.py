@@ -1,31 +1,47 @@
 """Targets of a build: a backend and an arch."""
 
 import os
+import platform
 from typing import NamedTuple
 
 from opjit import backends
-from opjit.backends import Backend
+from opjit.backends import Backend, cpu
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
 
 
 class Target(NamedTuple):
-    """A backend, one of its archs, and the runtime that its binaries need (``"cuda13"``, or an empty string)."""
+    """A backend, one of its archs, the runtime that its binaries need, and the machine that runs them.
+
+    Attributes:
+        runtime: such as ``"cuda13"``, or an empty string.
+        host: the processor of the glue: ``"x86_64"`` or ``"aarch64"``.
+    """
 
     backend: Backend
     arch: str
     runtime: str = ""
+    host: str = platform.machine()
 
     def __str__(self) -> str:
-        return f"{self.backend.name} {self.folder}"
+        return f"{self.backend.name} {self._device}" + (f" on {self.host}" if self.host != host_of(self.arch) else "")
 
     @property
     def folder(self) -> str:
-        """The target's folder in the store: ``x86-64-v3``, ``sm_90.cuda13``."""
+        """The target's folder in the store: ``x86-64-v3``, ``sm_90.cuda13.x86_64``. A CPU's arch names the host."""
+        return self._device if cpu.machine_of(self.arch) else f"{self._device}.{self.host}"
+
+    @property
+    def _device(self) -> str:
         return f"{self.arch}.{self.runtime}" if self.runtime else self.arch
 
 
+def host_of(arch: str) -> str:
+    """Return the processor of an arch's glue: a CPU's own, and this machine's for another device."""
+    return cpu.machine_of(arch) or platform.machine()
+
+
 def device_type(device: object) -> str:
-    """The type of a device that a user names; None is the current accelerator, else the CPU.
+    """Return the type of a device that a user names; None is the current accelerator, else the CPU.
 
     Raises:
         UnknownDevice: neither torch nor opjit knows it.
@@ -43,12 +59,12 @@ def device_type(device: object) -> str:
     try:
         return torch.device(str(device)).type
     except RuntimeError:
-        known = ", ".join(backend.name for backend in backends.all_backends())
-        raise UnknownDevice(f"expected a device such as 'cpu' or 'cuda', got {device!r}; backends: {known}") from None
+        names = ", ".join(backend.name for backend in backends.all_backends())
+        raise UnknownDevice(f"expected a device such as 'cpu' or 'cuda', got {device!r}; backends: {names}") from None
 
 
 def here(backend: Backend) -> Target:
-    """The target of kernels for this process.
+    """Return the target of kernels for this process.
 
     Raises:
         DeviceUnavailable: this process has no such device.
@@ -60,14 +76,14 @@ def here(backend: Backend) -> Target:
     if override:
         named(override)  # raises for an unknown arch
     arch = override if override and backend.takes(override) else backend.host_arch()
-    return Target(backend, arch, backend.runtime(None))
+    return Target(backend, arch, backend.runtime(None), host_of(arch))
 
 
 def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None) -> Target:
-    """The target of a named arch, such as ``"sm_90"``, independent of this machine.
+    """Return the target of a named arch, such as ``"sm_90"``, independent of this machine.
 
     Args:
-        cuda_version: of the toolkit for the build; None is the version of torch's.
+        cuda_version: the version of the build's toolkit; None is the version of torch's.
 
     Raises:
         UnknownArch: no backend has it.
@@ -75,6 +91,6 @@ def named(arch: str, backend: Backend | None = None, cuda_version: str | None = 
     candidates = [backend] if backend is not None else backends.all_backends()
     for candidate in candidates:
         if candidate.takes(arch):
-            return Target(candidate, arch, candidate.runtime(cuda_version))
-    known = ", ".join(name for candidate in candidates for name in candidate.archs())
-    raise UnknownArch(f"unknown arch {arch!r}; known: {known}")
+            return Target(candidate, arch, candidate.runtime(cuda_version), host_of(arch))
+    names = ", ".join(name for candidate in candidates for name in candidate.archs())
+    raise UnknownArch(f"unknown arch {arch!r}; known: {names}")

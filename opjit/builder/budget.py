@@ -27,7 +27,7 @@ def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
     Args:
         need: memory of one job in bytes.
         asked: the user's choice; None means OPJIT_JOBS, else as many as fit.
-        root: of the filesystem with /proc and the control groups.
+        root: the root of the filesystem with /proc and the control groups.
     """
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
     if setting:

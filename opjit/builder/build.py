@@ -1,60 +1,51 @@
 """From a recipe to a published entry, through torch.utils.cpp_extension.load in a private folder.
 
-torch's loader writes the build file, runs ninja and reports errors. opjit sets what it compiles and links (see `parts`), and checks the
-result.
+torch's loader writes the build file, runs ninja and reports errors. opjit sets what it compiles and links, and checks the result.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from opjit import files, processes, progress, resources
 from opjit.backends import Flags
-from opjit.builder import compile_warnings, device, glue, parts, torch_builder
+from opjit.builder import compile_warnings, cuda_mistakes, device, glue, runtime_objects, torch_builder
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
-from opjit.builder.publish import Subject, attempts
+from opjit.builder.publish import Subject, publish, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
 from opjit.recipe import headers, libraries, toolchain
-from opjit.recipe.flags import LINE_INFO, for_debugger
+from opjit.recipe.flags import for_debugger
+from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc, Own
+from opjit.recipe.toolchain import Compiler, Nvrtc, Own
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
-from opjit.store.manifest import NAME, Manifest
+from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 if TYPE_CHECKING:
-    from opjit.builder.kernel_usage import Usage
+    from opjit.builder.kernel_usage import KernelUsage
 
 # In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
 _FROM_COMPILER = re.compile(r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*")  # an assembler's own input
 _UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-
-
-class Tools(NamedTuple):
-    """The tools of a build. `ninja` is the folder of its executable, `own` the device's compiler."""
-
-    compiler: Compiler
-    nvcc: Nvcc | None
-    nvrtc: Nvrtc | None
-    ninja: str
-    own: Own | None = None
 
 
 def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
@@ -74,14 +65,19 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
     if _UNNAMEABLE.search(str(recipe.folder)):
         raise subject.fault(f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
                             " no build file can name; rename the folder")
-    for attempt in attempts(subject, store):
-        with attempt as staged, workspace(staged) as work:
-            described, output = _make_entry(recipe, subject, tools, work, staged / "entry", attempt.base)
-            if not subject.unread and recipe.inputs_now() != recipe.inputs:
-                raise subject.fault("sources changed during compilation; ask for it again")
-            attempt.publish(described)
+    output = ""
+
+    def make(staged: Path, base: Path) -> Manifest:
+        nonlocal output
+        with workspace(staged) as work:
+            manifest, output = _make_entry(recipe, subject, tools, work, staged / "entry", base)
+        if not subject.unread and recipe.inputs_now() != recipe.inputs:
+            raise subject.fault("sources changed during compilation; ask for it again")
+        return manifest
+
+    entry = publish(subject, store, make)
     _warn(recipe, output)
-    return attempt.entry
+    return entry
 
 
 def check(recipe: Recipe, store: Store) -> None:
@@ -91,7 +87,7 @@ def check(recipe: Recipe, store: Store) -> None:
     _warn(recipe, _output(recipe._replace(flags=flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))), store))
 
 
-def usage_of(recipe: Recipe, store: Store) -> list[Usage]:
+def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
     """Compile a recipe for CUDA, and return what its kernels take of a GPU. Keeps nothing. Raises what `build` raises."""
     from opjit.builder import kernel_usage
 
@@ -102,7 +98,7 @@ def _output(recipe: Recipe, store: Store) -> str:
     """Compile a recipe, keep nothing, and return the compilers' output."""
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
-        sources = _write_glue(recipe, work)
+        sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
         return _compile(recipe, f"opjit_{files.unique()}", sources, work, _tools(recipe, store), store.base).output
 
 
@@ -112,10 +108,13 @@ def _warn(recipe: Recipe, output: str) -> None:
     paths = [headers.normalized(headers.path_of(name, folder, recipe.flags.include)) for name in recipe.inputs
              if not name.startswith("<opjit>/")]
     names = {**{os.path.basename(path): path for path in paths}, **{path: path for path in paths}}  # NVRTC names a file without its folder
-    compile_warnings.emit(compile_warnings.find(output, names.get, source), recipe.source, recipe.label)
+    found = compile_warnings.find(output, names.get, source)
+    if recipe.target.backend.uses_nvcc:
+        found += [each for path in dict.fromkeys([source, *paths]) for each in cuda_mistakes.find(Path(path))]
+    compile_warnings.emit(found, recipe.source, recipe.label)
 
 
-def _tools(recipe: Recipe, store: Store) -> Tools:
+def _tools(recipe: Recipe, store: Store) -> BuildTools:
     compiler = toolchain.require_compiler(store.notes)
     if compiler.machine.partition("-")[0] not in elf.MACHINES:
         raise ToolMissing("cc", f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
@@ -123,7 +122,7 @@ def _tools(recipe: Recipe, store: Store) -> Tools:
     ninja, target = toolchain.require_ninja(), recipe.target
     if not target.backend.uses_nvcc:
         wanted = target.backend.compiler
-        return Tools(compiler, None, None, ninja, toolchain.require_own(target.backend, wanted, store.notes) if wanted else None)
+        return BuildTools(compiler, None, None, ninja, toolchain.require_own(target.backend, wanted, store.notes) if wanted else None)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
@@ -134,7 +133,7 @@ def _tools(recipe: Recipe, store: Store) -> Tools:
             raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
                                       f"CUDA {nvcc.version}; set CUDA_HOME to another")
         nvcc = None
-    return Tools(compiler, nvcc, nvrtc, ninja)
+    return BuildTools(compiler, nvcc, nvrtc, ninja)
 
 
 @contextmanager
@@ -149,104 +148,81 @@ def workspace(staged: Path) -> Iterator[Path]:
         yield work
 
 
-def _write_glue(recipe: Recipe, work: Path) -> list[Path]:
-    """Write an op's glue. Returns its files."""
-    texts = glue.render(recipe.schema, recipe.target.backend, recipe.source.name)
-    for name, text in texts.items():
-        (work / name).write_text(text, encoding="utf-8")
-    return [work / name for name in texts]
-
-
-def _make_entry(recipe: Recipe, subject: Subject, tools: Tools, work: Path, entry: Path, base: Path) -> tuple[Manifest, str]:
+def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path, entry: Path, base: Path) -> tuple[Manifest, str]:
     """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, and the compilers' output."""
-    entry.mkdir(mode=0o700)
-    sources = _write_glue(recipe, work)
+    sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     started = time.perf_counter()
     progress.step("compiling")
     name = f"opjit_{files.unique()}"
-    made = _compile(recipe, name, sources, work, tools, base)
-    recipe = recipe._replace(toolchain=made.toolchain)
+    library = _compile(recipe, name, sources, work, tools, base)
+    recipe = recipe._replace(toolchain=library.toolchain)
     seconds = time.perf_counter() - started
     progress.step("checking")
     content = _checked(recipe, subject, work, name, tools)
-    library = f"{recipe.schema.namespace}.{recipe.schema.name}.so"
-    for source in (*sources, work / "build.ninja"):
-        files.write_synced(entry / source.name, source.read_bytes())
-    files.write_synced(entry / library, content)
-    key = recipe.key
-    assert key is not None  # the toolchain is known now
-    described = Manifest(key, recipe.document(), library, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines()), **made.remark})
-    files.write_synced(entry / NAME, described.dump())
-    return described, made.output
+    manifest = write_entry(entry, f"{recipe.schema.namespace}.{recipe.schema.name}.so", content, [*sources, work / "build.ninja"],
+                           recipe.document(), {"seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines()), **library.remark})
+    return manifest, library.output
 
 
-class _Compiled(NamedTuple):
-    """A compiled library.
+class _CompiledLibrary(NamedTuple):
+    """A library that was compiled and linked.
 
     Attributes:
         toolchain: the compilers' identity.
-        remark: on them, for the manifest.
         output: theirs, with their warnings.
+        remark: the manifest's remark on them.
     """
 
     toolchain: dict[str, str]
-    remark: dict[str, str]
     output: str
+    remark: Mapping[str, str] = MappingProxyType({})
 
 
-def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: Tools, base: Path) -> _Compiled:
+def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path) -> _CompiledLibrary:
     """Compile and link: CUDA code with NVRTC or else nvcc, another device's with its own compiler."""
+    libraries.require_plain(recipe.schema.qualified, recipe.flags)
     flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
     flags = for_debugger(flags) if recipe.flags.debug else flags
-    why = ""
-    if tools.nvrtc is not None:
+
+    def by_nvrtc(nvrtc: Nvrtc) -> _CompiledLibrary:
         with processes.importing:
             from opjit.builder import cuda
-        try:
-            with ThreadPoolExecutor(1) as pool:
-                making = pool.submit(_parts, base, tools.compiler, flags, work)
-                made = cuda.compile_kernels(recipe, work, tools.compiler, tools.nvrtc)
-                linked = making.result()
-        except cuda.Unsupported as refusal:
-            why = str(refusal)
-            if tools.nvcc is None:
-                raise ToolMissing("nvcc", f"{recipe} needs nvcc, as {why}; install the CUDA Toolkit") from None
-        except cuda.Failed as failed:
-            first = next((line for line in str(failed).splitlines() if "error" in line), "no message")
-            why = f"NVRTC or the C++ compiler refused it: {first}"
-            if tools.nvcc is None:
-                raise _diagnosed(recipe, str(failed), base) from None
-        else:
-            objects = [*(each for one in made for each in one.objects), *(linked / part for part in parts.OBJECTS)]
-            output = _link(recipe, name, [sources[0], *(one.source for one in made)], objects, made[0].link, linked, work,
-                           tools._replace(nvcc=None), base)
-            made_by = toolchain.identity(tools.compiler, tools.nvrtc)
-            return _Compiled(made_by, {"cuda": f"NVRTC {tools.nvrtc.version}"}, "".join([*(one.output for one in made), output]))
-        progress.log(f"{recipe} is compiled by nvcc, as {why}")
-    remark = {"cuda": f"nvcc {tools.nvcc.build}{f', as {why}' if why else ''}"} if tools.nvcc else {}
-    if tools.nvcc and not recipe.flags.debug and LINE_INFO & {*recipe.flags.cuda}:
-        remark["cuda"] += "; without line information, in which nvcc names folders of this machine"
-        recipe = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in LINE_INFO)))
-    linked = _parts(base, tools.compiler, flags, work)
-    sources = [*sources, *_including(recipe, work)]
-    kernels, said = _by_own_compiler(recipe, sources[1:], work, tools.own, base) if tools.own else ([], "")
-    objects = [*kernels, *(linked / part for part in parts.OBJECTS)]
-    output = _link(recipe, name, sources[:1] if tools.own else sources, objects, (), linked, work, tools, base)
-    return _Compiled(toolchain.identity(tools.compiler, tools.nvcc or tools.own), remark, said + output)
+        with ThreadPoolExecutor(1) as pool:
+            linking = pool.submit(_parts, base, tools.compiler, flags, work)
+            kernels = cuda.compile_kernels(recipe, work, tools.compiler, nvrtc)
+            linked = linking.result()
+        objects = [*(each for kernel in kernels for each in kernel.objects), *(linked / part for part in runtime_objects.OBJECTS)]
+        output = _link(recipe, name, [sources[0], *(kernel.source for kernel in kernels)], objects, kernels[0].link, linked, work,
+                       tools._replace(nvcc=None), base)
+        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), "".join([*(kernel.output for kernel in kernels), output]))
+
+    def by_others() -> _CompiledLibrary:
+        shown = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)))
+        linked = _parts(base, tools.compiler, flags, work)
+        every = [*sources, *_including(shown, work)]
+        kernels, said = _by_own_compiler(shown, every[1:], work, tools.own, base) if tools.own else ([], "")
+        objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
+        output = _link(shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base)
+        return _CompiledLibrary(toolchain.identity(tools.compiler, tools.nvcc or tools.own), said + output)
+
+    hidden = set() if recipe.flags.debug else LINE_INFO  # in which nvcc names folders of this machine
+    library, remark = by_nvrtc_or_nvcc(str(recipe), tools, by_nvrtc, by_others, lambda output: _diagnosed(recipe, output, base))
+    if remark.startswith("nvcc") and hidden & {*recipe.flags.cuda}:
+        remark += "; without line information, in which nvcc names folders of this machine"
+    return library._replace(remark={"cuda": remark} if remark else {})
 
 
 def _by_own_compiler(recipe: Recipe, sources: list[Path], work: Path, own: Own, base: Path) -> tuple[list[Path], str]:
     """Compile a device's kernels with its own compiler. Returns the object files, and the compiler's output."""
     try:
         return device.compile_kernels(recipe, sources, work, own)
-    except device.Failed as failed:
+    except CompilerFailed as failed:
         raise _diagnosed(recipe, str(failed), base) from None
 
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
     """Return the folder of parts to link with, by a path that a build file can name."""
-    folder = parts.folder(base, compiler, flags)
+    folder = runtime_objects.folder(base, compiler, flags)
     if not _UNNAMEABLE.search(str(folder)):
         return folder
     link = work / "parts"
@@ -257,14 +233,14 @@ def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
 def _including(recipe: Recipe, work: Path) -> list[Path]:
     """Write a file for each of the author's other sources, which includes it: files of any names and paths can be built."""
     suffix = recipe.target.backend.suffix
-    made = [work / f"opjit_source{number}{suffix}" for number in range(len(recipe.flags.sources))]
-    for path, source in zip(made, recipe.flags.sources, strict=True):
+    paths = [work / f"opjit_source{number}{suffix}" for number in range(len(recipe.flags.sources))]
+    for path, source in zip(paths, recipe.flags.sources, strict=True):
         path.write_text(f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape")
-    return made
+    return paths
 
 
-def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], link: Iterable[str], linked: Path, work: Path, tools: Tools,
-          base: Path) -> str:
+def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], link: Iterable[str], linked: Path, work: Path,
+          tools: BuildTools, base: Path) -> str:
     """Compile sources with torch's builder, and link them. Returns the tools' output."""
     flags, places = recipe.flags, {**recipe.places(work), "unique": torch_builder.UNIQUE}
     stubs = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
@@ -276,10 +252,10 @@ def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], l
             "cuda": [*(flag.format(**places) for flag in flags.cuda),
                      *(part for folder in libraries.include_folders(flags.shared) for part in ("-isystem", folder)),
                      *(part for flag in toolchain.listing(tools.compiler, torch_builder.UNIQUE) for part in ("-Xcompiler", flag))],
-            "link": [f"-L{linked}", "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *link, *libraries.arguments(flags),
+            "link": ["-fno-lto", f"-L{linked}", "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *link, *libraries.arguments(flags),
                      *([] if flags.debug else ["-Wl,-s"])],
         }, work, tools.compiler, tools.nvcc, tools.ninja)
-    except torch_builder.Failed as failed:
+    except CompilerFailed as failed:
         raise _diagnosed(recipe, str(failed), base) from None
 
 
@@ -291,7 +267,7 @@ def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
     return error
 
 
-def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Tools) -> bytes:
+def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: BuildTools) -> bytes:
     """Check which files the compilers read, and what the library needs and defines. Returns its bytes."""
     read, assembled = (dict.fromkeys(path for listing in work.rglob(names)
                                      for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")))
@@ -310,7 +286,7 @@ def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Too
     return content
 
 
-def _check_dependencies(recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: Tools) -> None:
+def _check_dependencies(recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: BuildTools) -> None:
     """Compare the files that the compilers read with those that the key covers: it must cover all that decide the binary."""
     include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
     own = recipe.target.backend.compiler

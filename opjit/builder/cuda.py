@@ -20,31 +20,22 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder import nvrtc, split
-from opjit.builder.tokens import Unsupported
-from opjit.recipe import headers, toolchain
-from opjit.recipe.flags import LINE_INFO
+from opjit.builder import host_device_split, nvrtc
+from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
+from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
-__all__ = ["Failed", "Unsupported", "compile_kernel", "compile_kernels"]
 _NOWHERE = "/opjit/"
 _DEPTH = 4  # folders above an op's own that its headers may lie in: "../common.h"
-_DEVICE = re.compile(r"-[DU].*|-std=.*|-w|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?restrict|"
-                     r"--?extra-device-vectorization|--?generate-line-info|--split-compile=\d+|--frandom-seed=\w+|--?diag-(suppress|warn|error)=[\d,]+")
-_HOST = re.compile(r"-[DU].*|-std=.*|-O\d|-w")
-_NEITHER = re.compile(r"-gencode=.*|-W.*|-Xcudafe=.*|-U__CUDA_NO_.*|-MD|--?(expt-)?relaxed-constexpr")
 # Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
 _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
                    r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
                    r"ldexp|frexp|scalbl?n|div)\s*\()")
 
 
-class Failed(Exception):
-    """A compiler refused the code. The message is its output."""
-
-
-class Made(NamedTuple):
+class CompiledKernel(NamedTuple):
     """Files for the link, and flags for it."""
 
     source: Path
@@ -53,7 +44,7 @@ class Made(NamedTuple):
     output: str  # the compilers'
 
 
-class Unit(NamedTuple):
+class CudaFile(NamedTuple):
     """A .cu file to compile.
 
     Attributes:
@@ -63,7 +54,7 @@ class Unit(NamedTuple):
         host: flags of the C++ compiler, folders included.
         device: flags of NVRTC, folders included.
         archs: such as ``["sm_80", "sm_90"]``; ``"compute_90"`` is PTX.
-        shown: from a file's path to its name in the device's part.
+        shown: a function from a file's path to its name in the device's part.
         headers: texts for NVRTC by the names in #include lines.
         first: code that the host reads before it pretends to be nvcc.
         spaces: execution spaces of macros from headers that are not split.
@@ -81,9 +72,9 @@ class Unit(NamedTuple):
     spaces: Mapping[str, set[str]] = MappingProxyType({})
 
 
-def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc) -> list[Made]:
+def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc) -> list[CompiledKernel]:
     """Compile an op's kernel and its author's other sources. Raises what `compile_kernel` raises."""
-    made = [compile_kernel(recipe, recipe.source, work / "opjit_kernel.cu", work, compiler, found)]
+    kernels = [compile_kernel(recipe, recipe.source, work / "opjit_kernel.cu", work, compiler, found)]
     for number, source in enumerate(recipe.flags.sources, 1):
         folder = work / f"source{number}"
         folder.mkdir()
@@ -92,40 +83,40 @@ def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc
         one = compile_kernel(recipe, Path(source), including, folder, compiler, found)
         registration = work / f"opjit_fatbin{number}.c"  # torch's builder takes no two files of one name
         registration.write_text(one.source.read_text("utf-8").replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8")
-        made.append(one._replace(source=registration))
-    return made
+        kernels.append(one._replace(source=registration))
+    return kernels
 
 
-def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> Made:
+def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> CompiledKernel:
     """Compile one source of an op in a folder.
 
     Args:
         glue: the generated .cu file, which includes the source.
 
     Raises:
-        Unsupported: only nvcc takes the file or a flag.
-        Failed: a compiler refused it.
+        NvccOnly: only nvcc takes the file or a flag.
+        CompilerFailed: a compiler refused it.
         OSError: the disk is full.
     """
     device_flags, host_flags = translated(recipe.flags.cuda)
-    files, paths = _Files(recipe, source, glue), recipe.places(work)
-    unit = Unit(glue.name, files.texts, files.names,
+    files, paths = _OpFiles(recipe, source, glue), recipe.places(work)
+    unit = CudaFile(glue.name, files.texts, files.names,
                 [*(flag.format(**paths) for flag in host_flags), *(f"-I{work}/host/{place}" for place in files.include)],
                 [*(flag.format(**paths) for flag in device_flags), *(f"--include-path={work}/device/{place}" for place in files.include)],
                 recipe.target.arch.split("+"), _shown(recipe), {})
     output = compile_unit(unit, work, compiler, found)
     major = recipe.target.runtime.removeprefix("cuda")
-    return Made(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"), output)
+    return CompiledKernel(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"), output)
 
 
-def compile_unit(unit: Unit, work: Path, compiler: Compiler, found: Nvrtc) -> str:
+def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
     """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output.
 
     Raises:
-        Unsupported, Failed, OSError: see `compile_kernel`.
+        NvccOnly, CompilerFailed, OSError: see `compile_kernel`.
     """
-    macros = {**split.macros_of(unit.texts.values()), **unit.spaces}
-    parts = {path: split.split(text, macros) for path, text in unit.texts.items()}
+    macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
+    parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)
     first = _cuda_headers(unit.texts.values())
     if any(_MATH.search(part.host) for part in parts.values()):
@@ -142,7 +133,7 @@ def compile_unit(unit: Unit, work: Path, compiler: Compiler, found: Nvrtc) -> st
     kernels = {symbol: symbols[name] if "<" in name else symbol for symbol, name in instances.items()}
     unknown = [name for symbol, name in instances.items() if kernels[symbol].encode() + b"\0" not in device.code]
     if unknown:
-        raise Unsupported(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
+        raise NvccOnly(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
     registered = _registration(kernels, host.variables(variables), {symbol: symbols[address] for symbol, address in addresses.items()})
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
     return host.output + device.output
@@ -157,7 +148,7 @@ def _shown(recipe: Recipe) -> Callable[[str], str]:
     return lambda path: f"{_NOWHERE if lines else ''}{Path(path).name}"
 
 
-def _write(parts: Mapping[str, split.Parts], unit: Unit, work: Path) -> None:
+def _write(parts: Mapping[str, host_device_split.Halves], unit: CudaFile, work: Path) -> None:
     """Write both parts of each file. Messages of the host's name the author's file, the device's its name in `unit.shown`."""
     for path, part in parts.items():
         name = unit.names[path]
@@ -169,31 +160,14 @@ def _write(parts: Mapping[str, split.Parts], unit: Unit, work: Path) -> None:
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Translate nvcc's flags into NVRTC's and the host compiler's. Raises Unsupported for one that neither has."""
-    device, host = [], []
-    waiting = iter(flags)
-    for flag in waiting:
-        if flag == "-G":
-            device.append("--device-debug")
-        elif flag in LINE_INFO:
-            device.append("--generate-line-info")
-        elif flag == "-Xcompiler":
-            host.append(next(waiting))
-        elif flag == "-MF":
-            next(waiting)
-        elif flag.startswith("-Xcompiler="):
-            host += flag.removeprefix("-Xcompiler=").split(",")
-        elif flag.startswith("-Xptxas="):
-            device += [f"--ptxas-options={each}" for each in flag.removeprefix("-Xptxas=").split(",")]
-        elif not _NEITHER.fullmatch(flag):
-            if not (_DEVICE.fullmatch(flag) or _HOST.fullmatch(flag)):
-                raise Unsupported(f"NVRTC has no flag {flag}")
-            device += [flag] if _DEVICE.fullmatch(flag) else []
-            host += [flag] if _HOST.fullmatch(flag) else []
-    return device, host
+    """Translate nvcc's flags into NVRTC's and the host compiler's. Raises NvccOnly for one that neither has."""
+    try:
+        return nvcc_flags.translated(flags)
+    except KeyError as unknown:
+        raise NvccOnly(f"NVRTC has no flag {unknown.args[0]}") from None
 
 
-class _Files:
+class _OpFiles:
     """The author's file, the headers that it includes, and their places in the folder of a part."""
 
     def __init__(self, recipe: Recipe, source: Path, glue: Path) -> None:
@@ -211,7 +185,7 @@ class _Files:
             elif name.startswith("<include "):
                 place = f"added{name.removeprefix('<include ').replace('>', '', 1)}"
             elif name.count("../") > _DEPTH:
-                raise Unsupported(f"it includes {name}, far from its folder")
+                raise NvccOnly(f"it includes {name}, far from its folder")
             else:
                 place = str(Path(*_joined(f"{deep}/op/{name}")))
             self.texts[path], self.names[path] = Path(path).read_text("utf-8", "surrogateescape"), place
@@ -238,7 +212,7 @@ def _cuda_headers(texts: Iterable[str]) -> list[str]:
 class _Host:
     """The host's part."""
 
-    def __init__(self, unit: Unit, work: Path, compiler: Compiler, found: Nvrtc) -> None:
+    def __init__(self, unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> None:
         self.unit, self.work = unit, work
         include = str(resources.folder("kernels_c"))
         folders = [f"-I{include}/nvrtc", *(part for folder in found.headers.split(":") for part in ("-isystem", folder))]
@@ -253,22 +227,22 @@ class _Host:
         text = "".join(f"#include <{name}>\n" for name in first)
         text += f'{self.unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{self.unit.main}"\n'
         (self.work / "opjit_host.cpp").write_text(text, "utf-8")
-        self.output = _run(self.command, self.work)
-        table = _run(["readelf", "--syms", "--wide", "opjit_host.o"], self.work)  # nm takes 20 ms for its plugins
+        self.output = run_tool(self.command, self.work)
+        table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], self.work)  # nm takes 20 ms for its plugins
         rows = [line.split() for line in table.splitlines()]
         defined = [row for row in rows if len(row) == 8 and row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"]
         self.symbols = {row[7]: int(row[2], 0) for row in defined if row[3] == "OBJECT"}
         functions = [row[7] for row in defined if row[3] == "FUNC"]
-        names = _run(["c++filt", "--no-params", *functions], self.work).splitlines() if functions else []
+        names = run_tool(["c++filt", "--no-params", *functions], self.work).splitlines() if functions else []
         return {symbol: _without_type(name) for symbol, name in zip(functions, names, strict=True)
                 if _without_type(name).partition("<")[0] in kernels}
 
-    def variables(self, wanted: Sequence[split.Variable]) -> dict[str, tuple[split.Variable, int]]:
+    def variables(self, wanted: Sequence[host_device_split.Variable]) -> dict[str, tuple[host_device_split.Variable, int]]:
         """Return the symbols of device variables in the host's part, each with its size in bytes."""
         found = {_mangled(variable.name): variable for variable in wanted}
         missing = [variable.name for symbol, variable in found.items() if symbol not in self.symbols]
         if missing:
-            raise Unsupported(f"the C++ compiler does not define {missing[0]}, a variable in device memory")
+            raise NvccOnly(f"the C++ compiler does not define {missing[0]}, a variable in device memory")
         return {symbol: (variable, self.symbols[symbol]) for symbol, variable in found.items()}
 
 
@@ -291,7 +265,7 @@ def _mangled(name: str) -> str:
 class _Device:
     """The device's part."""
 
-    def __init__(self, unit: Unit, work: Path, found: Nvrtc) -> None:
+    def __init__(self, unit: CudaFile, work: Path, found: Nvrtc) -> None:
         self.unit, self.work, self.library, self.code, self.output = unit, work, found.library, b"", ""
         folders = [Path(folder) for folder in found.headers.split(":")]
         self.headers = {} if any((folder / "nv/target").is_file() for folder in folders) else {"nv/target": nvrtc.NV_TARGET}
@@ -306,27 +280,28 @@ class _Device:
         """Compile it for each arch into opjit_kernel.fatbin. Returns the symbols of expressions: kernels' instances and variables."""
         source = (self.work / "device" / self.unit.main).read_text("utf-8", "surrogateescape")
 
-        def compile_for(arch: str) -> nvrtc.Compiled:
+        def compile_for(arch: str) -> nvrtc.DeviceCode:
             options = [f"--gpu-architecture={arch}", *self.options]
             try:
                 return nvrtc.compile_for(self.library, source, Path(self.unit.main).name, self.headers, options, expressions)
-            except nvrtc.Failed as failed:
-                raise Failed(str(failed).replace(_NOWHERE, "")) from None
+            except CompilerFailed as failed:
+                raise CompilerFailed(str(failed).replace(_NOWHERE, "")) from None
 
         with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
-            made = dict(zip(self.unit.archs, pool.map(compile_for, self.unit.archs), strict=True))
-        self.output = "".join(each.log.replace(_NOWHERE, "") for each in made.values())
-        self.code = nvrtc.fatbin({arch: each.code for arch, each in made.items()})
+            codes = dict(zip(self.unit.archs, pool.map(compile_for, self.unit.archs), strict=True))
+        self.output = "".join(each.log.replace(_NOWHERE, "") for each in codes.values())
+        self.code = nvrtc.fatbin({arch: each.code for arch, each in codes.items()})
         (self.work / "opjit_kernel.fatbin").write_bytes(self.code)
-        return made[self.unit.archs[0]].symbols
+        return codes[self.unit.archs[0]].symbols
 
 
-def _registration(kernels: Mapping[str, str], variables: Mapping[str, tuple[split.Variable, int]], of_variables: Mapping[str, str]) -> str:
+def _registration(kernels: Mapping[str, str], variables: Mapping[str, tuple[host_device_split.Variable, int]],
+                  of_variables: Mapping[str, str]) -> str:
     """Return C code that registers the fat binary, its kernels and its variables, as nvcc's code does when a library is loaded.
 
     Args:
         kernels: the device's symbols by the host's.
-        variables: with their sizes, by the host's symbols.
+        variables: device variables with their sizes, by the host's symbols.
         of_variables: the device's symbols of variables by the host's.
     """
     declarations, calls = [], []
@@ -339,12 +314,3 @@ def _registration(kernels: Mapping[str, str], variables: Mapping[str, tuple[spli
         calls.append(f'    __cudaRegisterVar(handle, &opjit_{index}, "{name}", "{name}", 0, {size}, {int(variable.constant)}, 0);')
     text = resources.template("fatbin.c.in")
     return text.replace("$declarations", "\n".join(declarations)).replace("$calls", "\n".join(calls))
-
-
-def _run(command: Sequence[str], work: Path) -> str:
-    """Run a tool and return its output. Raises Failed, or OSError if the disk is full."""
-    done = toolchain.run(command, work)
-    if done.returncode:
-        toolchain.refuse_full_disk(done.stdout, work)
-        raise Failed(done.stdout)
-    return done.stdout

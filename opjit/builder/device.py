@@ -6,42 +6,39 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import BuildError
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Own
 
 
-class Failed(Exception):
-    """The compiler refused a source. The message is its output."""
-
-
 def compile_kernels(recipe: Recipe, sources: Sequence[Path], work: Path, own: Own) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output.
 
     Raises:
-        Failed: the compiler refused a source.
+        CompilerFailed: the compiler refused a source.
         BuildError: it was killed, or left no object file or no list of the files that it read.
         OSError: the disk is full.
     """
-    made, output = [], ""
+    objects, output = [], ""
     for source in sources:
-        objects, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
-        places = {**recipe.places(work), "source": str(source), "object": str(objects), "dependencies": str(listed)}
+        compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
+        places = {**recipe.places(work), "source": str(source), "object": str(compiled), "dependencies": str(listed)}
         command = [own.path, *_arguments(recipe.flags.device, places, recipe.include_path)]
         done = toolchain.run(command, work)
         if done.returncode < 0:
             raise _fault(recipe, command, f"was killed by signal {-done.returncode}; try again, with more memory if it needs it")
         if done.returncode:
             toolchain.refuse_full_disk(done.stdout, work)
-            raise Failed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")  # as ninja reports it
-        for path, what in ((objects, "object file, {object}"), (listed, "list of the files that it read, {dependencies}")):
+            raise CompilerFailed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")  # as ninja reports it
+        for path, what in ((compiled, "object file, {object}"), (listed, "list of the files that it read, {dependencies}")):
             if not path.is_file():
                 of = recipe.target.backend.name
                 raise _fault(recipe, command, f"reported success but left no {what}, in the flags of the backend {of}")
-        made.append(objects)
+        objects.append(compiled)
         output += done.stdout
-    return made, output
+    return objects, output
 
 
 def _arguments(flags: Sequence[str], places: dict[str, str], include_path: Sequence[str]) -> Iterator[str]:

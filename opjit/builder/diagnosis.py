@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from contextlib import suppress
@@ -12,7 +13,7 @@ from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
                         r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
-                        r"multiple definition of )")
+                        r"multiple definition of |ptxas (?:error|fatal) )")
 # A tool that was killed, often for the memory that it took, or that crashed.
 _DIED = re.compile(r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|[Oo]ut of memory|[Cc]annot allocate memory|"
                    rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}", re.MULTILINE)
@@ -27,23 +28,42 @@ _REMARK = re.compile(r"note: each undeclared identifier is reported only once|so
 _OF_REMARK = re.compile(r" *(?:\d+|\+\+\+)? *\||.*: note: include '<")  # its excerpt, and that note
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
 # Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
+_TORCHS = re.compile(r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
+                     r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)")
+_NO_TORCH = "an op cannot use torch's headers; build C++ code with opjit.load"
 _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
-    (r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*:\d+:\d+: (?:fatal )?error: |"
-     r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)",
-     "an op cannot use torch's headers; build C++ code with opjit.load"),
+    (r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
+     r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
+     "this is C++; write it in C, or build C++ code with opjit.load"),
     (r"fatal error: '?[\w/]+'?(?:: No such file| file not found)", "a header without .h is a C++ header; build C++ code with opjit.load"),
     (r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'", "#include \"opjit_printf.h\""),
     (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\""),
 ]]
-_OF_OPS = [(re.compile(r"undefined reference to |Unresolved extern function "),
-            "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags")]
+_OF_OPS = [
+    (re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
+     "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp"),
+    (re.compile(r"undefined reference to |Unresolved extern function "),
+     "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags"),
+    (re.compile(r"uses too much shared data"),
+     "; a block has 48 KiB by default: for more, declare it extern __shared__, pass its bytes at the launch, and raise the kernel's "
+     "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute"),
+]
 # About any line of the complaint: nvcc names Caffe's loop after the variable that it would declare.
 _OF_CUDA = re.compile(r"[\"'](?:CUDA_(?:KERNEL_LOOP|POST_KERNEL_CHECK|CHECK)|CAFFE_(?:GET_BLOCKS|CUDA_NUM_THREADS))"
                       r"(?:\" is undefined|' was not declared)|fatal error: .*caffe.*(?:No such file|file not found)")
 _CAFFE = "; Caffe's macros are in opjit_caffe.h: #include \"opjit_caffe.h\""
 _OF_ALL = [
+    # Code of torch's years before 2.
+    (re.compile(r"DeprecatedTypeProperties"), "; where old code has x.type(), write x.scalar_type()"),
+    (re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
+     "; where old code has x.data<T>(), write x.data_ptr<T>()"),
+    (re.compile(r"['\"]AT_CHECK['\"]"), "; AT_CHECK is TORCH_CHECK now"),
+    (re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
+     "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
+     "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch"),
     (re.compile(r"(?:fatal error: '?|cannot find -l)(?:cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
      "; it comes with a CUDA build of torch, from pip (such as nvidia-cublas), or with the CUDA Toolkit"),
+    (re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"), "; install binutils (Debian and Ubuntu: apt install binutils)"),
     (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
     (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
     (re.compile(r"not supported on \.target 'sm_\d+'"), "; features of one arch alone need a target that ends in a, such as sm_90a"),
@@ -51,6 +71,10 @@ _OF_ALL = [
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINITION = re.compile(r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)
 _SHOWN = 16  # lines of the compiler's output in the message
+_NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
+_HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
+_PLACE = re.compile(r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)")
+_UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?P<parameters>\(.*\))?'")
 
 
 def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
@@ -75,22 +99,66 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
         text = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {text}"
     else:
-        complaint, hint = lines[first].strip(), _hint(lines[first:first + _SHOWN], expected[0] if expected else None)
-        message = "\n".join([f"{complaint.rstrip('.')}{hint}" if hint else complaint, f"while building {op} for {target}:",
-                             *lines[first + 1:first + _SHOWN]])
+        source = expected[0] if expected else None
+        hint = _hint(lines[first:first + _SHOWN], source)
+        complaint, *more = _at_author(lines[first:], source)[:_SHOWN] if source else lines[first:first + _SHOWN]
+        more = [] if hint.endswith(_NO_TORCH) else more
+        message = "\n".join([f"{complaint.strip().rstrip('.')}{hint}" if hint else complaint.strip(),
+                             f"while building {op} for {target}{':' if more else ''}", *more])
     where = f"\nfull output: {log}" if log.exists() else ""
     kind = BuildError if _DIED.search(output) else CompileError
     return kind(message + where, op=op, target=target, command=command, log=log if where else None)
 
 
+def _at_author(lines: list[str], source: str) -> list[str]:
+    """Give a complaint about what a macro of opjit's expands to, or about a function that is nowhere, its place in the author's source."""
+    undefined, place = _UNDEFINED.search(lines[0]), _PLACE.match(lines[0].strip())
+    if undefined:
+        return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
+    lines = _without_notes(lines)
+    if place is None or not _HEADER.match(place["file"]):
+        return lines
+    end = next((index for index, line in enumerate(lines[1:], 1) if _PLACE.match(line.strip())), len(lines))
+    for index, note in reversed([*enumerate(map(_NOTE.match, lines[:end]))]):  # the last is the innermost macro that the author uses
+        if note:
+            others = [] if any(map(_HEADER.match, lines[end:end + 1])) else lines[end:]  # the same for the next dtype
+            return [f"{note['place']}: {place['text']}, in what {note['macro']} expands to", *lines[index + 1:end], *others]
+    return lines
+
+
+def _without_notes(lines: list[str]) -> list[str]:
+    """Leave out the notes at lines of opjit's headers, each with its excerpt."""
+    rest, left_out = list[str](), False
+    for line in lines:
+        left_out = bool(_HEADER.match(line) and ": note: " in line) or (left_out and line.startswith(" "))
+        if not left_out:
+            rest.append(line)
+    return rest
+
+
+def _used(source: str, name: str) -> str:
+    """Return the place at which a source first names a function; the source alone if it does not."""
+    with suppress(OSError):
+        for number, line in enumerate(Path(source).read_text("utf-8", "replace").splitlines(), 1):
+            if re.search(rf"\b{name}\s*\((?!.*\)\s*;\s*$)|[=(,]\s*{name}\s*\(", line):
+                return f"{source}:{number}"
+    return source
+
+
+def with_advice(output: str) -> str:
+    """Add advice on a tool's first line to it."""
+    first, *rest = output.splitlines() or [""]
+    return "\n".join([f"{first}{_hint([first], None)}", *rest])
+
+
 def _without_remarks(lines: list[str]) -> list[str]:
     """Leave out the lines that say again what a complaint has said."""
-    kept, remark = list[str](), False
+    rest, remark = list[str](), False
     for line in lines:
         remark = bool(_REMARK.search(line)) or (remark and bool(_OF_REMARK.match(line)))
         if not remark:
-            kept.append(line)
-    return kept
+            rest.append(line)
+    return rest
 
 
 def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
@@ -127,5 +195,12 @@ def _hint(lines: list[str], source: str | None) -> str:
     if source and source.endswith(".cu") and any(map(_OF_CUDA.search, lines)):
         return _CAFFE
     complaint = "\n".join(lines[:2])
-    known = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
-    return next((hint for pattern, hint in known if pattern.search(complaint)), "")
+    if source and _TORCHS.search(complaint):
+        return f"{_NOT_C if source.endswith('.c') else _NOT_C.replace('plain C', 'plain CUDA C')}{_NO_TORCH}"
+    undefined = _UNDEFINED.search(lines[0])
+    if source and undefined and undefined["parameters"]:
+        for file in sorted(Path(source).parent.glob("*.c")):
+            if undefined["name"] in _definitions(str(file)):
+                return f"; {file.name} defines it in C: declare it extern \"C\" in {os.path.basename(source)}"
+    hints = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
+    return next((hint for pattern, hint in hints if pattern.search(complaint)), "")

@@ -7,6 +7,7 @@ result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from string import Template
 
 from opjit import resources
@@ -49,7 +50,7 @@ def c_names(schema: Schema) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """A string of C."""
+    """Return a text as a string literal of C."""
     return '"' + re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text) + '"'
 
 
@@ -72,6 +73,14 @@ def prototype(schema: Schema, backend: Backend) -> str:
     """Return the author's prototype: ``opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)``."""
     declared = [*parameters(schema), *([f"{backend.stream.type} stream"] if backend.stream else [])]
     return f"opjit_status {function_name(schema, backend.name)}({', '.join(declared)})"
+
+
+def write(schema: Schema, backend: Backend, source: str, folder: Path) -> list[Path]:
+    """Write the glue of an op into a folder; see `render`. Returns its files."""
+    texts = render(schema, backend, source)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
 def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ _REGISTERS, _REGISTER_UNIT, _WARP_UNIT = 65536, 256, 4  # of a multiprocessor; a
 _RESERVED, _SHARED_UNIT = 1024, 128  # bytes of shared memory, for each block
 
 
-class _Limits(NamedTuple):
+class _MultiprocessorLimits(NamedTuple):
     """A multiprocessor's limits: warps, blocks, and bytes of shared memory."""
 
     warps: int
@@ -32,12 +32,12 @@ class _Limits(NamedTuple):
 
 
 # CUDA C++ Programming Guide, technical specifications per compute capability.
-_LIMITS = {"80": _Limits(64, 32, 164 << 10), "86": _Limits(48, 16, 100 << 10), "87": _Limits(48, 16, 164 << 10),
-           "89": _Limits(48, 24, 100 << 10), "90": _Limits(64, 32, 228 << 10), "100": _Limits(64, 32, 228 << 10),
-           "103": _Limits(64, 32, 228 << 10), "120": _Limits(48, 24, 100 << 10), "121": _Limits(48, 24, 100 << 10)}
+_LIMITS = {arch: _MultiprocessorLimits(warps, blocks, shared << 10) for arch, warps, blocks, shared in (
+    ("80", 64, 32, 164), ("86", 48, 16, 100), ("87", 48, 16, 164), ("89", 48, 24, 100), ("90", 64, 32, 228), ("100", 64, 32, 228),
+    ("103", 64, 32, 228), ("120", 48, 24, 100), ("121", 48, 24, 100))}
 
 
-class Usage(NamedTuple):
+class KernelUsage(NamedTuple):
     """A kernel for an arch. Sizes are in bytes; the shared memory is what the kernel declares, without what a launch adds."""
 
     kernel: str
@@ -62,7 +62,7 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def parse(output: str) -> list[Usage]:
+def parse(output: str) -> list[KernelUsage]:
     """Return the usage of each kernel in ptxas's output, in its order."""
     found = list(_entries(output))
     symbols = [symbol for symbol, _ in found]
@@ -71,7 +71,7 @@ def parse(output: str) -> list[Usage]:
             for (_, usage), name in zip(found, names, strict=True)]
 
 
-def _entries(output: str) -> Iterator[tuple[str, Usage]]:
+def _entries(output: str) -> Iterator[tuple[str, KernelUsage]]:
     """Yield each kernel's symbol and usage. ptxas prints the properties of the functions that a kernel calls, too."""
     symbol, arch, of = "", "", ""
     stack = spilled = 0
@@ -83,16 +83,16 @@ def _entries(output: str) -> Iterator[tuple[str, Usage]]:
         elif (sizes := _STACK.search(line)) and of == symbol:
             stack, spilled = int(sizes[1]), int(sizes[2]) + int(sizes[3])
         elif (used := _USED.search(line)) and symbol:
-            yield symbol, Usage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
+            yield symbol, KernelUsage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
             symbol, stack, spilled = "", 0, 0
 
 
-def tables(usages: Sequence[Usage]) -> list[Table]:
+def tables(usages: Sequence[KernelUsage]) -> list[Table]:
     """Return a table for each arch, for a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = []
+    found = []
     for arch in dict.fromkeys(each.arch for each in usages):
         one = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=arch, title_justify="left")
         one.add_column("kernel", overflow="fold")
@@ -102,5 +102,5 @@ def tables(usages: Sequence[Usage]) -> list[Table]:
             shares = (each.occupancy(threads) for threads in THREADS)
             one.add_row(each.kernel, *map(str, (each.registers, each.shared, each.stack, each.spilled)),
                         *("?" if share is None else f"{share:.0%}" for share in shares))
-        made.append(one)
-    return made
+        found.append(one)
+    return found

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from opjit.builder.compile_step import CompilerFailed
+
 # C's headers, most of which NVRTC needs only by name: it knows their functions.
 _INTEGERS = "".join(f"typedef {c} int{bits}_t; typedef unsigned {c} uint{bits}_t;\n"
                     for bits, c in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))).replace("typedef char", "typedef signed char")
@@ -147,11 +149,7 @@ NV_TARGET = """#pragma once
 """
 
 
-class Failed(Exception):
-    """NVRTC refused the code or an option; the message is its log."""
-
-
-class Compiled:
+class DeviceCode:
     """Machine code for one arch, the symbols of the expressions that were asked for, and the compiler's warnings."""
 
     def __init__(self, code: bytes, symbols: Mapping[str, str], log: str) -> None:
@@ -168,18 +166,18 @@ def _library(path: str) -> ctypes.CDLL:
 
 
 def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
-                expressions: Sequence[str]) -> Compiled:
+                expressions: Sequence[str]) -> DeviceCode:
     """Compile device code for one arch.
 
     Args:
-        path: of libnvrtc.so.
-        name: of the source in messages.
-        headers: by the names in #include lines.
+        path: the path of libnvrtc.so.
+        name: the source's name in messages.
+        headers: texts, by the names in #include lines.
         options: NVRTC's; the first is the arch, ``--gpu-architecture=sm_90`` for machine code and ``compute_90`` for PTX.
         expressions: template instances and variables to keep, such as ``"scale<float>"`` and ``"&table"``.
 
     Raises:
-        Failed: with the compiler's messages.
+        CompilerFailed: with the compiler's messages.
     """
     library = _library(path)
     with _program(library, source, name, {**HEADERS, **headers}) as program:
@@ -189,9 +187,9 @@ def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], o
         refused = library.nvrtcCompileProgram(program, len(options), arguments)
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:
-            raise Failed(log)
+            raise CompilerFailed(log)
         symbols = {expression: _symbol(library, program, expression) for expression in expressions}
-        return Compiled(_bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log)
+        return DeviceCode(_bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log)
 
 
 @contextmanager
@@ -223,7 +221,7 @@ def _symbol(library: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> 
 
 def _checked(library: ctypes.CDLL, code: int) -> None:
     if code:
-        raise Failed(library.nvrtcGetErrorString(code).decode())
+        raise CompilerFailed(library.nvrtcGetErrorString(code).decode())
 
 
 def fatbin(codes: Mapping[str, bytes]) -> bytes:

@@ -1,29 +1,28 @@
-"""Where a build publishes its entry: in the store or, if that fails, in a folder of this process.
-
-    for attempt in attempts(...):
-        with attempt as staged:
-            attempt.publish(...)  # the entry made in staged/entry
-    return attempt.entry
-"""
+"""Where a build publishes its entry: in the store or, if that fails, in a folder of this process."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
+from opjit.recipe.recipe import document_key
 from opjit.store import prune, usage
 from opjit.store.entry import Entry, verify
-from opjit.store.manifest import Manifest
+from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import Store, default_root
+
+MakeEntry = Callable[[Path, Path], Manifest]
 
 
 class Subject(NamedTuple):
@@ -31,9 +30,9 @@ class Subject(NamedTuple):
 
     Attributes:
         name: qualified name of an op, or name of a C++ extension.
-        purpose: for messages: the target, or the versions of torch and Python.
-        target: of an op; None for an extension.
-        shelf: folder of the store for its entries.
+        purpose: the target, or the versions of torch and Python.
+        target: the op's; None for an extension.
+        folder: the store's folder of its entries.
         unread: names the inputs that cannot be read, so that the binary has no key; None if there are none.
         must_store: do not fall back to a folder of this process.
     """
@@ -41,7 +40,7 @@ class Subject(NamedTuple):
     name: str
     purpose: str
     target: Target | None
-    shelf: Path
+    folder: Path
     unread: str | None = None
     must_store: bool = False
 
@@ -53,78 +52,61 @@ class Subject(NamedTuple):
         return BuildError(f"{self} was not built: {what}", op=self.name, target=self.purpose, command=command)
 
 
-def attempts(subject: Subject, store: Store) -> Iterator[Attempt]:
-    """Yield attempts to build and publish: in the store, then, if the store fails, in a folder of this process. Raises BuildError if the
-    binary must be stored, and the store failed."""
-    usage.miss(store.base)
-    reason: Exception | None = EntryError(f"{subject.unread}, so the binary has no key") if subject.unread else None
-    if reason is None:
-        try:
-            attempt = Attempt(subject, store, store.stage())
-        except (OSError, EntryError) as error:
-            reason = error
-        else:
-            yield attempt
-            reason = attempt.trouble
-    if reason is not None:
-        _refuse_or_warn(subject, store, reason)
-        try:
-            folder = files.until_exit()
-        except OSError as error:
-            raise _unpublishable(subject, reason, error) from error
-        yield Attempt(subject, store, folder, reason)
-
-
-class Attempt:
-    """One attempt, as a context manager: its block makes an entry in the folder ``entry`` of a staging folder, and publishes it.
+def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
+    """Build an entry and publish it: in the store or, if the store fails, in a folder of this process.
 
     Args:
-        reason: why the store is not used; None for an attempt in the store.
+        make: makes the entry, a folder ``entry``, in a folder; the second argument is the one for parts and logs. Returns its manifest.
 
-    Attributes:
-        base: folder for parts and logs: the store's, or the private one.
-        entry: the published entry.
-        trouble: the store's error; it ends the block, not the loop.
+    Raises:
+        BuildError: neither can be written, or the binary must be in the store.
     """
+    usage.miss(store.base)
+    started = time.perf_counter()
+    try:
+        if subject.unread:
+            raise EntryError(f"{subject.unread}, so the binary has no key")
+        entry = _publish_in_store(subject, store, make)
+    except (OSError, EntryError) as reason:
+        _refuse_or_warn(subject, store, reason)
+        try:
+            entry = _keep_privately(subject, store, make)
+        except (OSError, EntryError) as error:
+            raise subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
+                                "folder that you can write") from error
+    progress.log(f"built {subject} in {time.perf_counter() - started:.2f} s: {entry.folder}")
+    return replace(entry, origin="built")
 
-    def __init__(self, subject: Subject, store: Store, staged: Path, reason: Exception | None = None) -> None:
-        self._subject, self._store, self._staged, self._reason = subject, store, staged, reason
-        self._started = time.perf_counter()
-        self.base = store.base if reason is None else staged
-        self.trouble: Exception | None = None
-        self.entry: Entry
 
-    def __enter__(self) -> Path:
-        return self._staged
+def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
+    """Move the entry to its place. If another process published it first, take that entry."""
+    staged = store.stage()
+    try:
+        manifest = make(staged, store.base)
+        _count(store, manifest)
+        entry = store.put(staged / "entry", subject.folder / manifest.key, manifest, subject.target)
+    except CompileError as error:
+        if os.path.isdir(staged):
+            raise
+        raise EntryError(f"its staging folder {staged} was removed") from error  # which makes the compilers fail
+    finally:
+        files.remove_tree(staged)
+    if store.root == default_root():  # other stores are never pruned
+        prune.after_build(store, entry.folder)
+    return entry
 
-    def publish(self, described: Manifest) -> None:
-        """Move the entry to its place. If another process published it first, take that entry."""
-        usage.built(self._store.base, described.size)
-        progress.step("publishing")
-        made = self._staged / "entry"
-        if self._reason is None:
-            self.entry = self._store.put(made, self._subject.shelf / described.key, described, self._subject.target)
-        else:
-            place = self._staged / described.key
-            os.rename(made, place)
-            self.entry, _ = verify(place, self._subject.target)
-        self.entry = replace(self.entry, origin="built")
-        progress.log(f"built {self._subject} in {time.perf_counter() - self._started:.2f} s: {self.entry.folder}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
-        if self._reason is not None:
-            if isinstance(error, (OSError, EntryError)):
-                raise _unpublishable(self._subject, self._reason, error) from error
-            return False
-        removed = not self._staged.is_dir()
-        files.remove_tree(self._staged)
-        if error is None:
-            if self._store.root == default_root():  # other stores are never pruned
-                prune.after_build(self._store, self.entry.folder)
-            return False
-        if isinstance(error, (OSError, EntryError)) or (isinstance(error, CompileError) and removed):
-            self.trouble = error  # a removed folder makes the compilers fail
-        return self.trouble is not None
+def _keep_privately(subject: Subject, store: Store, make: MakeEntry) -> Entry:
+    folder = files.until_exit()
+    manifest = make(folder, folder)
+    _count(store, manifest)
+    os.rename(folder / "entry", folder / manifest.key)
+    return verify(folder / manifest.key, subject.target)[0]
+
+
+def _count(store: Store, manifest: Manifest) -> None:
+    usage.built(store.base, manifest.size)
+    progress.step("publishing")
 
 
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
@@ -141,6 +123,25 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
                   stacklevel=3)
 
 
-def _unpublishable(subject: Subject, reason: Exception, error: Exception) -> BuildError:
-    return subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a folder "
-                         "that you can write")
+def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Path], document: dict[str, Any],
+                built_with: Mapping[str, str], mode: int | None = None) -> Manifest:
+    """Write the files of an entry, and return its manifest.
+
+    Args:
+        folder: the entry's, which is made.
+        library: its name. Its bytes are `content`.
+        others: files to copy.
+        document: whose hash is the key.
+        built_with: remarks for people; torch's version is added.
+        mode: permissions of the library; None leaves it to its owner.
+    """
+    folder.mkdir(mode=0o700)
+    for path in others:
+        files.write_synced(folder / path.name, path.read_bytes())
+    files.write_synced(folder / library, content)
+    if mode is not None:
+        (folder / library).chmod(mode)
+    manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(),
+                        {"torch": torch.__version__, **built_with})
+    files.write_synced(folder / NAME, manifest.dump())
+    return manifest

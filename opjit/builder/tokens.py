@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from opjit.builder.compile_step import NvccOnly
+
 _TOKEN = re.compile(r"""
     (?P<space>(?:\s|\\\n|//(?:\\\n|[^\n])*|/\*.*?\*/)+)
   | (?P<string>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
@@ -15,10 +17,6 @@ _TOKEN = re.compile(r"""
 """, re.VERBOSE | re.DOTALL)
 _DIRECTIVE = re.compile(r"#(?:\\\n|/\*.*?\*/|[^\n])*", re.DOTALL)
 MATCHING = {"(": ")", "[": "]", "{": "}"}
-
-
-class Unsupported(Exception):
-    """Only nvcc compiles this file. The message says why."""
 
 
 class Token(NamedTuple):
@@ -37,7 +35,7 @@ def tokens_of(text: str) -> list[Token]:
         directive = text[at] == "#" and not text[text.rfind("\n", 0, at) + 1:at].strip()
         match = (_DIRECTIVE if directive else _TOKEN).match(text, at)
         if match is None:
-            raise Unsupported(f"a character at offset {at} starts no token")
+            raise NvccOnly(f"a character at offset {at} starts no token")
         kind = "directive" if directive else str(match.lastgroup).rstrip("_")
         if kind != "space":
             found.append(Token(kind, match[0], match.start(), match.end()))
@@ -54,10 +52,10 @@ def matched(tokens: list[Token]) -> dict[int, int]:
             opened.append(index)
         elif token.kind == "mark" and token.text in MATCHING.values():
             if not opened or MATCHING[tokens[opened[-1]].text] != token.text:
-                raise Unsupported("its braces do not match, perhaps in branches of #if")
+                raise NvccOnly("its braces do not match, perhaps in branches of #if")
             pairs[opened.pop()] = index
     if opened:
-        raise Unsupported("its braces do not match, perhaps in branches of #if")
+        raise NvccOnly("its braces do not match, perhaps in branches of #if")
     return pairs
 
 
@@ -72,7 +70,7 @@ def angle_begin(tokens: list[Token], at: int) -> int:
             if depth == 0:
                 return at
         at -= 1
-    raise Unsupported("its angle brackets do not match")
+    raise NvccOnly("its angle brackets do not match")
 
 
 def angle_end(tokens: list[Token], at: int) -> int:
@@ -85,4 +83,4 @@ def angle_end(tokens: list[Token], at: int) -> int:
             depth += (text == "<") - (text == ">")
             if depth == 0:
                 return index
-    raise Unsupported("its angle brackets do not match")
+    raise NvccOnly("its angle brackets do not match")

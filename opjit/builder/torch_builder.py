@@ -1,8 +1,9 @@
-"""Everything that depends on the internals of torch's extension builder, torch.utils.cpp_extension, which change between versions.
+"""Calls torch.utils.cpp_extension's load and load_inline, whose internals change between versions: torch writes build.ninja, ninja runs it.
 
-opjit calls its load and load_inline to write the build file, run ninja and report errors. Each build runs in a copy of torch's code, which
-works in a folder of this build alone, loads nothing, and has settings that no other thread sees. So builds run side by side, and a program
-may replace torch's functions, by opjit's for example.
+The function called is the one in torch's module, so a program that put its own there sees the call of each build. Where the program has not
+imported the module (setuptools takes 0.03 to 0.15 s, tests/benchmarks/cold.py), or put opjit's functions there, it is that of a copy. The
+work is always the copy's: nobody else's threads see the variables and the environment of a build. A lock is held while torch writes (1 ms,
+6 ms where it asks the C++ compiler for its version), and none while ninja runs: builds run side by side.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import builtins
 import errno
 import importlib
 import importlib.util
-import io
 import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.machinery import PathFinder
@@ -28,7 +29,8 @@ from typing import Any
 
 import torch.utils
 
-from opjit import processes, progress
+from opjit import builder, processes, progress
+from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler, Nvcc
@@ -36,50 +38,48 @@ from opjit.recipe.toolchain import Compiler, Nvcc
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-_lock = processes.Lock()  # held while torch's code runs as a module
+_COMPILE, _REMOVE = "_jit_compile", "remove_extension_h_precompiler_headers"  # of torch's module
+_lock = processes.Lock()  # held while torch's code runs as a module, or writes a build file
 
 
-class Failed(Exception):
-    """torch's builder failed; the message is the tools' output."""
+class NinjaFailed(CompilerFailed):
+    """A command of the build file failed, or torch could not write it."""
 
 
 # --- the module ---------------------------------------------------------------------------------------------------------------------------
 
-def module() -> Any:
-    """Return torch's code as a module of opjit's own, whatever a program has made of torch's module. Call its functions with `call`.
-
-    torch needs setuptools only for setup.py's build_ext. So the code runs with an empty setuptools, which saves 0.03 to 0.15 s of a
-    process's first build (tests/benchmarks/cold.py).
-    """
+def copy() -> ModuleType:
+    """Return a module of opjit's own with torch's code. It runs with an empty setuptools, which only setup.py's build_ext needs."""
     with _lock:
-        return _own()
+        return _copy()
 
 
 def torchs() -> ModuleType:
-    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules."""
-    with _lock:
-        named = importlib.import_module(_NAME)
-        found = (named, getattr(torch.utils, "cpp_extension", None))
-        return next((each for each in found if isinstance(each, ModuleType) and each.__name__ == _NAME), None) or _complete()
+    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules. Its remark
+    on a missing GPU is not heard."""
+    with _lock, _without_cuda():
+        importlib.import_module(_NAME)
+        return _imported() or _executed(vars(builtins))
 
 
 def original(function: str) -> Any:
     """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
-    return _with_globals(getattr(module(), function), vars(torchs()))
+    found = getattr(copy(), function)
+    rebound = FunctionType(found.__code__, vars(torchs()), function, found.__defaults__, found.__closure__)
+    rebound.__kwdefaults__ = found.__kwdefaults__
+    return rebound
 
 
 def settings() -> dict[str, Any]:
     """Return the constants of torch's module, which a program may have changed; none if it has not imported the module."""
-    imported = sys.modules.get(_NAME)
-    if imported is None or imported.__name__ != _NAME:
-        return {}
-    return {name: value for name, value in list(vars(imported).items()) if name.isupper()}
+    return {name: value for name, value in list(vars(_imported() or SimpleNamespace()).items()) if name.isupper()}
 
 
-def import_quietly() -> None:
-    """Import the module without its remark on a missing GPU, for a caller that needs it anyway, as torch.utils.benchmark does."""
-    with _lock, _without_cuda():
-        importlib.import_module(_NAME)
+def _imported() -> ModuleType | None:
+    """Return the program's torch.utils.cpp_extension, once a thread that is importing it has done so."""
+    named = importlib.import_module(_NAME) if _NAME in sys.modules else None
+    return next((each for each in (named, getattr(torch.utils, "cpp_extension", None))
+                 if isinstance(each, ModuleType) and each.__name__ == _NAME), None)
 
 
 class _Empty(ModuleType):
@@ -90,38 +90,26 @@ class _Empty(ModuleType):
 
 
 @cache
-def _own() -> ModuleType:
+def _copy() -> ModuleType:
     with _without_cuda():
         try:
             return _executed({**vars(builtins), "__import__": _import})
         except Exception:  # a version of torch that needs setuptools for more
-            return _complete()
-
-
-@cache
-def _complete() -> ModuleType:
-    with _without_cuda():
-        return _executed(vars(builtins))
+            return _executed(vars(builtins))
 
 
 def _executed(names: dict[str, Any]) -> ModuleType:
     spec = PathFinder.find_spec(_NAME, torch.utils.__path__)  # no other finder: `opjit run` has one that replaces load
     assert spec is not None
     assert spec.loader is not None  # the module is a file
-    made = importlib.util.module_from_spec(spec)
-    made.__dict__["__builtins__"] = names
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__builtins__"] = names
+    spec.loader.exec_module(module)
+    return module
 
 
 def _import(name: str, *details: Any, **named: Any) -> ModuleType:
     return _Empty("setuptools") if name.partition(".")[0] == "setuptools" else builtins.__import__(name, *details, **named)
-
-
-def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
 
 
 @contextmanager
@@ -129,30 +117,30 @@ def _without_cuda() -> Iterator[None]:
     """During its import, torch's module looks for a GPU, and warns if there is none. Make it ask NVML, and silence the warning: asking
     CUDA takes 0.2 s, and children forked later could not use CUDA."""
     logger = logging.getLogger(_NAME)
-    level, asked = logger.level, os.environ.get(_ASK_NVML)
+    level, setting = logger.level, os.environ.get(_ASK_NVML)
     logger.setLevel(logging.ERROR)
     os.environ[_ASK_NVML] = "1"
     try:
         yield
     finally:
         logger.setLevel(level)
-        if asked is None:
+        if setting is None:
             os.environ.pop(_ASK_NVML, None)
         else:
-            os.environ[_ASK_NVML] = asked
+            os.environ[_ASK_NVML] = setting
 
 
 # --- calling it ---------------------------------------------------------------------------------------------------------------------------
 
 def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags: Mapping[str, Sequence[str]], work: Path,
              compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> str:
-    """Build an op's library in a folder. Returns ninja's output, which holds the compilers' warnings. Raises Failed if a tool failed,
+    """Build an op's library in a folder. Returns ninja's output, which holds the compilers' warnings. Raises NinjaFailed if a tool failed,
     OSError if the disk is full.
 
     Args:
-        name: of the library.
+        name: the library's.
         sources: the glue and, for CUDA, the kernel.
-        objects: to link with them.
+        objects: object files to link with them.
         flags: under ``"c"``, ``"cuda"`` and ``"link"``; ``"include"`` has the include folders.
     """
     environment = {
@@ -176,14 +164,14 @@ def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags:
         "build_directory": str(work),
         "with_cuda": nvcc is not None,
         "is_python_module": False,
-        "is_standalone": True,  # torch builds an executable and does not load it; -shared makes it a library
+        "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
     }, ninja, environment, variables)
 
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
          variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:
-    """Call torch's load or load_inline to build in ``arguments["build_directory"]``, and load nothing. Returns ninja's output. Raises
-    Failed if a tool failed, OSError if the disk is full.
+    """Build in ``arguments["build_directory"]`` by torch's load or load_inline, and load nothing. Returns ninja's output. Raises
+    NinjaFailed if a tool failed, OSError if the disk is full.
 
     Args:
         function: ``"load"`` or ``"load_inline"``.
@@ -193,43 +181,78 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         around: a block around ninja's run, to which it may give another build.ninja.
     """
     work = Path(arguments["build_directory"])
-    environment = {"PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
-    output: list[bytes] = []
+    changed = {**os.environ, "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
+    set_now = {name: value for name, value in changed.items() if value is not None}
     try:
-        _names(environment, variables, around, output)[function](**arguments)
-        return b"".join(output).decode(errors="replace")
+        _write_build_file(function, arguments, set_now, variables)
+        with around or nullcontext():
+            return _run_ninja(work, ninja, set_now, bool(arguments.get("verbose")))
     except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
         if isinstance(error, OpjitError):
             raise
-        raise Failed(_output_of(error, work)) from None
+        raise NinjaFailed(_output_of(error, work)) from None
     finally:
         _log_commands(work, ninja)
 
 
-def _names(environment: Mapping[str, str | None], variables: Mapping[str, Any],
-           around: AbstractContextManager[None] | None, output: list[bytes]) -> dict[str, Any]:
-    """Return the global names of a copy of torch's code, for one build: no build sees another's, nor the process's changes of them.
-    ninja's output is added to `output`."""
-    builder = vars(module())
-    names = dict(builder)
-    names |= {name: _with_globals(value, names) for name, value in builder.items()
-              if isinstance(value, FunctionType) and value.__globals__ is builder}
-    names |= {**variables, **_modules({name: value for name, value in {**os.environ, **environment}.items() if value is not None}, output)}
-    names |= {
-        "JIT_EXTENSION_VERSIONER": type(builder["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
+def _write_build_file(function: str, arguments: Mapping[str, Any], environment: dict[str, str], variables: Mapping[str, Any]) -> None:
+    """Let torch write build.ninja, and inline sources."""
+    def check_output(command: Any, **more: Any) -> Any:
+        return processes.run(command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}).stdout
+
+    own, place = vars(copy()), Path(arguments["build_directory"], "build.ninja")
+    place.unlink(missing_ok=True)  # of an attempt with NVRTC
+    changes = {
+        **variables,
+        "os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
+        "subprocess": SimpleNamespace(**{**vars(subprocess), "check_output": check_output}),
+        "JIT_EXTENSION_VERSIONER": type(own["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
         "FileLock": lambda *_: nullcontext(),  # torch's, from 2.15; flock may block, and the folder is this build's
+        "_run_ninja_build": lambda *_, **__: None,
         "_import_module_from_library": lambda *_: None,
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
-        "remove_extension_h_precompiler_headers": lambda: None,  # they lie in torch's folder and are the user's
+        _REMOVE: lambda: None,  # they lie in torch's folder and are the user's
     }
-    run_ninja = names["_run_ninja_build"]
+    with _lock, _changed(own, changes):
+        public = vars(_imported() or SimpleNamespace())
+        if callable(public.get(function)) and _COMPILE in public:
+            with _changed(public, {name: _in_this_thread(own[name], public[name]) for name in (_COMPILE, _REMOVE) if name in public}):
+                builder.torch_call.original = own[function]  # for opjit's own functions, if the program put them there
+                try:
+                    public[function](**arguments)
+                finally:
+                    del builder.torch_call.original
+        if not place.exists():
+            own[function](**arguments)
 
-    def run_within(*given: Any, **named: Any) -> None:
-        with around or nullcontext():
-            run_ninja(*given, **named)
 
-    names["_run_ninja_build"] = run_within
-    return names
+def _in_this_thread(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is `ours` in this thread, and `theirs` in all others."""
+    thread = threading.get_ident()
+    return lambda *args, **named: (ours if threading.get_ident() == thread else theirs)(*args, **named)
+
+
+@contextmanager
+def _changed(names: dict[str, Any], changes: Mapping[str, Any]) -> Iterator[None]:
+    """Give a module's variables other values during the block."""
+    before = {name: names[name] for name in changes if name in names}
+    names.update({name: changes[name] for name in before})
+    try:
+        yield
+    finally:
+        names.update(before)
+
+
+def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: bool) -> str:
+    """Run ninja as torch does, and return its output. Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
+    jobs = environment.get("MAX_JOBS", "")
+    done = processes.run([os.path.join(ninja, "ninja"), "-v", *(["-j", jobs] if jobs.isdigit() else [])], cwd=work, env=environment,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, echo=1 if verbose else None, limit=toolchain.time_limit())
+    output = str(done.stdout, errors="replace")
+    if done.returncode:
+        toolchain.refuse_full_disk(output, work)
+        raise NinjaFailed(output)
+    return output
 
 
 def _log_commands(work: Path, ninja: str) -> None:
@@ -239,31 +262,6 @@ def _log_commands(work: Path, ninja: str) -> None:
                              text=True, errors="replace")
         for command in done.stdout.splitlines():
             progress.logger.debug(command)
-
-
-def _modules(environment: dict[str, str], output: list[bytes]) -> dict[str, SimpleNamespace]:
-    """Return the modules ``os``, ``subprocess`` and ``sys`` for torch's builder, with this build's environment, with commands that end when
-    the build is interrupted, and with text buffers in place of a missing or closed stdout and stderr, which torch flushes.
-
-    The process's environment is shared with other threads, and C code may crash if it changes. `subprocess.run` would kill ninja only:
-    ninja's compilers, each in its own process group, would continue.
-    """
-
-    def run(command: Any, **settings: Any) -> subprocess.CompletedProcess[Any]:
-        if settings.get("stdout") == 1:  # verbose: torch prints the output and forgets it
-            settings |= {"stdout": subprocess.PIPE, "echo": 1}
-        done = processes.run(command, **{"env": environment, "limit": toolchain.time_limit(), **settings})
-        if isinstance(done.stdout, bytes):
-            output.append(done.stdout)
-        return done
-
-    def check_output(command: Any, **settings: Any) -> Any:
-        return run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
-
-    closed = {name: io.StringIO() for name in ("stdout", "stderr") if not progress.is_open(getattr(sys, name))}
-    return {"os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
-            "subprocess": SimpleNamespace(**{**vars(subprocess), "run": run, "check_output": check_output}),
-            "sys": SimpleNamespace(**{**vars(sys), **closed})}
 
 
 def _output_of(error: Exception, work: Path) -> str:

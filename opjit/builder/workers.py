@@ -30,10 +30,10 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Event(NamedTuple):
-    """News of a task.
+    """An event of a task.
 
     Attributes:
-        number: of the task.
+        number: the task's.
         state: "started", then any number of "reports", then "done" or "died".
         detail: the report, the result, or the exit code of a process that died (negative for a signal).
     """
@@ -140,7 +140,7 @@ def _start(work: Callable[[int, Callable[[str], None]], Any], read_end: int, wri
 
 def _main(work: Callable[[int, Callable[[str], None]], Any], ours: Connection, theirs: Connection, read_end: int, write_end: int,
           mask: set[int]) -> None:
-    """A worker's life: do the tasks from the pipe, until it sends None."""
+    """Run a worker's main loop: do the tasks from the pipe, until it sends None."""
     os.setpgid(0, 0)
     ours.close()
     os.close(write_end)

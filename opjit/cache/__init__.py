@@ -27,7 +27,7 @@ __all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "clear", "entries", 
 
 
 class Stats(NamedTuple):
-    """What the cache holds, and what it has saved.
+    """Count what the cache holds, and what it has saved.
 
     Attributes:
         entries, size: the number of entries, and their bytes.
@@ -53,7 +53,7 @@ class Stats(NamedTuple):
 
 
 def path() -> Path:
-    """The cache's folder, which OPJIT_CACHE names; it may not exist yet.
+    """Return the cache's folder, which OPJIT_CACHE names; it may not exist yet.
 
     Example:
         >>> opjit.cache.path()
@@ -63,7 +63,7 @@ def path() -> Path:
 
 
 def entries() -> list[Item]:
-    """All entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened.
+    """List all entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened.
 
     Example:
         >>> [(item.op, item.arch) for item in opjit.cache.entries()]
@@ -73,7 +73,7 @@ def entries() -> list[Item]:
 
 
 def stats() -> Stats:
-    """What the cache holds, and what it has saved all processes that have ended, and this one.
+    """Count what the cache holds, and what it has saved all processes that have ended, and this one.
 
     A process counts in memory and writes its numbers when it exits, so running and killed processes are missing.
 

@@ -18,17 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from opjit import files, survey
+from opjit import batch, files
 from opjit.backends.targets import Target
 from opjit.cpp_extension import identity
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.library import origin
 from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Signer, Trust
-from opjit.store import bundle, inventory, layers, manifest
+from opjit.store import bundle, inventory, layers
+from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
@@ -61,9 +62,9 @@ class _Origin(NamedTuple):
     """Where an entry belongs, by its manifest.
 
     Attributes:
-        title: for messages.
+        title: the entry's name in messages.
         folder: the common prefix of its objects' names.
-        target: of an op; None for a C++ extension.
+        target: an op's target; None for a C++ extension.
         pointers: the names of the objects that point to it.
         most: the number of keys that such an object holds at most.
     """
@@ -75,14 +76,14 @@ class _Origin(NamedTuple):
     most: int
 
 
-def _origin(described: Manifest) -> _Origin:
-    """Raises OpjitError if a manifest belongs to nothing that this process knows."""
-    document = described.document
+def _origin(manifest: Manifest) -> _Origin:
+    """Raise OpjitError if a manifest belongs to nothing that this process knows."""
+    document = manifest.document
     if document.get("made_by") is None:
-        schema, target = origin(described)
+        schema, target = origin(manifest)
         folder = remote.folder_name(schema.qualified, target)
         return _Origin(f"{schema.qualified} for {target}", folder, target, (f"{folder}/{base_key(document)}.key",), 1)
-    folder, known = f"v1/{identity.shelf_name(document)}", {**document, "found": {}}  # see remote.py
+    folder, known = f"v1/{identity.entries_folder(document)}", {**document, "found": {}}  # see remote.py
     pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
     return _Origin(f"the extension {document['name']}", folder, None, tuple(pointers), remote.MOST_KEYS)
 
@@ -100,7 +101,7 @@ class _Outgoing(NamedTuple):
         return Path(self.name).stem
 
     def pointing(self, before: Sequence[str]) -> bytes:
-        """The content of a pointer that held these keys, with this entry's in front."""
+        """Return the content of a pointer that held these keys, with this entry's in front."""
         return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
 
 
@@ -122,7 +123,7 @@ class _Remote:
         self.objects.load()
 
     def read(self, name: str, limit: int = remote.MAX_BYTES) -> bytes:
-        """An object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
+        """Read an object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
         return self._in_time(lambda: self.objects.read(name, limit, time.monotonic() + _SECONDS))
 
     def write(self, name: str, content: bytes) -> None:
@@ -135,14 +136,14 @@ class _Remote:
         return self._in_time(lambda: self.objects.has(name))
 
     def pointed(self, name: str) -> list[str]:
-        """The keys in a pointer; none if it is missing or damaged."""
+        """Read the keys in a pointer; none if it is missing or damaged."""
         try:
             return remote.pointed(self.read(name))
         except (FileNotFoundError, EntryError):
             return []
 
     def names(self) -> list[str]:
-        """The names of all entries."""
+        """List the names of all entries."""
         return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
 
     def _in_time(self, call: Callable[[], _Result]) -> _Result:
@@ -155,7 +156,7 @@ class _Remote:
 
 
 def _silent(line: str) -> None:
-    """For callers that only want the report."""
+    """Ignore the event: the caller only wants the report."""
 
 
 def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
@@ -218,15 +219,15 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
 def _pull_declared(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
     root, moved, there, absent, problems = Store(default_root()), [], 0, 0, list[str]()
     if not ops:
-        catalog.search()
-    wanted = [catalog.find(name) for name in ops] or catalog.all_ops()
-    for op, target in survey.pairs(wanted, survey.targets_of([], root)):
+        registry.search()
+    wanted = [registry.find(name) for name in ops] or registry.all_ops()
+    for op, target in batch.pairs(wanted, batch.targets_of([], root)):
         try:
             recipe = describe(op, target, root)
             if layers.find(recipe) or root.find(recipe, warn=False):
                 there += 1
                 continue
-            found = remote.look_up(remote.sought(recipe), place.read, trusted)
+            found = remote.look_up(remote.query_for(recipe), place.read, trusted)
         except (EntryError, OSError) as error:  # OSError: of the op's sources
             problems.append(f"{op.qualified} for {target} is left out: {error}")
             continue
@@ -244,7 +245,7 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
     """Write the cache's entries into one file, for `unpack` or a web server. The same entries give the same bytes.
 
     Args:
-        path: of the file, which appears by one rename and replaces an existing one.
+        path: the file, which appears by one rename and replaces an existing one.
         sign: file of the private key; None leaves entries unsigned.
         ops: the names of the ops and extensions (``cpp_extension::NAME``) to pack; empty is all.
 
@@ -306,7 +307,7 @@ def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent
 
 
 def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The names of a pack's entries, each with a function that reads its bytes until the next name is taken.
+    """Yield the names of a pack's entries, each with a function that reads its bytes until the next name is taken.
 
     Only tarfile's header parser is used: a pack needs none of its support for links, long names and sparse files.
     """
@@ -340,17 +341,17 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
 
 
 def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[_Outgoing]:
-    """The cache's entries of ops, verified and sorted by name. Adds a line to `problems` for each entry that fails."""
+    """Yield the cache's entries of ops, verified and sorted by name. Adds a line to `problems` for each entry that fails."""
     folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
             content = bundle.of(folders[name])
-            described = manifest.parse(content.manifest)
-            if "debug" in described.document:
+            manifest = manifests.parse(content.manifest)
+            if "debug" in manifest.document:
                 continue  # it names this machine's folders
-            belongs = _origin(described)
-            remote.examine(described, content.library, folders[name].name, belongs.target)
-            if name != f"{belongs.folder}/{described.key}.opjit" or not _OBJECT.fullmatch(name):
+            belongs = _origin(manifest)
+            remote.examine(manifest, content.library, folders[name].name, belongs.target)
+            if name != f"{belongs.folder}/{manifest.key}.opjit" or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
             signed = (signer.sign(content) if signer else content).dump()
             if len(signed) > remote.MAX_BYTES:
@@ -365,7 +366,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
 
 
 def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str) -> Iterator[str]:
-    """The objects of the named ops, or all objects. Adds the line `missing` to `problems` for each op without an object."""
+    """Yield the objects of the named ops, or all objects. Adds the line `missing` to `problems` for each op without an object."""
     folders = {(op if "::" in op else f"opjit::{op}").replace("::", "."): op for op in ops}
     seen = set()
     for name in names:
@@ -386,17 +387,17 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
     root, moved, there = Store(default_root()), [], 0
     for name, read in found:
         place = root.root / name.removesuffix(".opjit")
-        if os.path.isfile(place / manifest.NAME):
+        if os.path.isfile(place / manifests.NAME):
             there += 1  # if it is damaged, its next use replaces it
             continue
         try:
             received = bundle.parse(read())
             trusted.check(received)
-            described = manifest.parse(received.manifest)
-            belongs = _origin(described)
-            if name != f"{belongs.folder}/{described.key}.opjit":
+            manifest = manifests.parse(received.manifest)
+            belongs = _origin(manifest)
+            if name != f"{belongs.folder}/{manifest.key}.opjit":
                 raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
-            remote.examine(described, received.library, described.key, belongs.target)
+            remote.examine(manifest, received.library, manifest.key, belongs.target)
         except FileNotFoundError:
             continue
         except RemoteError:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from opjit import backends, files, library
 from opjit.backends.targets import Target
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import EntryError, NoKernel, OpjitError
-from opjit.store import entry, inventory, manifest
+from opjit.store import entry, inventory
+from opjit.store import manifest as manifests
 from opjit.store.inventory import Item
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
@@ -50,11 +51,11 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
         OSError: there is no space for the private folder.
     """
     if rebuild:
-        catalog.search()
+        registry.search()
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
-            described, op, target = _verify(root, item)
-            foreign = _foreign(described)
+            manifest, op, target = _verify(root, item)
+            foreign = _foreign(manifest)
         except (OpjitError, OSError) as error:
             if os.path.lexists(item.folder):  # otherwise it was removed meanwhile
                 yield Finding(item, BAD, str(error))
@@ -62,40 +63,40 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
         if foreign is not None:
             yield Finding(item, GOOD, f"only its bytes were compared: there is no backend {foreign!r}; opjit.register_backend adds it")
         else:
-            yield _rebuild(root, item, described, op, target) if rebuild else Finding(item, GOOD)
+            yield _rebuild(root, item, manifest, op, target) if rebuild else Finding(item, GOOD)
 
 
 def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
-    """An entry's manifest, its op and its target, which is None for a C++ extension, and for a backend that this process lacks.
+    """Verify an entry, and return its manifest, op and target: None for a C++ extension, and for a backend that this process lacks.
 
     Raises:
         OpjitError, OSError: a load would refuse the entry.
     """
-    described = manifest.parse(files.read(item.folder / manifest.NAME, manifest.MAX_BYTES))
-    if described.document.get("made_by") is not None or _foreign(described) is not None:
+    manifest = manifests.parse(files.read(item.folder / manifests.NAME, manifests.MAX_BYTES))
+    if manifest.document.get("made_by") is not None or _foreign(manifest) is not None:
         entry.verify(item.folder, None)
-        return described, item.op, None
-    schema, target = library.origin(described)
+        return manifest, item.op, None
+    schema, target = library.origin(manifest)
     if root.folder(schema.qualified, target) != item.folder.parent:
         raise EntryError(f"it is an entry of {schema.qualified} for {target}, but lies in another op's or target's folder")
     entry.verify(item.folder, target)
-    return described, schema.qualified, target
+    return manifest, schema.qualified, target
 
 
-def _foreign(described: Manifest) -> str | None:
-    """The backend that an entry was built for, if this process does not have it; a program that does have it compares more."""
-    name = described.document.get("backend")
+def _foreign(manifest: Manifest) -> str | None:
+    """Return the backend that an entry was built for, if this process does not have it; a program that does have it compares more."""
+    name = manifest.document.get("backend")
     return name if isinstance(name, str) and name not in [backend.name for backend in backends.all_backends()] else None
 
 
-def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Target | None) -> Finding:
-    op = catalog.declared(name)
+def _rebuild(root: Store, item: Item, manifest: Manifest, name: str, target: Target | None) -> Finding:
+    op = registry.declared(name)
     if target is None:
         return Finding(item, GOOD, "only the caller of opjit.load knows the sources of a C++ extension")
     if op is None:
         return Finding(item, GOOD, "no op of that name is declared here")
     try:
-        if not _current(op, target, root, described):
+        if not _current(op, target, root, manifest):
             return Finding(item, GOOD, "the op's sources, its flags or the compilers have changed")
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             private = Store(Path(folder))
@@ -103,13 +104,13 @@ def _rebuild(root: Store, item: Item, described: Manifest, name: str, target: Ta
             digest = files.digest(str(again.library))
     except (OpjitError, OSError) as error:
         return Finding(item, DIFFERENT, f"it cannot be built again: {error}")
-    if digest == described.sha256:
+    if digest == manifest.sha256:
         return Finding(item, REBUILT)
     return Finding(item, DIFFERENT, "the same sources, flags and compilers now give a different binary")
 
 
-def _current(op: Op, target: Target, root: Store, described: Manifest) -> bool:
+def _current(op: Op, target: Target, root: Store, manifest: Manifest) -> bool:
     try:
-        return describe(op, target, root).key == described.key
+        return describe(op, target, root).key == manifest.key
     except (NoKernel, OSError):
         return False

@@ -18,10 +18,12 @@ from types import FrameType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from opjit.cli import diagnostics
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
+from opjit.cli.help import option
 from opjit.cli.output import PrintJson, json_option
 from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownEntry, UnknownOp
 
@@ -46,11 +48,11 @@ class _Commands(helps.Group):
 
 
 def _op_py_error(error: Exception) -> str | None:
-    """The text of an error that an op.py raised, with the traceback from that file on; None for any other error."""
-    from opjit.declare import catalog
+    """Return the text of an error that an op.py raised, with the traceback from that file on; None for any other error."""
+    from opjit.declare import registry
 
     folder = next((frame.f_locals["folder"] for frame, _ in traceback.walk_tb(error.__traceback__)
-                   if frame.f_code is catalog.declare_folder.__code__), None)
+                   if frame.f_code is registry.declare_folder.__code__), None)
     if folder is None:
         return None
     file = str(folder / "op.py")
@@ -121,7 +123,7 @@ main.add_command(cache)
 
 @main.command(cls=helps.Command)
 def demo() -> None:
-    """Build an op, load it from the cache, call it and compare it with torch, on every device of this machine."""
+    """Build an op, load it, and compare it with torch, on every device."""
     from rich.console import Console
 
     from opjit.author.demo import show
@@ -133,10 +135,10 @@ def demo() -> None:
 @json_option
 def list_ops(print_json: PrintJson) -> None:
     """List the declared ops with their backends and schemas."""
-    from opjit.declare import catalog
+    from opjit.declare import registry
 
-    catalog.search()
-    ops = catalog.all_ops()
+    registry.search()
+    ops = registry.all_ops()
     if print_json is not None:
         print_json([{"op": op.qualified, "schema": op.schema.text, "backends": op.backends(), "folder": op.folder} for op in ops])
         return
@@ -146,21 +148,24 @@ def list_ops(print_json: PrintJson) -> None:
 
 @main.command()
 @click.argument("named", metavar="OP...", nargs=-1, required=True, shell_complete=helps.ops)
-@click.option("--device", shell_complete=helps.devices, help="Device to build for; default: the current accelerator, else the CPU.")
-@click.option("--arch", shell_complete=helps.archs,
+@option("--device", section="Target", shell_complete=helps.devices,
+        help="Device to build for; default: the current accelerator, else the CPU.")
+@option("--arch", section="Target", shell_complete=helps.archs,
               help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
-@click.option("--build-directory", type=click.Path(file_okay=False, path_type=Path),
+@option("--build-directory", section="Binary", type=click.Path(file_okay=False, path_type=Path),
               help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
-@click.option("--name", help="Name of the library in the build directory; default: from the first op, the arch and the content.")
-@click.option("--debug", is_flag=True,
+@option("--name", section="Binary",
+        help="Name of the library in the build directory; default: from the first op, the arch and the content.")
+@option("--debug", section="Binary", is_flag=True,
               help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
-@click.option("-W", "all_warnings", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
-@click.option("-v", "--verbose", is_flag=True,
+@option("-W", "all_warnings", section="Report", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
+@option("-v", "--verbose", section="Report", is_flag=True,
               help="For CUDA, show each kernel's registers, shared memory, stack, spills and occupancy; the file is compiled once more.")
 @_interruptible()
 def get(named: tuple[str, ...], device: str | None, arch: str | None, build_directory: Path | None, name: str | None, debug: bool,
         all_warnings: bool, verbose: bool) -> None:
-    """Build each OP, an op's name or folder, unless a cache has it, and print the path of its binary, or that of the library.
+    """Build ops unless a cache has them, and print the paths. An OP is an op's name or folder. With --build-directory, the path is the
+    library's.
 
     \b
     In a debugger:
@@ -199,16 +204,16 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
 
 @main.command()
 @click.argument("op", shell_complete=helps.ops)
-@click.option("--device", shell_complete=helps.devices, help="Device to ask for; default: the current accelerator, else the CPU.")
-@click.option("--arch", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
-@click.option("--against", shell_complete=helps.keys, metavar="KEY",
+@option("--device", section="Request", shell_complete=helps.devices,
+        help="Device to ask for; default: the current accelerator, else the CPU.")
+@option("--arch", section="Request", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
+@option("--against", section="Answer", shell_complete=helps.keys, metavar="KEY",
               help="Compare with the entry whose key starts with KEY; default: the nearest.")
 @json_option
 def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
-    """Say whether a request for OP, an op's name or folder, would hit or miss and, on a miss, which input changed.
-
-    For a C++ extension (opjit.load), list its entries, what each was made from, and what changed between them. It goes by its NAME or, if
-    an op has that name, too, by cpp_extension.NAME.
+    """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
+    entries, what each was made from, and what changed between them. It goes by its NAME or, if an op has that name, too, by
+    cpp_extension.NAME.
     """
     from opjit.api import explain
     from opjit.cpp_extension.entries import entries
@@ -241,7 +246,7 @@ def why(op: str, device: str | None, arch: str | None, against: str | None, prin
 @main.command()
 @json_option
 def doctor(print_json: PrintJson) -> None:
-    """Find out what prevents this machine from building, caching or loading ops; exit code 1 if anything does."""
+    """Find out why a machine cannot build, cache or load ops. The exit code is 1 if anything prevents that."""
     from opjit import doctor as checks
 
     checks.main(print_json)
@@ -250,12 +255,14 @@ def doctor(print_json: PrintJson) -> None:
 @main.command()
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
-@click.option("--backward", is_flag=True, help="Add a backward for autograd.")
-@click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
-@click.option("--project", is_flag=True, help="NAME is a project: a package with an op, whose wheel contains binaries.")
-@click.option("--backend", is_flag=True, help="NAME is a device: a backend for it, with a kernel for one of opjit's ops.")
+@option("--backward", section="An op", is_flag=True, help="Add a backward for autograd.")
+@option("--cuda", section="An op", is_flag=True, help="Add a CUDA kernel.")
+@option("--project", section="More than an op", is_flag=True,
+        help="NAME is a project: a package with an op, whose wheel contains binaries.")
+@option("--backend", section="More than an op", is_flag=True,
+        help="NAME is a device: a backend for it, with a kernel for one of opjit's ops.")
 def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool) -> None:
-    """Write the folder of a new op into DIRECTORY: op.py, kernels and a test, which build and pass as they are."""
+    """Write the folder of a new op, a project or a backend. DIRECTORY gets op.py, kernels and a test, which build and pass as they are."""
     from opjit.author.new import new_backend, new_op, new_project
 
     if backend:
@@ -277,43 +284,48 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
 
 @main.command()
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
-@click.option("--device", shell_complete=helps.devices, help="Device to test on; default: each device here that the op has a kernel for.")
-@click.option("--only", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
-@click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Make only call N of the check that --only names, counted from 0.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+@option("--device", section="Runs", shell_complete=helps.devices,
+        help="Device to test on; default: each device here that the op has a kernel for.")
+@option("--only", section="Checks", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
+@option("--sample", section="Checks", type=click.IntRange(min=0), metavar="N",
+        help="Make only call N of the check that --only names, counted from 0.")
+@option("--time-limit", section="Runs", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
               help="Fail a check when one call of the kernel takes longer.")
-@click.option("--sanitize", default="address,undefined", show_default=True,
+@option("--sanitize", section="Checks", default="address,undefined", show_default=True,
               help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
                    "or none.")
 @_interruptible()
 def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample: int | None, time_limit: float, sanitize: str) -> None:
-    """Run all checks on each OP, an op's name or folder; exit code 1 if a check fails.
-
-    Prints the compilers' warnings first, with -Wall and -Wextra. The checks run in a child process: a kernel that crashes, exits or
-    never returns fails its check, and the others go on.
+    """Run every check of an op. OP is an op's name or folder; the exit code is 1 if a check fails. Prints the compilers' warnings first,
+    with -Wall and -Wextra. The checks run in a child process: a kernel that crashes, exits or never returns fails its check, and the others
+    go on.
     """
-    from opjit.declare import arguments
-    from opjit.testing import children
+    from opjit.testing import isolation
     from opjit.testing.command import Options, run
     from opjit.testing.sanitize import parse
 
-    options = Options(device, parse(sanitize), only, sample, time_limit)
-    found = [op for text in ops for op in arguments.ops(text)]
-    if not only:
-        children.apart(partial(diagnostics.show_all_warnings, found, device))
-    sys.exit(run(ops, options))
+    demanded = click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
+    options = Options(device, parse(sanitize), only, sample, time_limit, demanded)
+
+    def warn(found: list[Any]) -> None:
+        if not only:
+            isolation.apart(partial(diagnostics.show_all_warnings, found, device))
+
+    sys.exit(run(ops, options, warn))
 
 
 @main.command()
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--arch", shell_complete=helps.archs, required=True,
+@option("--arch", section="Binaries", shell_complete=helps.archs, required=True,
               help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
-@click.option("--name", help="The wheel's name; default: the ops' namespace with -ops.")
-@click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
+@option("--name", section="File", help="The wheel's name; default: the ops' namespace with -ops.")
+@option("--version", section="File", default="0.1.0", show_default=True, help="The wheel's version.")
+@option("-o", "--output", section="File", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
 @_interruptible()
 def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
-    """Make a wheel from op FOLDERs: their sources, and binaries for the archs, which need no compiler after installation."""
+    """Pack ops into a wheel, with their binaries. It has the sources of the op FOLDERs, and binaries for the archs, which need no compiler
+    after installation.
+    """
     from opjit.author.wheel import make
 
     click.echo(make(folders, [each.strip() for each in arch.split(",")], output, name, version))
@@ -321,20 +333,21 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 
 @main.command()
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
-@click.option("--all", "everything", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
-@click.option("--from", "recorded", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+@option("--all", "everything", section="Ops", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
+@option("--from", "recorded", section="Ops", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
               help="The ops of a list from `opjit record`, for their recorded archs.")
-@click.option("--arch", shell_complete=helps.archs, default="",
+@option("--arch", section="Builds", shell_complete=helps.archs, default="",
               help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
-@click.option("--extensions", is_flag=True,
+@option("--jobs", section="Builds", type=click.IntRange(min=1),
+        help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
+@option("--extensions", section="Ops", is_flag=True,
               help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
-@click.option("--store", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+@option("--store", section="Builds", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
               help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, extensions: bool,
                store: Path | None) -> None:
-    """Build each OP, an op's name or folder, ahead of requests; exit code 1 if a build fails."""
+    """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
     from opjit import progress
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, error_texts
@@ -359,7 +372,7 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
               help="The list's file, for `opjit precompile --from`.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
-    """Run COMMAND and list the ops and C++ extensions that it uses in all its processes; the exit code is the command's."""
+    """List the ops and C++ extensions that a program uses. Runs COMMAND, whose processes all count; the exit code is the command's."""
     from opjit.ahead.record import record as record_ops
 
     sys.exit(record_ops(command, output))
@@ -368,20 +381,19 @@ def record(output: Path, command: tuple[str, ...]) -> None:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]})
 @click.argument("program", metavar="PROGRAM|-m MODULE [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(program: tuple[str, ...]) -> None:
-    """Run a Python PROGRAM as `python` does; the C++ extensions that it and its children load through torch come from opjit's cache.
-
-    A child that ignores PYTHONPATH, as after `python -I`, keeps torch's functions.
+    """Run a program with its C++ extensions from the cache. Runs a Python PROGRAM as `python` does; what it and its children load through
+    torch comes from opjit's cache. A child that ignores PYTHONPATH, as after `python -I`, keeps torch's functions.
     """
     from opjit.cpp_extension import program as programs
 
     programs.run(program)
 
 
-@main.command()
+@main.command(cls=helps.Command)
 @click.argument("name")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
 def keygen(name: str, directory: Path) -> None:
-    """Make a key pair in DIRECTORY: NAME.key signs entries, and NAME.pub is for everyone who trusts them."""
+    """Make a key pair that signs entries. In DIRECTORY, NAME.key signs entries, and NAME.pub is for everyone who trusts them."""
     from opjit.share import trust
 
     private, public = trust.keygen(name, directory)
@@ -392,19 +404,22 @@ def keygen(name: str, directory: Path) -> None:
 
 @main.command()
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
-@click.option("--device", shell_complete=helps.devices,
+@option("--device", section="Measurements", shell_complete=helps.devices,
               help="Device to measure on; default: each device here that the op has a kernel for.")
-@click.option("--only", help="Measure only the workloads whose label contains this text.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the measurements to this file.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path),
+@option("--only", section="Measurements", help="Measure only the workloads whose label contains this text.")
+@option("--json", "json_file", section="Files", type=click.Path(dir_okay=False, path_type=Path),
+        help="Also write the measurements to this file.")
+@option("--plot", "plot_file", section="Files", type=click.Path(dir_okay=False, path_type=Path),
               help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install matplotlib).")
-@click.option("--against", metavar="SIDE",
+@option("--against", section="Measurements", metavar="SIDE",
               help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
+@option("--cold/--hot", section="Measurements", default=None,
+              help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
 def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None,
-          against: str | None) -> None:
-    """Measure each OP, an op's name or folder, against its reference in plain torch, after checking that they agree.
-
-    +- is the spread of the ratio over the rounds; the rate is in GB/s, or in FLOP/s where the workload declares its operations.
+          against: str | None, cold: bool | None) -> None:
+    """Measure an op against its reference in plain torch. OP is an op's name or folder. Results are checked first. +- is the spread of the
+    ratio over the rounds; the rate is in B/s, or in FLOP/s where the workload declares its operations. On CUDA the time is the device's,
+    host us the host's to issue a call, and roof the part of the roofline that is reached.
     """
     from opjit.author.bench import benchmark
 
@@ -412,4 +427,4 @@ def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file:
         if not file.absolute().parent.is_dir():
             raise click.BadParameter(f"there is no folder {str(file.parent)!r}; make it first")
 
-    sys.exit(benchmark(ops, device, only, json_file, plot_file, against))
+    sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=helps.Group)
 def cache() -> None:
-    """Inspect and maintain the cache, and exchange its entries with a remote or a file."""
+    """Inspect, maintain and exchange the cache's entries."""
 
 
 @cache.command(cls=helps.Command)
@@ -51,7 +51,7 @@ def ls(print_json: output.PrintJson) -> None:
 @cache.command()
 @output.json_option
 def stats(print_json: output.PrintJson) -> None:
-    """Show what the cache holds, how many requests it served, and how much time that saved."""
+    """Show hits, misses, builds and saved time."""
     from opjit import cache
 
     found = cache.stats()
@@ -72,7 +72,7 @@ def stats(print_json: output.PrintJson) -> None:
 @cache.command()
 @click.option("--rebuild", is_flag=True, help="Also build the entries of declared ops again, and compare the bytes.")
 def verify(rebuild: bool) -> None:
-    """Compare every entry with its manifest; exit code 1 if one is bad. The next request for a bad entry replaces it."""
+    """Compare every entry with its manifest. The exit code is 1 if one is bad. The next request for a bad entry replaces it."""
     from opjit.cache import verification
     from opjit.cache.verification import BAD, DIFFERENT, GOOD, REBUILT
     from opjit.store.store import Store, default_root
@@ -93,7 +93,7 @@ def verify(rebuild: bool) -> None:
 @click.option("--size", help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
 @click.option("--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d.")
 def prune(size: str | None, age: str | None) -> None:
-    """Remove entries that have not been used for a long time. Builds also do so, once a day. Loaded binaries keep working."""
+    """Remove entries that were not used for long. Builds also do so, once a day. Loaded binaries keep working."""
     from opjit import cache
 
     done = cache.prune(size, age)
@@ -124,7 +124,8 @@ def clear(ops: tuple[str, ...]) -> None:
 @click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
 @click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
-    """Upload the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already there.
+    """Upload entries to a remote. Uploads the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already
+    there.
 
     A C++ extension is the OP cpp_extension::NAME, as in `opjit cache ls`. The same goes for pull and pack.
     """
@@ -139,7 +140,8 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
 @cache.command()
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 def pull(ops: tuple[str, ...]) -> None:
-    """Fetch the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not, for every arch.
+    """Fetch entries from a remote. Fetches the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not,
+    for every arch.
 
     A web server cannot list its entries; from there, pull fetches those that the OPs need on this machine.
     """
@@ -154,7 +156,7 @@ def pull(ops: tuple[str, ...]) -> None:
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
-    """Write the cache's entries of OPs (default: all) into FILE, a tar for `opjit cache unpack`; untarred, it is a remote."""
+    """Write entries into a tar. FILE gets the cache's entries of OPs (default: all), for `opjit cache unpack`; untarred, it is a remote."""
     from opjit.cache import transfer
 
     _print_report("packed", transfer.pack(file, sign=sign, ops=ops))
@@ -163,7 +165,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
 @cache.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def unpack(file: Path) -> None:
-    """Put the entries of FILE, which `opjit cache pack` wrote, into the cache.
+    """Take in the entries of a tar. `opjit cache pack` wrote the FILE.
 
     If OPJIT_TRUST names keys, one of them must have signed each entry. Otherwise FILE must be owned by you or root and not writable by
     others.

@@ -1,4 +1,4 @@
-"""What the compilers say of ops beside their binaries: warnings, and the resources that CUDA kernels take."""
+"""Compiler warnings and kernel resource usage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_usage(ops: Sequence[Op], target: Target) -> None:
 
 def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
     """Compile ops with -Wall and -Wextra, and print the warnings, which later builds of this command then leave out."""
-    from opjit import request, survey
+    from opjit import batch, request
     from opjit.store.store import Store, default_root
     from opjit.wanted import describe
 
@@ -44,16 +44,16 @@ def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
     from opjit.builder import build
 
     store = Store(default_root())
-    for pair in survey.pairs(ops, targets):
+    for pair in batch.pairs(ops, targets):
         build.check(describe(*pair, store), store)
     warnings.simplefilter("ignore", CompileWarning)
 
 
 def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
-    """Do so for a device, by default for each that an op has a kernel for, as far as the ops compile."""
-    from opjit import survey
+    """Print the warnings for a device, by default for each that an op has a kernel for, as far as the ops compile."""
+    from opjit import batch
     from opjit.store.store import Store, default_root
     from opjit.wanted import target_of
 
     with suppress(OpjitError):  # the checks report an op that does not compile
-        show_warnings(ops, [target_of(device, None)] if device else survey.targets_of([], Store(default_root())))
+        show_warnings(ops, [target_of(device, None)] if device else batch.targets_of([], Store(default_root())))

@@ -6,84 +6,21 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-_GROUPS = {
-    "Start": {
-        "demo": "build an op, load it, compare it with torch",
-        "list": "list the declared ops",
-        "get": "build an op unless a cache has it, and print its path",
-        "doctor": "find out why a machine cannot build or load",
-    },
-    "Write an op": {
-        "new": "write the folder of a new op, a project or a backend",
-        "test": "run every check of an op",
-        "bench": "measure an op against its reference in plain torch",
-        "wheel": "pack ops with their binaries",
-    },
-    "Existing programs": {
-        "run": "run a program with its C++ extensions from the cache",
-        "record": "list the ops and C++ extensions that a program uses",
-        "why": "say why a request hits or misses, and what changed",
-    },
-    "Many machines": {
-        "precompile": "build ahead, for any arch",
-        "cache": "inspect, maintain and exchange entries",
-        "keygen": "make a key pair that signs entries",
-    },
-}
-_CACHE = {
-    "Inspect": {
-        "path": "print the folder",
-        "ls": "list the entries",
-        "stats": "show hits, misses, builds and saved time",
-        "verify": "compare every entry with its manifest",
-    },
-    "Maintain": {
-        "prune": "remove what was not used for long",
-        "clear": "remove entries",
-    },
-    "Exchange": {
-        "push": "upload to a remote",
-        "pull": "fetch from a remote",
-        "pack": "write a tar",
-        "unpack": "take in a tar",
-    },
-}
-# The options of commands that have more than three, by the names of their parameters.
-OPTIONS = {
-    "get": {
-        "Target": ["device", "arch"],
-        "Binary": ["debug", "build_directory", "name"],
-        "Report": ["all_warnings", "verbose"],
-    },
-    "why": {
-        "Request": ["device", "arch"],
-        "Answer": ["against", "print_json"],
-    },
-    "new": {
-        "An op": ["cuda", "backward"],
-        "More than an op": ["project", "backend"],
-    },
-    "test": {
-        "Checks": ["only", "sample", "sanitize"],
-        "Runs": ["device", "time_limit"],
-    },
-    "wheel": {
-        "Binaries": ["arch"],
-        "File": ["name", "version", "output"],
-    },
-    "precompile": {
-        "Ops": ["everything", "recorded", "extensions"],
-        "Builds": ["arch", "jobs", "store"],
-    },
-    "bench": {
-        "Measurements": ["device", "only", "against"],
-        "Files": ["json_file", "plot_file"],
-    },
+# The commands under each heading; what they do is the first sentence of their docstrings.
+SECTIONS = {
+    "Start": ["demo", "list", "get", "doctor"],
+    "Write an op": ["new", "test", "bench", "wheel"],
+    "Existing programs": ["run", "record", "why"],
+    "Many machines": ["precompile", "cache", "keygen"],
+    "Inspect": ["path", "ls", "stats", "verify"],
+    "Maintain": ["prune", "clear"],
+    "Exchange": ["push", "pull", "pack", "unpack"],
 }
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.
@@ -140,22 +77,35 @@ class _Context(click.Context):
             self.color = False
 
 
+class _Option(click.Option):
+    """An option with the heading under which a command of more than three options lists it."""
+
+    def __init__(self, *names: Any, section: str = "", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+option = partial(click.option, cls=_Option)
+
+
 class Command(click.Command):
     """A command without ops, and so without torch. Its help lists its options under headings and ends with its examples."""
 
     context_class = _Context
 
-    def option_groups(self, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Each heading with its options: what is typed, and what it does."""
-        records = {each.name: each.get_help_record(ctx) or ("", "") for each in self.get_params(ctx) if isinstance(each, click.Option)}
-        groups = OPTIONS.get(ctx.command_path.partition(" ")[2], {})
-        titled = [(title, [records.pop(name) for name in names]) for title, names in groups.items()]
-        return [*titled, ("Help" if titled else "Options", list(records.values()))]
+    def option_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the options under each heading: what is typed, and what it does."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        many = sum(isinstance(each, click.Option) for each in self.params) > 3
+        for each in self.get_params(ctx):
+            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
+                groups.setdefault(getattr(each, "section", "Help") if many else "Options", []).append(record)
+        return groups
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = self.option_groups(ctx)
-        width = max(len(flag) for _, records in groups for flag, _ in records)
-        for title, records in groups:
+        width = max(len(flag) for records in groups.values() for flag, _ in records)
+        for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl([(flag.ljust(width), meaning) for flag, meaning in records])  # one column under all headings
 
@@ -182,9 +132,10 @@ class Group(click.Group):
     command_class = OpCommand
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in (_GROUPS if "demo" in self.commands else _CACHE).items():
-            with formatter.section(title):
-                formatter.write_dl(list(commands.items()))
+        for title, names in SECTIONS.items():
+            if names[0] in self.commands:
+                with formatter.section(title):
+                    formatter.write_dl([(name, self.commands[name].get_short_help_str(80)) for name in names])
 
 
 def print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -228,20 +179,20 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of ops, or folders once a word holds a slash."""
+    """Complete names of ops, or folders once a word holds a slash."""
     if "/" in incomplete or incomplete.startswith("."):
         return [CompletionItem(incomplete, type="dir")]
     from opjit import api
-    from opjit.declare import catalog
+    from opjit.declare import registry
 
     api.declare_all()
-    catalog.search()
-    names = [op.qualified.removeprefix("opjit::") for op in catalog.all_ops()]
+    registry.search()
+    names = [op.qualified.removeprefix("opjit::") for op in registry.all_ops()]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Archs of all devices; after a comma, the next one."""
+    """Complete archs of all devices; after a comma, the next one."""
     from opjit import api, backends
 
     api.declare_all()
@@ -251,7 +202,7 @@ def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
 
 
 def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Kinds of devices."""
+    """Complete kinds of devices."""
     from opjit import api, backends
 
     api.declare_all()
@@ -259,7 +210,7 @@ def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 
 
 def keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Keys of the cache's entries, with their archs."""
+    """Complete keys of the cache's entries, with their archs."""
     from opjit import cache
 
     return [CompletionItem(item.key, help=f"{item.op} {item.arch}") for item in cache.entries() if item.key.startswith(incomplete)]

@@ -17,7 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from opjit import files, loader, request
+from opjit import builder, files, loader, request
 from opjit.cpp_extension import binary, recorded, static_init
+from opjit.cpp_extension.arguments import LoadArguments, LoadInlineArguments
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.errors import LoadError
@@ -56,14 +57,14 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. The loaded binary is
       the cache's, unless its run path has $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a relative -L and
       $ORIGIN find nothing, as torch's default folder is not used.
-    - The object files of several sources are in the cache, too: a build compiles those C++ sources that changed, or whose headers or flags
-      did. A failed or killed build leaves its complete objects to the next. CUDA sources are always compiled.
+    - The object files of several C++ or CUDA sources are in the cache, too: a build compiles the sources that changed, or
+      whose headers or flags did. A failed or killed build leaves its complete objects to the next. An only source is always compiled.
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
-    - A C++ program that only names operators, tensors and functions to bind is compiled with light headers, in a tenth of the time;
-      every other one, or one that does not compile with those, with torch's own. `opjit why NAME` shows which and why. `fast=False` or
-      OPJIT_FAST=0 always takes torch's own.
+    - A C++ program is compiled with light headers: those of torch's own that its names need, in a tenth of the time of torch/extension.h;
+      one that does not compile with them, with torch/extension.h. `opjit why NAME` shows which and why. `fast=False` or OPJIT_FAST=0
+      always takes torch/extension.h.
     - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push`, `pull`, `pack` and `unpack` serve extensions as they do ops. A binary is found where
       torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
     - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
@@ -85,7 +86,9 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
         >>> module.twice(torch.ones(1))
         tensor([2.])
     """
-    return _load("load", locals())
+    return _load("load", LoadArguments(
+        name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, build_directory, verbose,
+        with_cuda, with_sycl, is_python_module, is_standalone, keep_intermediates), fast, newer)
 
 
 def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | list[str] | None = None,
@@ -104,7 +107,10 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load("load_inline", locals())
+    return _load("load_inline", LoadInlineArguments(
+        name, cpp_sources, cuda_sources, sycl_sources, functions, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags,
+        extra_include_paths, build_directory, verbose, with_cuda, with_sycl, is_python_module, with_pytorch_error_handling,
+        keep_intermediates, use_pch, no_implicit_headers), fast, newer)
 
 
 @contextmanager
@@ -130,7 +136,7 @@ def patched() -> Iterator[None]:
 
 
 def __getattr__(name: str) -> Any:
-    """The rest of torch's module: include_paths, CUDAExtension, BuildExtension, CUDA_HOME, …"""
+    """Return another name of torch's module: include_paths, CUDAExtension, BuildExtension, CUDA_HOME, …"""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from opjit.builder import torch_builder
@@ -138,10 +144,10 @@ def __getattr__(name: str) -> Any:
     return getattr(torch_builder.torchs(), name)
 
 
-def _load(function: str, given: dict[str, Any]) -> Any:
-    arguments = {**given, **given["newer"]}
-    fast = arguments.pop("fast")
-    del arguments["newer"]
+def _load(function: str, call: LoadArguments | LoadInlineArguments, fast: bool, newer: Mapping[str, Any]) -> Any:
+    arguments = {**call._asdict(), **newer}
+    if hasattr(builder.torch_call, "original"):  # the program put this function in torch's place, and a build calls torch's
+        return builder.torch_call.original(**arguments)
     try:
         wanted = binary.of_call(arguments, Store(default_root()).notes, fast=fast)
     except Unsupported:

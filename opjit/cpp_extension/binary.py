@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files
-from opjit.cpp_extension import facade, identity, vocabulary
+from opjit.cpp_extension import identity, light
 from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.light import policy
 from opjit.environment import is_on
 from opjit.errors import BuildError, EntryError, LoadError
 from opjit.recipe.recipe import base_key
@@ -26,9 +27,9 @@ def of_call(arguments: Mapping[str, Any], notes: Path | None, archs: str | None 
     """Return the request that a call of load or load_inline makes.
 
     Args:
-        arguments: of torch's function, by name.
+        arguments: those of torch's function, by name.
         notes: the folder of notes on compilers.
-        archs: to compile CUDA code for; see `identity.describe`.
+        archs: the archs to compile CUDA code for; see `identity.describe`.
         fast: whether light headers may be tried.
 
     Raises:
@@ -40,10 +41,10 @@ def of_call(arguments: Mapping[str, Any], notes: Path | None, archs: str | None 
 class ExtensionBinary(NamedTuple):
     """An extension and the call that requests it; see `opjit.wanted.Wanted`.
 
-    A binary with light headers and one with torch's own are as good as each other; see `ways`.
+    A binary with light headers and one with torch/extension.h are as good as each other; see `ways`.
 
     Attributes:
-        extension: as built with torch's own headers.
+        extension: as built with torch/extension.h.
         arguments: of load or load_inline, by name.
         must_store: it must end up in the store; a layer's entry or a private folder does not count.
         fast: light headers may be tried.
@@ -62,13 +63,17 @@ class ExtensionBinary(NamedTuple):
         """The extension with the headers to try, in this order."""
         if not self.fast:
             return (self.extension,)
-        light = self.extension._replace(facade=facade.version())
-        return *(light._replace(toolchain=compilers) for compilers in self.extension.light_toolchains), self.extension
+        with_light = self.extension._replace(light=light.VERSION)
+        return *(with_light._replace(toolchain=compilers) for compilers in self.extension.light_toolchains), self.extension
 
     def without_light(self) -> str | None:
-        """Why only torch's own headers will do. It reads the sources, so only what has to fetch or build asks."""
-        implicit = not self.extension.sources and not self.arguments.get("no_implicit_headers")
-        return vocabulary.refusal(self.extension, implicit) if self.fast else "fast=False or OPJIT_FAST=0"
+        """Return why only torch/extension.h will do. It reads the sources, so only what has to fetch or build asks."""
+        return policy.refusal(self.extension, self.implicit) if self.fast else "fast=False or OPJIT_FAST=0"
+
+    @property
+    def implicit(self) -> bool:
+        """Whether torch's builder adds torch/extension.h."""
+        return not self.extension.sources and not self.arguments.get("no_implicit_headers")
 
     @property
     def lock(self) -> str:
@@ -90,14 +95,14 @@ class ExtensionBinary(NamedTuple):
     def kind(self) -> None:
         return None
 
-    def shelf(self, store: Store, described: Manifest | None = None) -> Path:
-        return self.ways[0].shelf(store) if described is None else store.base / identity.shelf_name(described.document)
+    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
+        return self.ways[0].entries_folder(store) if manifest is None else store.base / identity.entries_folder(manifest.document)
 
     def names(self, entry: Entry) -> set[str]:
         return {name for way in self.ways for name in (way.key, way.base)}
 
-    def takes(self, described: Manifest) -> bool:
-        return any(self._fits(described.document, way.document()) for way in self.ways)
+    def accepts(self, manifest: Manifest) -> bool:
+        return any(self._fits(manifest.document, way.document()) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         """Without a compiler here, the binary of any compiler is accepted."""
@@ -109,18 +114,18 @@ class ExtensionBinary(NamedTuple):
 
     def _find_in(self, store: Store, warn: bool, advice: str = stores.ADVICE) -> Entry | None:
         for way in self.ways:
-            shelf, wanted = way.shelf(store), way.document()
-            if store.trusted(shelf.parent, shelf, advice=advice):
-                found = stores.first(shelf, None, functools.partial(self._fits, wanted=wanted), warn)
+            folder, wanted = way.entries_folder(store), way.document()
+            if store.trusted(folder.parent, folder, advice=advice):
+                found = stores.first(folder, None, functools.partial(self._fits, wanted=wanted), warn)
                 if found is not None:
                     return found
         return None
 
-    def _fits(self, known: dict[str, Any], wanted: dict[str, Any]) -> bool:
-        """Whether an entry with the document `known` is the wanted one, whose document lacks the headers that a compiler found."""
-        found = known.get("found")
-        compilers = known.get("toolchain") if wanted["toolchain"] is None else wanted["toolchain"]
-        return known == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
+    def _fits(self, document: dict[str, Any], wanted: dict[str, Any]) -> bool:
+        """Return whether a document is that of the wanted entry, whose own lacks the headers that a compiler found."""
+        found = document.get("found")
+        compilers = document.get("toolchain") if wanted["toolchain"] is None else wanted["toolchain"]
+        return document == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
 
     def _holds(self, found: object) -> bool:
         """Whether the headers that the compiler found are unchanged."""
@@ -134,8 +139,14 @@ class ExtensionBinary(NamedTuple):
     def miss(self, store: Store) -> str:
         return f"{self} is in no cache"
 
-    def refusal(self, text: str) -> BuildError:
+    def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.extension.name, target=self.extension.purpose)
+
+    def refusal(self, text: str) -> BuildError:
+        return self.fault(text)
+
+    def in_store(self) -> ExtensionBinary:
+        return self._replace(must_store=True)
 
     def now(self, store: Store) -> ExtensionBinary:
         return self._replace(extension=self.extension._replace(inputs=self.extension.inputs_now()))
@@ -151,24 +162,36 @@ class ExtensionBinary(NamedTuple):
 
         wanted = way.document()
 
-        def fits(key: str, known: dict[str, Any]) -> bool:
-            if base_key({**known, "found": {}}) != way.base:
+        def fits(key: str, document: dict[str, Any]) -> bool:
+            if base_key({**document, "found": {}}) != way.base:
                 raise EntryError(remote.MISMATCH)
-            return self._fits(known, wanted)
+            return self._fits(document, wanted)
 
-        place = f"v1/{identity.shelf_name(wanted)}"
-        return remote.fetch(remote.Sought(str(self), place, (), f"{way.key}.key", None, fits), store)
+        place = f"v1/{identity.entries_folder(wanted)}"
+        return remote.fetch(remote.Query(str(self), place, (), f"{way.key}.key", None, fits), store)
 
     def build(self, store: Store) -> Entry:
-        """With light headers, if they may do and the compiler agrees; else with torch's own."""
+        """Build with light headers, if they may do and the compiler agrees; else with torch/extension.h."""
         from opjit.cpp_extension import build
 
         reason = self.without_light()
         if reason is None:
             try:
-                return build.build(self.ways[0], self.arguments, store, self.must_store)
+                return self._build_light(store)
             except (BuildError, LoadError) as error:
                 if self.extension.toolchain is None:  # there is no nvcc for the other way
                     raise
                 reason = str(error).partition("\n")[0]
         return build.build(self.extension._replace(reason=reason), self.arguments, store, self.must_store)
+
+    def _build_light(self, store: Store) -> Entry:
+        """With opjit's binding or, if it does not know a type, with pybind11's."""
+        from opjit.cpp_extension import build
+
+        way = self.ways[0]
+        try:
+            return build.build(way, self.arguments, store, self.must_store)
+        except BuildError as error:
+            if policy.UNKNOWN_TYPE not in str(error):
+                raise
+        return build.build(way._replace(pybind11=True), self.arguments, store, self.must_store)

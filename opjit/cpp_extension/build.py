@@ -5,7 +5,6 @@ torch gets the caller's arguments and runs its usual commands, but it builds in 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -16,36 +15,26 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from opjit import files, processes, progress
 from opjit.builder import torch_builder
 from opjit.builder.build import workspace
+from opjit.builder.compile_step import BuildTools, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
-from opjit.builder.publish import Subject, attempts
-from opjit.cpp_extension import facade, identity, objects, static_init, vocabulary
+from opjit.builder.publish import Subject, publish, write_entry
+from opjit.cpp_extension import identity, light, objects, static_init
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import BuildError, CompileWarning, EntryError, ToolMissing
+from opjit.errors import BuildError, CompileWarning, EntryError
 from opjit.recipe import headers, toolchain
-from opjit.recipe.recipe import document_key
-from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
+from opjit.recipe.toolchain import Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry
-from opjit.store.manifest import NAME, Manifest
+from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 _INLINE = ("main.cpp", "cuda.cu")  # as torch names them
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
-
-
-class _Tools(NamedTuple):
-    cxx: Compiler
-    compiler: Compiler | None
-    nvcc: Nvcc | None
-    nvrtc: Nvrtc | None
-    ninja: str
 
 
 def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must_store: bool = False) -> Entry:
@@ -58,43 +47,38 @@ def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must
         LoadError: opening the library would end the process.
     """
     tools = _tools(extension, store)
-    extension = extension._replace(toolchain=identity.compiler_identity(tools.cxx, tools.compiler, tools.nvcc))
-    subject = Subject(extension.name, extension.purpose, None, extension.shelf(store), headers.unreadable(extension.inputs),
+    extension = extension._replace(toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc))
+    subject = Subject(extension.name, extension.purpose, None, extension.entries_folder(store), headers.unreadable(extension.inputs),
                       must_store)
-    for attempt in attempts(subject, store):
-        with attempt as staged, workspace(staged) as work:
-            shared = store if attempt.base == store.base else None
-            attempt.publish(_make_entry(extension, arguments, subject, tools, work, staged / "entry", attempt.base, shared))
-    return attempt.entry
+    def make(staged: Path, base: Path) -> Manifest:
+        with workspace(staged) as work:
+            shared = store if base == store.base else None
+            return _make_entry(extension, arguments, subject, tools, work, staged / "entry", base, shared)
+
+    return publish(subject, store, make)
 
 
-def _tools(extension: Extension, store: Store) -> _Tools:
+def _tools(extension: Extension, store: Store) -> BuildTools:
     cxx = toolchain.require_cxx(store.notes)
     if extension.archs is None:
-        return _Tools(cxx, None, None, None, toolchain.require_ninja())
-    nvrtc = identity.find_nvrtc(store.notes) if extension.facade else None
+        return BuildTools(cxx, None, None, toolchain.require_ninja())
+    nvrtc = identity.find_nvrtc(store.notes) if extension.light else None
     nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
-    return _Tools(cxx, toolchain.find_compiler(store.notes), nvcc, nvrtc, toolchain.require_ninja())
+    return BuildTools(cxx, nvcc, nvrtc, toolchain.require_ninja(), nvccs=toolchain.find_compiler(store.notes))
 
 
-def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: _Tools, work: Path, entry: Path,
+def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: BuildTools, work: Path, entry: Path,
                 base: Path, shared: Store | None) -> Manifest:
     """Compile in `work`, check the binary, and write a complete entry. `shared` has the objects of other builds."""
-    entry.mkdir(mode=0o700)
     started = time.time_ns()
     progress.step("compiling")
-    with_headers = "light headers" if extension.facade else f"torch's own headers: {extension.reason}"
+    with_headers = f"torch's own headers: {extension.reason}"
+    if extension.light:
+        arguments, with_headers = _with_light(extension, arguments, tools, work, base)
     progress.log(f"{extension.name} is built with {with_headers}")
-    trusted = _trusted(extension, tools, work)
-    if tools.nvrtc is None:
-        compilers = {"compile": tools.cxx.path}
-        if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
-            compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
-        kept = nullcontext() if extension.facade else objects.reused(extension, compilers, trusted, work, shared, started)
-        _compile(extension, arguments, tools, work, base, kept)
-    else:
-        made_by, remark = _compile_without_nvcc(extension, arguments, tools, work, base)
-        extension, with_headers = extension._replace(toolchain=made_by), f"{with_headers}; {remark}"
+    by_nvrtc, remark = _compile_all(extension, arguments, tools, work, base, shared, started)
+    if by_nvrtc is not None:
+        extension = extension._replace(toolchain=by_nvrtc)
     seconds = (time.time_ns() - started) / 1e9
     progress.step("checking")
     document = {**extension.document(), "found": _compiler_headers(extension, subject, tools, work, started)}
@@ -105,56 +89,62 @@ def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Sub
         if extension.program:
             elf.machine(content)
         else:
-            _check_runtime(extension, tools.cxx, content)
+            _check_runtime(extension, tools.compiler, elf.inspect(content).needed, content)
     except (FileNotFoundError, EntryError) as error:
-        raise subject.fault(f"{tools.cxx.path} reported success but left no valid binary: {error}", tools.cxx.path) from None
-    for name in ("build.ninja", *_INLINE):
-        if (work / name).is_file():
-            files.write_synced(entry / name, (work / name).read_bytes())
-    library = entry / extension.file_name
-    files.write_synced(library, content)
-    if extension.program:
-        library.chmod(0o755)
-    described = Manifest(document_key(document), document, extension.file_name, len(content), hashlib.sha256(content).hexdigest(),
-                         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", "headers": with_headers})
-    files.write_synced(entry / NAME, described.dump())
+        raise subject.fault(f"{tools.compiler.path} reported success but left no valid binary: {error}", tools.compiler.path) from None
+    others = [work / name for name in ("build.ninja", *_INLINE) if (work / name).is_file()]
+    manifest = write_entry(entry, extension.file_name, content, others, document, {
+        "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
+                           mode=0o755 if extension.program else None)
     if not extension.program:  # before publication, as other processes do not check again
-        static_init.check_in_child(str(library), extension.name, must_open=bool(extension.facade))
-    return described
+        static_init.check_in_child(str(entry / extension.file_name), extension.name, must_open=bool(extension.light))
+    return manifest
 
 
-def _check_runtime(extension: Extension, cxx: Compiler, content: bytes) -> None:
+def _with_light(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path,
+                base: Path) -> tuple[dict[str, Any], str]:
+    """Return the arguments with light headers and what they are linked with, and a note."""
+    implicit = not extension.sources and not arguments.get("no_implicit_headers")
+    prepared = light.prepare(extension, implicit, work / "light", base, tools.compiler)
+    objects = map(torch_builder.quote, prepared.objects)
+    return {**arguments, "extra_include_paths": [*prepared.folders, *(arguments["extra_include_paths"] or ())],
+            "extra_ldflags": [*objects, *(arguments["extra_ldflags"] or ())]}, prepared.note
+
+
+def _check_runtime(extension: Extension, cxx: Compiler, needed: frozenset[str], content: bytes) -> None:
     """Warn of a library with a C++ library of its own: it crashes when it formats a number, as two sets of locales share their indices."""
-    shared = any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(content).needed)
+    shared = any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
     if not shared and b"\0_ZNSt6locale7classicEv\0" in content:
         warnings.warn(CompileWarning(f"{extension.name} holds a second C++ library, as {cxx.path} or a flag links it statically; that "
                                      "crashes when a number becomes text, such as in TORCH_CHECK. Name another compiler in CXX"),
                       stacklevel=2)
 
 
-def _compile_without_nvcc(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path,
-                          base: Path) -> tuple[Mapping[str, str] | None, str]:
-    """Compile CUDA code with NVRTC, or else with nvcc. Returns the compilers' identity, and a remark on them."""
-    from opjit.cpp_extension import cuda
+def _compile_all(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path, base: Path, shared: Store | None,
+                 started: int) -> tuple[Mapping[str, str] | None, str]:
+    """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
+    if tools.nvrtc is None:
+        compilers = {"compile": tools.compiler.path}
+        if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
+            compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
+        kept = nullcontext() if extension.light else objects.reused(extension, compilers, _trusted(extension, tools, work), work, shared,
+                                                                     started)
+        _compile(extension, arguments, tools, work, base, kept)
+        return None, ""
 
-    assert tools.nvrtc is not None
-    try:
-        _compile(extension, arguments, tools, work, base, cuda.compiled(extension, work, tools.cxx, tools.nvrtc, tools.ninja))
-        return identity.compiler_identity(tools.cxx, None, tools.nvrtc), f"NVRTC {tools.nvrtc.version}"
-    except cuda.Unsupported as refusal:
-        why = str(refusal)
-    except cuda.Failed as failed:
-        if tools.nvcc is None:
-            raise _diagnosed(extension, str(failed), work, base) from None
-        why = next((line.strip() for line in str(failed).splitlines() if "error" in line), "no message")
-    if tools.nvcc is None:
-        raise ToolMissing("nvcc", f"{extension.name} needs nvcc, as {why}; install the CUDA Toolkit")
-    progress.log(f"{extension.name} is compiled by nvcc, as {why}")
-    _compile(extension, arguments, tools, work, base, nullcontext())
-    return extension.toolchain, f"nvcc {tools.nvcc.build}, as {why}"
+    def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
+        from opjit.cpp_extension import cuda
+
+        _compile(extension, arguments, tools, work, base, cuda.compiled(extension, work, tools.compiler, nvrtc, tools.ninja))
+        return identity.compiler_identity(tools.compiler, None, nvrtc)
+
+    def by_nvcc() -> None:
+        _compile(extension, arguments, tools, work, base, nullcontext())
+
+    return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, by_nvcc, lambda output: _diagnosed(extension, output, work, base))
 
 
-def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, work: Path, base: Path,
+def _compile(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path, base: Path,
              around: AbstractContextManager[None]) -> None:
     passed: dict[str, Any] = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in arguments.items()}
     passed |= {"name": extension.name, "build_directory": str(work)}
@@ -167,10 +157,6 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
                                        *(passed["extra_cuda_cflags"] or ())]
         passed["use_pch"] = False
         passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
-    if extension.facade:
-        light = facade.write(vocabulary.texts(extension), work / "facade")
-        passed["extra_include_paths"] = [*light, *(passed["extra_include_paths"] or ())]
-        passed["extra_ldflags"] = [torch_builder.quote(str(facade.runtime(base, tools.cxx))), *(passed["extra_ldflags"] or ())]
     if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
         directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
         passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]
@@ -183,7 +169,7 @@ def _compile(extension: Extension, arguments: Mapping[str, Any], tools: _Tools, 
         variables["CUDA_HOME"] = tools.nvrtc.as_toolkit(work)
     try:
         torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables, around)
-    except torch_builder.Failed as failed:
+    except torch_builder.NinjaFailed as failed:
         raise _diagnosed(extension, objects.as_torch(str(failed)), work, base) from None
 
 
@@ -201,13 +187,13 @@ def _blame_name(error: BuildError, name: str, output: str) -> BuildError:
     return error
 
 
-def _trusted(extension: Extension, tools: _Tools, work: Path) -> tuple[str, ...]:
-    own = [str(facade.HEADERS)] if extension.facade else []
+def _trusted(extension: Extension, tools: BuildTools, work: Path) -> tuple[str, ...]:
+    own = [str(light.headers.OWN)] if extension.light else []
     pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    return identity.trusted_prefixes(tools.cxx, tools.nvcc, tools.nvrtc, [*pythons, str(work), *own])
+    return identity.trusted_prefixes(tools.compiler, tools.nvcc, tools.nvrtc, [*pythons, str(work), *own])
 
 
-def _compiler_headers(extension: Extension, subject: Subject, tools: _Tools, work: Path, started: int) -> dict[str, str]:
+def _compiler_headers(extension: Extension, subject: Subject, tools: BuildTools, work: Path, started: int) -> dict[str, str]:
     """The SHA-256 of the headers that only the compiler found."""
     done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
     read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}

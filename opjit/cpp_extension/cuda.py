@@ -21,24 +21,18 @@ from pathlib import Path
 import torch
 
 from opjit import processes
-from opjit.builder.cuda import Failed, Unit, Unsupported, compile_unit, translated
-from opjit.cpp_extension import facade, vocabulary
+from opjit.builder.compile_step import NvccOnly, run_tool
+from opjit.builder.cuda import CudaFile, compile_unit, translated
 from opjit.cpp_extension.identity import Extension
-from opjit.recipe import headers, toolchain
+from opjit.cpp_extension.light import headers as light
+from opjit.recipe import headers, nvcc_flags
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
-__all__ = ["Failed", "Unsupported", "compiled", "headers_read"]
 _EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
 _OTHER = re.compile(r"^build (?P<out>\S+): compile ", re.MULTILINE)
 _NVCCS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "PYTORCH_NVCC", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
-_FOLDER = re.compile(r"-I|-isystem|--include-path=?|--system-include=?")
-_HOSTS = re.compile(r"-Xcompiler|--compiler-options")
 _ARCH = re.compile(r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)")
-_IGNORED = re.compile(r"--(expt-)?extended-lambda|--threads=\d+|-t=\d+|--ptxas-options=(-v|--verbose)|-Xptxas=(-v|--verbose)|"
-                      r"(-ccbin|--compiler-bindir)=.*")  # torch names $CC so; here the compiler of the other files takes the host's part
-_PAIRS = {"-gencode", "--generate-code", "-arch", "--gpu-architecture", "-Xptxas", "--ptxas-options", "-std", "--std", "--threads", "-t",
-          "-Xcompiler", "--compiler-options", "-I", "-isystem", "-maxrregcount", "--maxrregcount",
-          "-ccbin", "--compiler-bindir"}
+_IGNORED = re.compile(r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)")
 _HALVES = re.compile(r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH")
 _SPACES = {"C10_HOST_DEVICE": {"__host__", "__device__"}, "C10_DEVICE": {"__device__"}, "C10_HOST": {"__host__"}}
 _ACCESSORS = re.compile(r"Accessor|PtrTraits")
@@ -54,6 +48,9 @@ _NVCCS_ALONE = {
 _AS_THEY_ARE = {"ATen/core/TensorAccessor.h", "c10/macros/Macros.h", "c10/macros/Export.h", "c10/util/Half.h", "c10/util/BFloat16.h"}
 _EMPTY = ("limits", "type_traits", "algorithm", "numeric", "utility", "tuple", "array", "initializer_list", "ostream", "iosfwd", "cstring",
           "iterator", "bit", "atomic", "optional", "cuda_runtime.h", "deque", "queue", "unordered_set", "variant", "bitset", "exception")
+# What those include, and kernels do not need.
+_WITHIN = ("c10/util/ArrayRef.h", "c10/util/Exception.h", "c10/util/irange.h", "c10/util/complex.h", "c10/util/TypeSafeSignMath.h",
+           "torch/headeronly/util/Exception.h", "torch/headeronly/util/HeaderOnlyArrayRef.h")
 # torch's headers add CUDA's conversions for nvcc, but where complex.h is read for nvcc, it reads thrust, which takes a second.
 _FOR_KERNELS = """\
 #include <cuda_bf16.h>
@@ -73,15 +70,15 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
     """A block for ninja's run, before which the .cu file that `work`/build.ninja compiles with nvcc is compiled, beside the others.
 
     Raises:
-        Unsupported: only nvcc takes a file or a flag.
-        Failed: a compiler refused the code.
+        NvccOnly: only nvcc takes a file or a flag.
+        CompilerFailed: a compiler refused the code.
         OSError: the disk is full.
     """
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
     flags, edges = _flags(written), list(_EDGE.finditer(written))
     if len(edges) > 1:  # their kernels may have the same names, which the split makes visible to all
-        raise Unsupported("it has several CUDA files")
+        raise NvccOnly("it has several CUDA files")
     others = [edge["out"] for edge in _OTHER.finditer(written)]
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(_build, others, work, ninja)
@@ -117,10 +114,9 @@ def _flags(text: str) -> list[str]:
     """The flags of torch's build file for nvcc, each in one word."""
     found = [name for name in _NVCCS if os.environ.get(name)]
     if found:
-        raise Unsupported(f"{found[0]} is set")
+        raise NvccOnly(f"{found[0]} is set")
     lines = re.findall(r"^(?:cuda_cflags|cuda_post_cflags) = (.*)$", text, re.MULTILINE)
-    words = iter(shlex.split(re.sub(r"\$([$ :])", r"\1", " ".join(lines))))
-    return [f"{word}={next(words, '')}" if word in _PAIRS else word for word in words]
+    return [*nvcc_flags.joined(shlex.split(re.sub(r"\$([$ :])", r"\1", " ".join(lines))))]
 
 
 def _compile(extension: Extension, edge: re.Match[str], flags: Sequence[str], folder: Path, cxx: Compiler, nvrtc: Nvrtc) -> None:
@@ -130,13 +126,10 @@ def _compile(extension: Extension, edge: re.Match[str], flags: Sequence[str], fo
     compile_unit(_unit(extension, source, flags, folder), folder, cxx, nvrtc)
     for command in ([cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
                     ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parent / edge["out"])]):
-        done = toolchain.run(command, folder)
-        if done.returncode:
-            toolchain.refuse_full_disk(done.stdout, folder)
-            raise Failed(done.stdout)
+        run_tool(command, folder)
 
 
-def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path) -> Unit:
+def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path) -> CudaFile:
     """The file and the author's headers, below `files` with their paths; torch's headers are not split."""
     paths = [source, *headers.closure([source], extension.include)]
     texts = {path: Path(path).read_text("utf-8", "surrogateescape") for path in dict.fromkeys(paths)}
@@ -144,18 +137,18 @@ def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path)
     include, host, device, archs = _sorted(flags)
     users = [os.path.dirname(names[source]), *(f"files{path}" for path in extension.include)]
     device, more = translated(device)
-    code = "\n".join(map(vocabulary.code_of, texts.values()))
+    code = light.code_of(texts.values())
     for pattern, reason in _NVCCS_ALONE.items():
         if pattern.search(code):
-            raise Unsupported(reason)
+            raise NvccOnly(reason)
     needs = [f"-DOPJIT_{name}" for name, pattern in (("HALVES", _HALVES), ("ACCESSORS", _ACCESSORS)) if pattern.search(code)]
     torchs = Path(torch.__file__).parent / "include"
-    return Unit(
+    return CudaFile(
         names[source], texts, names,
         [*host, *more, f"-ffile-prefix-map={folder.parent}/=", *(f"-I{folder}/host/{place}" for place in users), *include],
         ["-w", *device, *needs, "--pre-include=opjit_device.h", *(f"--include-path={folder}/device/{place}" for place in users),
-         f"--include-path={facade.HEADERS}", f"--include-path={torchs}"],
-        archs, lambda path: Path(path).name, _headers(), (_FOR_KERNELS if needs else "") + "#include <opjit_torch.h>\n", _SPACES)
+         f"--include-path={light.OWN}", f"--include-path={torchs}"],
+        archs, lambda path: Path(path).name, _headers(code), (_FOR_KERNELS if needs else "") + "#include <torch/types.h>\n", _SPACES)
 
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -165,33 +158,34 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
     others: list[str] = []
     archs: list[str] = []
     for flag in flags:
-        arch, kind = _ARCH.fullmatch(flag), _FOLDER.match(flag)
+        arch, part = _ARCH.fullmatch(flag), nvcc_flags.part_of(flag)
         name, _, value = flag.partition("=")
         if arch:
             archs += [arch[1], arch[1].replace("sm", "compute")] if arch[1] else [f"{arch[3]}_{arch[4]}"]
-        elif kind:
-            path = flag[kind.end():].removeprefix("=")
-            include += [f"-I{path}"] if kind[0] == "-I" else ["-isystem", path]
-        elif _HOSTS.fullmatch(name):
+        elif part == nvcc_flags.FOLDER:
+            path = re.sub(r"^(-I|-isystem|--[a-z-]+)=?", "", flag)
+            include += [f"-I{path}"] if flag.startswith("-I") else ["-isystem", path]
+        elif name == "-gencode":
+            raise NvccOnly(f"{flag} names archs that NVRTC does not know")
+        elif name in ("-Xcompiler", "--compiler-options"):
             if "-ffile-prefix-map" in value:
                 continue
             if re.search(r"[\\'\"]|^-[DUIi]|,-[DUIi]", value):  # nvcc passes these to its own front end, too
-                raise Unsupported(f"{flag} has quotes, or words for the preprocessor")
+                raise NvccOnly(f"{flag} has quotes, or words for the preprocessor")
             host += value.split(",")
         elif re.match(r"-[DU].*,", flag):
-            raise Unsupported(f"{flag} is a list")
+            raise NvccOnly(f"{flag} is a list")
         elif not _IGNORED.fullmatch(flag):
-            others.append(re.sub(r"^(--ptxas-options|-Xptxas)=", "-Xptxas=", flag))
+            others.append(flag)
     if not archs:
-        raise Unsupported("its flags name no arch that NVRTC knows")
+        raise NvccOnly("its flags name no arch that NVRTC knows")
     return include, host, others, list(dict.fromkeys(archs))
 
 
-def _headers() -> Mapping[str, str]:
-    """What #include lines of the device's part bring, apart from headers that NVRTC finds."""
-    replaced = {*vocabulary.REPLACED, *vocabulary.KEPT} - _AS_THEY_ARE
-    exceptions = ("torch/headeronly/util/Exception.h", "torch/headeronly/util/HeaderOnlyArrayRef.h")
-    return {**dict.fromkeys((*_EMPTY, *replaced, *exceptions), ""), "c10/util/Deprecated.h": _DEPRECATED}
+def _headers(code: str) -> Mapping[str, str]:
+    """What #include lines of the device's part bring, apart from headers that NVRTC finds: of torch's, next to nothing."""
+    named = [name for name in light.includes(code) if name.startswith(("torch/", "ATen/", "c10/", "pybind11/"))]
+    return {**dict.fromkeys({*_EMPTY, *_WITHIN, *named} - _AS_THEY_ARE, ""), "c10/util/Deprecated.h": _DEPRECATED}
 
 
 _DEPRECATED = """#pragma once

@@ -22,11 +22,11 @@ class ExtensionEntry(NamedTuple):
     """An entry of an extension. str() describes it for people.
 
     Attributes:
-        folder: of the entry.
+        folder: the entry's.
         built: when, in seconds since 1970.
         document: what it was made from; see `opjit.cpp_extension.identity`.
         headers: which it was built with, and why not with light ones.
-        differences: from the entry that was built before it; none for the first.
+        differences: those from the entry that was built before it; none for the first.
     """
 
     folder: Path
@@ -40,15 +40,15 @@ class ExtensionEntry(NamedTuple):
         return {**self._asdict(), "differences": [difference._asdict() for difference in self.differences]}
 
     def __str__(self) -> str:
-        made = self.document
-        inline = [f"{len(texts)} {name}" for name, texts in made["inline"].items() if name.endswith("_sources") and texts]
-        flags = [f"{kind}: {' '.join(made['flags'][kind])}" for kind in ("c", "cuda", "link") if made["flags"].get(kind)]
-        archs = f", CUDA archs {made['archs']}" if made["archs"] else ""
-        tools = ", ".join(str(version) for version in (made["toolchain"] or {}).values())
+        document = self.document
+        inline = [f"{len(texts)} {name}" for name, texts in document["inline"].items() if name.endswith("_sources") and texts]
+        flags = [f"{kind}: {' '.join(document['flags'][kind])}" for kind in ("c", "cuda", "link") if document["flags"].get(kind)]
+        archs = f", CUDA archs {document['archs']}" if document["archs"] else ""
+        tools = ", ".join(str(version) for version in (document["toolchain"] or {}).values())
         changes = [f"    changed since the one before: {change.what}: {change.text}" for change in self.differences]
         return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
-                          f"    from {', '.join([*made['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
-                          f"    for torch {made['torch'][0]}, Python {made['python'][1]}{archs}; by {tools}",
+                          f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
+                          f"    for torch {document['torch'][0]}, Python {document['python'][1]}{archs}; by {tools}",
                           f"    with {self.headers}",
                           *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
 
@@ -58,12 +58,12 @@ def entries(name: str, store: Store) -> list[ExtensionEntry]:
     found = []
     for folder in (store.base / folder_name(name)).glob("*/[!.]*"):
         try:
-            entry, described = verify(folder, None)
+            entry, manifest = verify(folder, None)
             built = entry.library.stat().st_mtime
         except (EntryError, OSError):  # damaged, being removed, or not an entry
             continue
-        if described.document.get("name") == name:
-            found.append((built, folder, described.document, described.built_with.get("headers", "torch's own headers")))
+        if manifest.document.get("name") == name:
+            found.append((built, folder, manifest.document, manifest.built_with.get("headers", "torch's own headers")))
     found.sort(key=lambda each: each[:2])
     before = [None, *(document for _, _, document, _ in found)]
     return [ExtensionEntry(folder, built, document, headers, () if older is None else _differences(older, document))

@@ -32,12 +32,12 @@ class CommandLine:
         self._libraries: list[str] = []
         self._searched: list[str] = []
 
-    def add(self, given: list[str]) -> list[str]:
+    def add(self, flags: list[str]) -> list[str]:
         """Add a list of flags. Returns their words, as the shell splits them, without paths."""
         try:
-            words = shlex.split(" ".join(given))
+            words = shlex.split(" ".join(flags))
         except ValueError:  # a quote is not closed, which the shell will report
-            return given
+            return flags
         return [self._word(before, word) for before, word in zip(["", *words], words, strict=False)]
 
     def _word(self, before: str, word: str) -> str:
@@ -65,14 +65,14 @@ class CommandLine:
             self.include.append(os.path.abspath(path))
 
     def archives(self) -> list[str]:
-        """The static libraries that the flags name. They become part of the binary."""
+        """Return the static libraries that the flags name. They become part of the binary."""
         names = [name[1:] if name.startswith(":") else f"lib{name}.a" for name in self._libraries]
         found = (os.path.join(folder, name) for name in names for folder in self._searched)
         return list(dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path)))
 
 
 def _content(word: str) -> str:
-    """A file's digest in place of its path; the name of a shared library, which is looked up again when the binary is loaded."""
+    """Return a file's digest in place of its path; the name of a shared library, which is looked up again when the binary is loaded."""
     path = word.removeprefix("@")
     if os.sep not in path or not os.path.isfile(path):
         return word
@@ -80,11 +80,11 @@ def _content(word: str) -> str:
 
 
 def cuda_archs(name: str, flags: list[str]) -> str:
-    """The archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; empty if the flags name them.
+    """Return the archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; empty if the flags name them.
 
     Args:
-        name: of the extension.
-        flags: for the CUDA compiler.
+        name: the extension's.
+        flags: those for the CUDA compiler.
 
     Raises:
         UnknownArch: neither the environment nor a GPU determines the archs.
@@ -104,7 +104,7 @@ def cuda_archs(name: str, flags: list[str]) -> str:
 
 
 def _visible_archs() -> str:
-    """The archs of the visible GPUs, capped at the newest that torch supports, and PTX for later ones."""
+    """Return the archs of the visible GPUs, capped at the newest that torch supports, and PTX for later ones."""
     newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
                  if (number := re.findall(r"^sm_(\d+)", arch)))
     found = sorted({min(newest, capability) for capability in capabilities()})
@@ -112,5 +112,5 @@ def _visible_archs() -> str:
 
 
 def capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities of the visible GPUs, without duplicates."""
+    """Return the compute capabilities of the visible GPUs, without duplicates."""
     return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})

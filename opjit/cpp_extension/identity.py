@@ -68,7 +68,8 @@ class Extension(NamedTuple):
         inputs: the SHA-256 of every source and header that the scan finds, by portable name.
         toolchain: the compilers' versions; None if a compiler is missing.
         light_toolchains: the same for light headers: with NVRTC, which is preferred, and with nvcc.
-        facade: the version of opjit's light headers that it is built with; empty for torch's own.
+        light: the version of light headers that it is built with; empty for torch/extension.h.
+        pybind11: whether pybind11's own headers bind it with light headers.
         reason: why it is built with torch's own, for people.
     """
 
@@ -85,7 +86,8 @@ class Extension(NamedTuple):
     inputs: Mapping[str, str]
     toolchain: Mapping[str, str] | None
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
-    facade: str = ""
+    light: str = ""
+    pybind11: bool = False
     reason: str = ""
 
     @property
@@ -119,8 +121,8 @@ class Extension(NamedTuple):
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
             "found": {},
         }
-        if self.facade:
-            document["facade"] = self.facade
+        if self.light:
+            document["light"] = self.light
         if self.program:  # an executable has the path of torch's libraries in it
             document["run_path"] = os.path.join(os.path.dirname(torch.__file__), "lib")
         return document
@@ -135,15 +137,15 @@ class Extension(NamedTuple):
         """The hash of the extension without its compilers."""
         return base_key(self.document())
 
-    def shelf(self, root: Store) -> Path:
+    def entries_folder(self, root: Store) -> Path:
         """The folder of entries that differ only in their compilers, and in the headers that those found."""
-        return root.base / shelf_name(self.document())
+        return root.base / entries_folder(self.document())
 
     def other_headers(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
         """Headers that a compiler read, but that neither the scan nor a version covers: paths by portable name."""
-        known = {os.path.realpath(self.place(name)) for name in self.inputs}
+        scanned = {os.path.realpath(self.place(name)) for name in self.inputs}
         return {self._portable(headers.normalized(path)): path for path in read
-                if not os.path.realpath(path).startswith(trusted) and os.path.realpath(path) not in known}
+                if not os.path.realpath(path).startswith(trusted) and os.path.realpath(path) not in scanned}
 
     def inputs_now(self) -> dict[str, str]:
         """The current digests of the inputs."""
@@ -171,14 +173,14 @@ def folder_name(name: str) -> str:
     return "cpp_extension." + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:100])
 
 
-def shelf_name(document: Mapping[str, Any]) -> str:
+def entries_folder(document: Mapping[str, Any]) -> str:
     """The folder of an extension's entries below v1, by the document of any of them.
 
     Raises:
         EntryError: it is not an extension's document.
     """
     name, torchs, pythons = (document.get(field) for field in ("name", "torch", "python"))
-    texts = [name, *((known[:1] or [None])[0] if isinstance(known, list) else None for known in (torchs, pythons))]
+    texts = [name, *((field[:1] or [None])[0] if isinstance(field, list) else None for field in (torchs, pythons))]
     if document.get("made_by") != MADE_BY or not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest names no C++ extension")
     name, version, suffix = map(str, texts)
@@ -190,9 +192,9 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
     """Describe the extension that a call of load or load_inline requests.
 
     Args:
-        arguments: of torch's function, by name.
+        arguments: those of torch's function, by name.
         memory: the folder of notes on compilers.
-        archs: to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; None is those of this machine and its environment.
+        archs: the archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; None is those of this machine and its environment.
 
     Raises:
         Unsupported: only torch can handle the call.
@@ -214,9 +216,9 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
     cuda = compiled_for_cuda if with_cuda is None else bool(with_cuda)
     compilers, light, trusted = _find_compilers(memory, cuda)
     flags, command_line = _flags(arguments, cuda)
-    given = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
+    extra = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    folders = (*header_folder(arguments, texts), *given, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
+    folders = (*header_folder(arguments, texts), *extra, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
                _USERS_FOLDER)
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
@@ -225,8 +227,8 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
     return extension._replace(inputs=_scan(extension))
 
 
-def _archs(arguments: Mapping[str, Any], given: str | None) -> str:
-    return cuda_archs(arguments["name"], _strings("extra_cuda_cflags", arguments)) if given is None else given
+def _archs(arguments: Mapping[str, Any], archs: str | None) -> str:
+    return cuda_archs(arguments["name"], _strings("extra_cuda_cflags", arguments)) if archs is None else archs
 
 
 def _flags(arguments: Mapping[str, Any], cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
@@ -247,7 +249,7 @@ def _changed_by_user() -> list[str]:
     if "torch.utils.cpp_extension" in sys.modules:
         from opjit.builder import torch_builder
 
-        own = torch_builder.module().COMMON_NVCC_FLAGS
+        own = torch_builder.copy().COMMON_NVCC_FLAGS
         now = torch_builder.settings().get("COMMON_NVCC_FLAGS", own)
         found += now if now != own else []
     return found
@@ -272,12 +274,12 @@ def header_folder(arguments: Mapping[str, Any], texts: Iterable[bytes]) -> list[
 
 
 def _sources(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    given = arguments.get("sources", [])
-    given = [given] if isinstance(given, str) else given
-    if not isinstance(given, (list, tuple)) or ("sources" in arguments and not given):
+    sources = arguments.get("sources", [])
+    sources = [sources] if isinstance(sources, str) else sources
+    if not isinstance(sources, (list, tuple)) or ("sources" in arguments and not sources):
         raise Unsupported
     try:
-        return tuple(sorted(os.path.abspath(os.fspath(path)) for path in given))
+        return tuple(sorted(os.path.abspath(os.fspath(path)) for path in sources))
     except TypeError:
         raise Unsupported from None
 
@@ -287,10 +289,10 @@ def _inline(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, 
     found: dict[str, Any] = {}
     texts = []
     for parameter in ("cpp_sources", "cuda_sources"):
-        given = [arguments[parameter]] if isinstance(arguments[parameter], str) else arguments[parameter] or []
-        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+        sources = [arguments[parameter]] if isinstance(arguments[parameter], str) else arguments[parameter] or []
+        if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
             raise Unsupported
-        content = [text.encode("utf-8", "surrogateescape") for text in given]
+        content = [text.encode("utf-8", "surrogateescape") for text in sources]
         found[parameter] = [hashlib.sha256(text).hexdigest() for text in content]
         texts += content
     functions = arguments["functions"]
@@ -302,10 +304,10 @@ def _inline(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, 
     return found, tuple(texts)
 
 
-def _other_arguments(arguments: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+def _other_arguments(arguments: Mapping[str, Any], others: Set[str]) -> dict[str, Any]:
     """Arguments that only torch interprets. Unknown ones are included: torch must see them, so they must not be a cache hit."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps({parameter: arguments[parameter] for parameter in arguments.keys() - known}))
+        found: dict[str, Any] = json.loads(json.dumps({parameter: arguments[parameter] for parameter in arguments.keys() - others}))
     except (TypeError, ValueError):
         raise Unsupported from None
     return found

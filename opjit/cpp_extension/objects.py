@@ -1,6 +1,6 @@
 """Object files of extensions with several sources: a build takes those that it knows from the cache, and compiles the others.
 
-    <root>/v1/objects/<key>    one file per object; see keep.py, which writes it
+    <root>/v1/objects/<key>    one file per object; see compiler_launcher.py, which writes it
 
 The key covers the source and the headers that a scan finds, by path and content; the compilers' commands; the environment that they read;
 and the versions in the extension's key, which stand for the headers of torch, Python and the system. The file lists the headers that only
@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 
 from opjit import files, progress
 from opjit.builder import torch_builder
-from opjit.cpp_extension import keep
+from opjit.cpp_extension import compiler_launcher
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import EntryError
-from opjit.recipe import headers
+from opjit.recipe import headers, nvcc_flags
 from opjit.recipe.recipe import document_key
 from opjit.store import store as stores
 from opjit.store.entry import MAX_BYTES
 from opjit.store.store import Store
 
-_FORMAT = 1  # of keep.py's files
+_FORMAT = 1  # of compiler_launcher.py's files
 _PLAN = "objects.json"
 _KNOWN = "rule known\n  command = mv $out.kept $out && mv $out.kept.d $out.d\n  depfile = $out.d\n  deps = gcc\n"
 _EDGE = re.compile(r"^build (?P<out>\S+): (?P<rule>compile|cuda_compile) (?P<source>.+)$", re.MULTILINE)
@@ -40,8 +40,7 @@ _EDGE = re.compile(r"^build (?P<out>\S+): (?P<rule>compile|cuda_compile) (?P<sou
 _MORE = (r"@|-B|-Wp,|-specs|-isysroot|-iprefix|-iwithprefix|-imultilib|-f(?:auto-)?profile|-fbranch-prob|-fmodule|-ftest-coverage"
          r"|-save-temps")
 _UNSEEN = re.compile(rf"""(?<![^\s'"])(?:{_MORE}|-X|--)|[`$;&|]""")
-_UNSEEN_BY_NVCC = re.compile(rf"""(?<![^\s'"=,])(?:{_MORE}|-optf|--options-file|-ccbin|--compiler-bindir|-keep|--keep|--save-temps)"""
-                             r"""|[`$;&|]""")
+_UNSEEN_BY_NVCC = re.compile(rf"""(?<![^\s'"=,])(?:{_MORE}|{nvcc_flags.UNSEEN})|[`$;&|]""")
 _ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH",
                 "GCC_EXEC_PREFIX", "COMPILER_PATH", "SOURCE_DATE_EPOCH")
 
@@ -53,7 +52,7 @@ class _Rule(NamedTuple):
     Attributes:
         command: its line.
         text: the whole rule, with {} for the command.
-        variables: of the build file that the command names; the first is the compiler.
+        variables: those of the build file that the command names; the first is the compiler.
         unseen: flags that it may not have.
     """
 
@@ -63,7 +62,7 @@ class _Rule(NamedTuple):
     unseen: re.Pattern[str]
 
     def lines(self, text: str) -> list[str]:
-        """The lines of a build file that set the rule's variables."""
+        """Return the lines of a build file that set the rule's variables."""
         return re.findall(rf"^(?:{'|'.join(self.variables)}) = .*$", text, re.MULTILINE)
 
 
@@ -119,11 +118,11 @@ def as_torch(output: str) -> str:
 
 
 def _launcher() -> list[str]:
-    return [sys.executable, "-IS", keep.__file__, _PLAN]
+    return [sys.executable, "-IS", compiler_launcher.__file__, _PLAN]
 
 
 def _folder(store: Store) -> Path | None:
-    """The folder of objects; None if others could have written there, or it cannot be made."""
+    """Return the folder of objects; None if others could have written there, or it cannot be made."""
     folder = store.base / stores.OBJECTS
     try:
         files.make_private(folder)
@@ -136,16 +135,16 @@ def _folder(store: Store) -> Path | None:
 
 
 def _is_understood(name: str, text: str) -> bool:
-    """Whether a rule of a build file is torch's usual one, whose result depends on nothing unseen, and Python can run keep.py."""
+    """Whether a rule of a build file is torch's usual one, whose result depends on nothing unseen, and Python can run the launcher."""
     rule, own = _RULES[name], f"-ccbin {os.environ.get('CC')} "  # torch names $CC so, and the extension's key has it
     lines = [line.replace(own, "") for line in rule.lines(text)]
     named = os.path.basename(sys.executable or "").startswith("python")  # else it is a program that has Python in it
-    can_run = named and "PYTHONHOME" not in os.environ and os.path.isfile(keep.__file__)  # -I takes no notice of PYTHONHOME
+    can_run = named and "PYTHONHOME" not in os.environ and os.path.isfile(compiler_launcher.__file__)  # -I takes no notice of PYTHONHOME
     return can_run and rule.text.format(rule.command) in text and not any(rule.unseen.search(line) for line in lines)
 
 
 def _plan(extension: Extension, name: str, compiler: str, text: str) -> dict[str, dict[str, Any]]:
-    """The key and the inputs of each object of a rule that can be kept, by its file name."""
+    """Return the key and the inputs of each object of a rule that can be kept, by its file name."""
     rule, status = _RULES[name], os.stat(compiler)
     document, variables, scan = extension.document(), rule.lines(text), headers.Scan()
     flags = [line for line in variables if not line.startswith(f"{rule.variables[0]} = ")]
@@ -169,15 +168,15 @@ def _plan(extension: Extension, name: str, compiler: str, text: str) -> dict[str
     return planned
 
 
-def _take(kept: Path, place: Path) -> bool:
+def _take(file: Path, place: Path) -> bool:
     """Put a kept object, and its compiler's list of headers, where the build file's rule `known` takes them; say whether that is right."""
     try:
-        found, listed, content = keep.unpack(files.read(kept, MAX_BYTES))
+        found, listed, content = compiler_launcher.unpack(files.read(file, MAX_BYTES))
         if any(files.digest(path) != digest for path, digest in found.items()):
             return False
         Path(f"{place}.kept").write_bytes(content)
         Path(f"{place}.kept.d").write_bytes(listed)
-        os.utime(kept)  # pruning removes the objects that are least recently used
+        os.utime(file)  # pruning removes the objects that are least recently used
     except (OSError, EntryError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return True

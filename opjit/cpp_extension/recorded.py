@@ -23,7 +23,7 @@ def note(function: str, arguments: Mapping[str, Any], archs: str | None) -> None
     """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it.
 
     Args:
-        archs: of the extension.
+        archs: the extension's.
     """
     if not os.environ.get("OPJIT_RECORD"):
         return
@@ -45,9 +45,9 @@ def refuse(arguments: Mapping[str, Any], reason: str) -> None:
 
 
 def with_defaults(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call of load or load_inline, by name."""
-    known = inspect.signature(function).parameters.values()
-    return {**{each.name: each.default for each in known if each.kind is not each.VAR_KEYWORD and each.default is not each.empty},
+    """Return all arguments of a call of load or load_inline, by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return {**{each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD and each.default is not each.empty},
             **arguments}
 
 
@@ -62,10 +62,10 @@ def request(recorded: RecordedExtension, function: Callable[..., Any], folder: s
         RecordError: a source is missing, or only torch can build the extension.
         BuildError: an argument is wrong.
     """
-    given = {name: _each(value, lambda path: os.path.join(folder, path)) if name in _PATHS else value
+    named = {name: _each(value, lambda path: os.path.join(folder, path)) if name in _PATHS else value
              for name, value in recorded.arguments.items()}
     try:
-        arguments = with_defaults(function, given)
+        arguments = with_defaults(function, named)
         fast = arguments.pop("fast")
         return binary.of_call(arguments, store.notes, recorded.archs, fast)
     except FileNotFoundError as error:
@@ -77,7 +77,7 @@ def request(recorded: RecordedExtension, function: Callable[..., Any], folder: s
 
 
 def _written(value: object) -> Any:
-    """An argument in JSON's types. Raises TypeError if it is of another type."""
+    """Return an argument in JSON's types. Raises TypeError if it is of another type."""
     if isinstance(value, (str, bool)):
         return value
     if isinstance(value, os.PathLike):
@@ -94,6 +94,6 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _from(folder: str, path: str) -> str:
-    """A path relative to a folder that it lies in; else the absolute path."""
+    """Return a path relative to a folder that it lies in; else the absolute path."""
     absolute = os.path.abspath(path)
     return os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute

@@ -6,21 +6,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import UnknownOp
 
 
 def ops(text: str) -> list[Op]:
-    """The op of a name or, if the text has a slash, the ops of a folder, which need not be on any path.
+    """Return the op of a name or, if the text has a slash, the ops of a folder, which need not be on any path.
 
     Raises:
         UnknownOp, DeclarationError: there is no such op, or none in the folder; or others can write the folder.
     """
     if os.sep in text or text in (".", ".."):
-        return catalog.add_trusted(Path(text))
+        return registry.add_trusted(Path(text))
     try:
-        return [catalog.find(text)]
+        return [registry.find(text)]
     except UnknownOp as error:
         if (Path(text) / "op.py").is_file():
             error.args = (f"{error}; to name the folder {text}, write ./{text}",)
@@ -28,7 +28,7 @@ def ops(text: str) -> list[Op]:
 
 
 def ops_on_devices(texts: Iterable[str], device: str | None, say: Callable[[str], object]) -> Iterator[tuple[Op, str]]:
-    """Each op with a device to run it on; None is every device of this machine. Reports each op that has no kernel for any of them."""
+    """Yield each op with a device to run it on; None is every device of this machine. Reports each op that runs on none of them."""
     for op in (op for text in texts for op in ops(text)):
         devices = [device] if device else op.devices()
         if not devices:

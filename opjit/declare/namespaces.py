@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from opjit import processes
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import OpjitError
+from opjit.store import layers
 
 _get = torch._ops._OpNamespace.__getattr__
 
@@ -43,23 +45,18 @@ def watch(load_library: Callable[[str], object]) -> None:
             return _get(namespace, name)
         except AttributeError as error:
             missing, qualified = error, f"{namespace.name}::{name}"
-        opened = [path for path in sorted(torch.ops.loaded_libraries - tried) if _is_library(path, namespace.name)]
-        if name.startswith("__") or not (opened or catalog.may_have(namespace.name)):
+        opened = [path for path in sorted(torch.ops.loaded_libraries - tried) if os.path.basename(path).startswith(f"{namespace.name}.")
+                  and layers.holds(Path(path))]
+        if name.startswith("__") or not (opened or registry.may_have(namespace.name)):
             raise missing
         try:
             for path in opened:
                 load(path)
-            catalog.search(qualified, strangers=False)
+            registry.search(qualified, any_namespace=False)
         except OpjitError as error:  # hasattr() must not raise it
             raise AttributeError(f"torch.ops.{namespace.name}.{name} was not found: {error}") from error
-        if catalog.declared(qualified) is None:
+        if registry.declared(qualified) is None:
             raise missing
         return _get(namespace, name)
 
     torch._ops._OpNamespace.__getattr__ = get_or_search  # type: ignore[method-assign]
-
-
-def _is_library(path: str, namespace: str) -> bool:
-    """Whether a file has the name and the place of an op's library in a folder of `opjit.build_library`."""
-    folder, name = os.path.split(path)
-    return name.startswith(f"{namespace}.") and name == f"{os.path.basename(folder)}.so"

@@ -15,7 +15,7 @@ from opjit.backends.targets import Target
 from opjit.declare import autograd, sharding, transforms
 from opjit.declare.sample import Sample
 from opjit.environment import is_on
-from opjit.errors import CompileError, DeclarationError, NoKernel
+from opjit.errors import CompileError, DeclarationError, NoKernel, OpjitError
 from opjit.loader import Loaded
 from opjit.recipe import schema
 from opjit.recipe.headers import Scan
@@ -31,7 +31,7 @@ class Workload(NamedTuple):
 
     Attributes:
         label: such as ``"float32 2^20"``.
-        args, kwargs: of the call.
+        args, kwargs: the arguments of the call.
         bytes: the fewest that the op must move through memory.
         flops: the floating-point operations that the op must do, for an op that memory does not bound; 0 for none.
 
@@ -53,7 +53,7 @@ class Code(NamedTuple):
     """The sources of an inline op, as text; see `opjit.inline`.
 
     Attributes:
-        texts: by file suffix.
+        texts: the source for each file suffix.
         module: name of the declaring module; a later declaration there replaces this one.
         shown: the text's name in compiler messages; None is the file's name.
         debug: build it for debuggers.
@@ -69,18 +69,17 @@ class Op:
     """A declared op; made by `opjit.op` or `opjit.inline`.
 
     Attributes:
-        schema: as torch parsed it.
-        folder: of its C and CUDA sources.
+        schema: the schema as torch parsed it.
+        folder: the folder of its C and CUDA sources.
         fake: computes the shape, dtype and device of the results, without data.
         extra: its author's additions to a backend's flags; None for none.
-        library: the folder of the library that declared it; None if anything else did.
         code: its sources, if they are text.
         where: the place of its declaration, for messages.
         file: the Python file of its declaration; None for inline code and libraries.
-        stamp: of that file when it was read; see `stamp_now`.
+        stamp: that file's stamp when it was read; see `stamp_now`.
         handle: torch's registration; dropping it takes the op back. None until torch knows the op.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
-        constant: whether its author declared it not differentiable, so that autograd takes its results for constants.
+        constant: whether its author declared it not differentiable, so that autograd treats its results as constants.
         elementwise: whether its author declared it so: torch.vmap then calls it once, and DTensor's shards stay where they are.
         loaded: the kernels in this process, by backend name.
         failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
@@ -97,8 +96,8 @@ class Op:
 
     overload: torch._ops.OpOverload
 
-    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, library: Path | None = None,
-                 code: Code | None = None, where: str | None = None, file: Path | None = None, constant: bool = False,
+    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, code: Code | None = None,
+                 where: str | None = None, file: Path | None = None, constant: bool = False,
                  elementwise: bool = False) -> None:
         self.schema = schema.parse(text)
         tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
@@ -109,7 +108,6 @@ class Op:
         self.folder = folder
         self.fake = fake
         self.extra = extra
-        self.library = library
         self.code = code
         self.where = where or str(folder)
         self.file = file
@@ -126,17 +124,20 @@ class Op:
         self._backward: Function | None = None
         self._setup_context: Function | None = None
         self._vmap: Function | None = None
-        self._autocast: tuple[torch.dtype | None] | None = None
+        self._autocast: transforms.AutocastRule | None = None
         self._sharding: Function | None = None
         self.waived: dict[str, str] = {}
-        self._rules: dict[str, Function] = {}  # what else torch was told, and how to take that back
-        self._autograd: tuple[str, Function] | None = None  # what autograd does with the op, and how to take that back
+        self._rules: dict[str, Function] = {}  # other torch registrations, with their undo functions
+        self._autograd: str | None = None  # the registered rule: "constant", "refused" or "backward"
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.overload(*args, **kwargs)
+        try:
+            return self.overload(*args, **kwargs)
+        except OpjitError as error:
+            raise error.with_traceback(None) from error.__cause__  # torch's and opjit's frames tell a user nothing
 
     @property
     def qualified(self) -> str:
@@ -205,12 +206,13 @@ class Op:
         self.register_rules()
         return function
 
-    def autocast(self, dtype: torch.dtype | None = None) -> None:
+    def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
         """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
         As in torch's own rules, float64 stays.
 
         Args:
             dtype: torch.float32, or another; None is the region's dtype.
+            only: names of the arguments to convert, ``["x"]``, where others must stay as they are; None converts all.
 
         Example:
             >>> scale.autocast(torch.float32)
@@ -219,11 +221,16 @@ class Op:
             tensor([2.5000, 2.5000])
 
         Raises:
-            DeclarationError: the op writes an argument: it would write a converted copy.
+            DeclarationError: the op writes an argument: it would write a converted copy. Or `only` names no Tensor of the op.
         """
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
-        self._autocast = (dtype,)
+        places: dict[str, int | str] = {each.name: each.name if each.keyword_only else index
+                                        for index, each in enumerate(self.schema.arguments) if each.kind == "Tensor"}
+        wrong = [name for name in only or () if name not in places]
+        if isinstance(only, str) or wrong:
+            raise DeclarationError(f"{self.qualified} has no Tensor {', '.join(wrong) or only}: only= is a list of {', '.join(places)}")
+        self._autocast = transforms.AutocastRule(dtype, None if only is None else frozenset(places[name] for name in only))
         self.register_rules()
 
     def sharding(self, function: Function) -> Function:
@@ -249,21 +256,31 @@ class Op:
 
     def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as the rule for autocast converts them."""
-        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast[0])
+        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast)
 
     def register_rules(self) -> None:
         """Tell torch the rules for vmap and autocast, once; it gets methods, so that a reload can exchange the rules."""
         if self.handle is None:
             return
-        with processes.uninterrupted():
-            if (self._vmap is not None or self.elementwise) and "vmap" not in self._rules:
-                self._rules["vmap"] = transforms.bind_vmap(self.schema, self._run_vmap)
-            if self._autocast is not None and "autocast" not in self._rules:
-                self._rules["autocast"] = transforms.bind_autocast(self.schema, self.overload, lambda: (self._autocast or (None,))[0])
-            if self._autocast is None and "autocast" in self._rules:
-                self._rules.pop("autocast")()
-            if "sharding" in self._rules:  # DTensor keeps what the old rule said; it asks for the new one
-                self._rules.pop("sharding")()
+        if (self._vmap is not None or self.elementwise) and "vmap" not in self._rules:
+            self._tell("vmap", lambda library: torch.library.register_vmap(self.qualified, self._run_vmap, lib=library))
+        if self._autocast is not None and "autocast" not in self._rules:
+            self._tell("autocast", lambda library: transforms.bind_autocast(library, self.schema, self.overload,
+                                                                            lambda: self._autocast or transforms.AutocastRule()))
+        if self._autocast is None and "autocast" in self._rules:
+            self._rules.pop("autocast")()
+        if "sharding" in self._rules:  # DTensor keeps what the old rule said; it asks for the new one
+            self._rules.pop("sharding")()
+
+    def _tell(self, rule: str, bind: Callable[[autograd.AutogradRule], None]) -> None:
+        """Register a rule with torch; one that is interrupted is taken back."""
+        library = autograd.AutogradRule(self.schema.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        self._rules[rule] = library._destroy
+        try:
+            bind(library)
+        except BaseException:
+            self._rules.pop(rule)()
+            raise
 
     def forget_rules(self) -> None:
         """Take back what `register_rules` told torch."""
@@ -286,28 +303,27 @@ class Op:
     @property
     def differentiable(self) -> bool:
         """Whether torch knows a backward."""
-        return self._autograd is not None and self._autograd[0] == "backward"
+        return self._autograd == "backward"
 
     def register_autograd(self) -> None:
         """Tell torch the derivative of the op. It gets two methods for a backward, so that a reload can exchange the functions."""
         wanted = "constant" if self.constant else "refused" if self._backward is None and not self.differentiable else "backward"
-        if self.handle is None or (self._autograd is not None and self._autograd[0] == wanted):
+        if self.handle is None or self._autograd == wanted:
             return
-        with processes.uninterrupted():
-            self.forget_autograd()
-            if wanted == "constant":
-                take_back = autograd.constant(self.schema)
-            elif wanted == "refused":
-                take_back = autograd.refuse(self.schema, self.overload)
-            else:
-                take_back = autograd.bind(self.schema, self.overload, self._run_backward, self._run_setup_context,
-                                          self._run_vmap, self._cast)
-            self._autograd = wanted, take_back
+        self.forget_autograd()
+        vmap, cast = self._run_vmap, self._cast
+        rules: dict[str, Callable[[autograd.AutogradRule], None]] = {
+            "constant": lambda library: autograd.constant(library, self.schema),
+            "refused": lambda library: autograd.refuse(library, self.schema, self.overload, vmap, cast),
+            "backward": lambda library: autograd.bind(library, self.schema, self.overload, self._run_backward, self._run_setup_context,
+                                                      vmap, cast)}
+        self._tell("autograd", rules[wanted])
+        self._autograd = wanted
 
     def forget_autograd(self) -> None:
         """Take back what `register_autograd` told torch."""
-        if self._autograd is not None:
-            self._autograd[1]()
+        if "autograd" in self._rules:
+            self._rules.pop("autograd")()
         self._autograd = None
 
     def _run_backward(self, ctx: Any, *grads: Any) -> Any:
@@ -315,9 +331,9 @@ class Op:
             raise DeclarationError(f"{self.qualified} was declared again, without a backward; add one with @{self.schema.name}.backward")
         return self._backward(ctx, *grads)
 
-    def _run_setup_context(self, **given: Any) -> None:
+    def _run_setup_context(self, **context: Any) -> None:
         if self._setup_context is not None:
-            self._setup_context(**given)
+            self._setup_context(**context)
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
@@ -325,24 +341,23 @@ class Op:
 
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
-        for name in ("folder", "fake", "extra", "library", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
-                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding",
-                     "waived"):
+        for name in ("folder", "fake", "extra", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
+                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding", "waived"):
             setattr(self, name, getattr(newer, name))
         self.register_autograd()
         self.register_rules()
 
     @property
-    def plain(self) -> Function:
+    def reference_function(self) -> Function:
         """The declared reference: the op in plain torch. Raises DeclarationError if there is none."""
         return self._declared(self._reference, "reference")
 
-    def sample(self, device: str) -> Iterator[Sample]:
-        """The declared samples on a device. Raises DeclarationError if there are none."""
+    def samples_on(self, device: str) -> Iterator[Sample]:
+        """Yield the declared samples on a device. Raises DeclarationError if there are none."""
         yield from map(Sample.of, self._declared(self._samples, "samples")(device))
 
-    def work(self, device: str) -> Iterator[Workload]:
-        """The declared workloads on a device. Raises DeclarationError if there are none."""
+    def workloads_on(self, device: str) -> Iterator[Workload]:
+        """Yield the declared workloads on a device. Raises DeclarationError if there are none."""
         yield from self._declared(self._workloads, "workloads")(device)
 
     def _declared(self, function: Function | None, what: str) -> Function:
@@ -352,11 +367,16 @@ class Op:
 
     def write_code(self) -> None:
         """Write an inline op's sources to this process's temporary folder, unless they are there."""
-        if self.code is not None:
+        if self.code is None:
+            return
+        try:
             self.folder = _write(self.schema.name, self.code.texts)
+        except OSError as error:
+            raise DeclarationError(f"the code of {self.qualified} cannot be written to a temporary folder: {error}; set TMPDIR to a folder "
+                                   "that you can write") from None
 
     def source(self, backend: Backend) -> Path:
-        """The kernel's source for a backend. It lies in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
+        """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
 
         An inline op has its source after `write_code`.
 
@@ -371,17 +391,14 @@ class Op:
             if place.is_file():
                 return place
         if self.code is not None:
-            given = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
-            raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {given} only; declare it again with "
-                           f"code for {backend.name}, too")
-        if self.library is not None:
-            raise NoKernel(f"{self.qualified} cannot be built for {backend.name}: it comes from the library {self.library}, which holds no "
-                           f"sources; call opjit.build_library({self.qualified!r}, DIR, {backend.name!r}) where they are, and load that")
+            devices = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
+            raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {devices} only; declare it again "
+                           f"with code for {backend.name}, too")
         raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in {self.folder}"
                        f"{''.join(f', or {place}' for place in of_device)}")
 
     def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
-        """What the op is built from for a target, now.
+        """Describe what the op is built from for a target, now. Reads its files; writes none.
 
         Args:
             compilers: their identities, the preferred first; see `toolchain.identities_of`.
@@ -391,15 +408,17 @@ class Op:
             NoKernel: there is no source for the target's backend.
             OSError: a source cannot be read.
         """
-        self.write_code()
         source, flags = self.source(target.backend), self.flags(target)
+        if self.code is not None:
+            scan = scan or Scan()
+            scan.texts[str(source)] = self.code.texts[target.backend.suffix].encode()
         shown = None if self.code is None else self.code.shown or source.name
         preferred = compilers[0] if compilers else None
         return Recipe(self.schema, target, source, read_inputs(source, target, flags, scan), flags, preferred, shown,
                       tuple(compilers[1:]))
 
     def flags(self, target: Target) -> Flags:
-        """The backend's flags with the op's own."""
+        """Return the backend's flags with the op's own."""
         flags = target.backend.flags(target.arch, target.runtime)
         debug = is_on("OPJIT_DEBUG") or (self.code is not None and self.code.debug)
         if self.extra is None and not debug:
@@ -410,7 +429,7 @@ class Op:
         return for_debugger(flags) if debug else flags
 
     def libraries(self, target: Target) -> list[str]:
-        """The shared libraries to open before the op's own."""
+        """Return the shared libraries to open before the op's own."""
         flags = self.flags(target)
         if not flags.shared and not any(map(os.path.isabs, flags.link)):
             return []
@@ -419,7 +438,7 @@ class Op:
         return to_open(flags)
 
     def backends(self) -> list[str]:
-        """Names of the backends that the op has a source for."""
+        """Return the names of the backends that the op has a source for."""
         names = []
         for backend in backends.all_backends():
             with suppress(NoKernel):
@@ -428,7 +447,7 @@ class Op:
         return names
 
     def devices(self) -> list[str]:
-        """Names of the backends that the op has a source for and that this process can run."""
+        """Return the names of the backends that the op has a source for and that this process can run."""
         own = self.backends()
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
 
@@ -448,7 +467,7 @@ def _write(name: str, texts: Mapping[str, str]) -> Path:
 
 
 def _private_folder() -> Path:
-    """This process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
+    """Return this process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
     folder = _folders.get(os.getpid())
     if folder is None or not folder.is_dir():
         folder = _folders[os.getpid()] = files.until_exit("opjit-inline-")
@@ -456,7 +475,7 @@ def _private_folder() -> Path:
 
 
 def no_fake(schema: Schema, advice: str) -> Function:
-    """The fake kernel of an op that has none: an error, unless the op returns nothing."""
+    """Return the fake kernel of an op that has none: an error, unless the op returns nothing."""
     def fake(*args: Any, **kwargs: Any) -> None:
         if schema.results:
             raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: {advice}")

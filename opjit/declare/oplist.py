@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import backends
+from opjit import backends, files
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
 from opjit.errors import CacheWarning, RecordError
@@ -64,8 +64,8 @@ class RecordedExtension(NamedTuple):
 
     Attributes:
         function: ``"load"`` or ``"load_inline"``.
-        arguments: of the function, by name.
-        archs: as in TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
+        arguments: the function's arguments, by name.
+        archs: the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
     """
 
     function: str
@@ -117,13 +117,14 @@ def parse_op(fields: object) -> RecordedOp:
     for name in _TEXTS:
         if not isinstance(fields[name], str):
             raise ValueError(f"expected a string as {name!r}, not {fields[name]!r:.80}")
-    flags, given = fields["flags"], fields[place]
+    flags, sources = fields["flags"], fields[place]
     if isinstance(flags, dict):  # an earlier opjit knew fewer kinds
         fields = {**fields, "flags": (flags := {"cuda_link": [], "sources": [], **flags})}
     if not isinstance(flags, dict) or flags.keys() != set(FLAGS) or not all(_are_texts(values) for values in flags.values()):
         raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags', not {flags!r:.80}")
-    if not (isinstance(given, str) if place == "folder" else isinstance(given, dict) and given and _are_texts(list(given.values()))):
-        raise ValueError(f"expected {'a path' if place == 'folder' else 'sources by backend'} as {place!r}, not {given!r:.80}")
+    if not (isinstance(sources, str) if place == "folder"
+            else isinstance(sources, dict) and sources and _are_texts(list(sources.values()))):
+        raise ValueError(f"expected {'a path' if place == 'folder' else 'sources by backend'} as {place!r}, not {sources!r:.80}")
     found = RecordedOp(**fields)
     "".join([*(fields[name] for name in _TEXTS), *(found.code or {}).values()]).encode()  # a ValueError for lone surrogates
     return found
@@ -134,7 +135,7 @@ def _are_texts(values: object) -> bool:
 
 
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
-    """The list's text: each op and target and each extension once, in an order that does not depend on the input's."""
+    """Return the list's text: each op and target and each extension once, in an order that does not depend on the input's."""
     found = {json.dumps(each.fields(), sort_keys=True): each for each in ops}
     ordered = sorted(found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0]))
     fields: dict[str, Any] = {"format": FORMAT, "ops": [each.fields() for _, each in ordered]}
@@ -160,11 +161,7 @@ def read_extensions(path: Path) -> list[RecordedExtension]:
 
 def _read(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"it is longer than {MAX_BYTES >> 20} MiB")
-        fields = json.loads(content)
+        fields = json.loads(files.read_regular(path, MAX_BYTES))
         fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}
         if fields.keys() != {"format", "ops", "extensions"} or not all(isinstance(fields[name], list) for name in ("ops", "extensions")):
             raise ValueError("expected an object with 'format' and 'ops'")

@@ -1,4 +1,4 @@
-"""Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel.
+"""Makes an op earlier to torch: its schema, its fake kernel, its backward and a first-call kernel.
 
 The first call on a device reaches the first-call kernel. That kernel readies the device's C kernel and calls the op again; from
 then on torch calls the C kernel.
@@ -15,51 +15,59 @@ import torch
 from opjit import backends, processes
 from opjit.backends import Backend
 from opjit.declare.op import Function, Op
-from opjit.errors import DeclarationError, NoKernel
+from opjit.errors import DeclarationError, NoKernel, OpjitError
 
 got: dict[tuple[str, object], torch._ops.OpOverload] = {}  # results of `opjit.get`, by its arguments
-_kept: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
+_placeholders: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
 
 
 def _not_ready(op: Op, backend: Backend) -> None:
     raise NoKernel(f"{op.qualified} cannot run on {backend.name} before `import opjit` has ended")
 
 
-ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel for a backend; request.py sets it
+ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel for a backend; see registry.declare_bundled
 
 
-def define(op: Op, known: Op | None) -> None:
-    """Make an op known to torch. The caller holds `processes.declaring`.
+def define(op: Op, earlier: Op | None) -> None:
+    """Make an op earlier to torch. The caller holds `processes.declaring`.
 
     Args:
-        known: the op declared under this name before.
+        earlier: the op that this name had before.
 
     Raises:
         DeclarationError: an op of that name is declared elsewhere, or torch refuses it.
     """
     qualified, namespace, name = op.qualified, op.schema.namespace, op.schema.name
-    if known is not None and known is not op:
-        if known.library is not None and known.library != op.library:
-            raise DeclarationError(f"{qualified} was loaded from {known.library} before it was declared; import its declaration first, "
-                                   "then call opjit.load_library")
-        refuse_second(known, op)
-        forget(known)
+    if earlier is not None and earlier is not op:
+        refuse_second(earlier, op)
+        forget(earlier)
     library = torch.library.Library(namespace, "FRAGMENT")
     try:
         _register(library, op)
     except RuntimeError as error:
-        library._destroy()
+        _destroy(library)
         raise DeclarationError(f"torch refuses the op {qualified}, so choose another name or namespace: "
                                f"{str(error).splitlines()[0]}") from None
-    except BaseException:  # an interrupt's traceback would keep the library alive, and with it torch's entry
-        library._destroy()
+    except BaseException:
+        _destroy(library)
         raise
     op.handle = library
-    # Looked up before another thread can: torch gives threads that ask at once an overload each.
-    op.overload = getattr(getattr(torch.ops, namespace), name).default
-    setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
-    op.register_autograd()
-    op.register_rules()
+    try:
+        # Looked up before another thread can: torch gives threads that ask at once an overload each.
+        op.overload = getattr(getattr(torch.ops, namespace), name).default
+        setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
+        op.register_autograd()
+        op.register_rules()
+    except BaseException:
+        forget(op)
+        raise
+
+
+def _destroy(library: torch.library.Library) -> None:
+    """Take an op back from torch. torch does so again when Python frees the library, which an interrupt's traceback may hold until the op
+    is declared anew; with an empty list of ops, that one stays."""
+    library._destroy()
+    library._op_defs.clear()
 
 
 def _register(library: torch.library.Library, op: Op) -> None:
@@ -77,25 +85,25 @@ def _register(library: torch.library.Library, op: Op) -> None:
     torch.library.register_fake(op.qualified, _fake_kernel(op), lib=library)
 
 
-def refuse_second(known: Op, newer: Op) -> None:
+def refuse_second(earlier: Op, newer: Op) -> None:
     """Refuse a second op of the same name. A later declaration from the same folder or module is the same op.
 
     Raises:
         DeclarationError: names both places.
     """
-    one, other = (op.folder if op.code is None else op.code.module for op in (known, newer))
+    one, other = (op.folder if op.code is None else op.code.module for op in (earlier, newer))
     if one != other:
-        raise DeclarationError(f"two ops are named {newer.qualified}: one is declared in {known.where}, the other in {newer.where}; "
+        raise DeclarationError(f"two ops are named {newer.qualified}: one is declared in {earlier.where}, the other in {newer.where}; "
                                "rename one or give it a namespace of its own")
 
 
-def redeclare(known: Op, newer: Op) -> None:
+def redeclare(op: Op, newer: Op) -> None:
     """Give an op another schema, which makes it another op for torch."""
-    with processes.uninterrupted(), processes.declaring:
-        forget(known)
-        known.schema = newer.schema
-        known.adopt(newer)
-        define(known, known)
+    with processes.declaring:
+        forget(op)
+        op.schema = newer.schema
+        op.adopt(newer)
+        define(op, op)
 
 
 def forget(op: Op) -> None:
@@ -106,16 +114,16 @@ def forget(op: Op) -> None:
     """
     global got
     got = {}
-    if op.handle is not None and op.qualified not in _kept:
-        _kept[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
-        _kept[op.qualified].impl(op.schema.name, _vulkan_kernel(op.qualified), "Vulkan")
+    if op.handle is not None and op.qualified not in _placeholders:
+        _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
+        _placeholders[op.qualified].impl(op.schema.name, _vulkan_kernel(op.qualified), "Vulkan")
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
     op.forget_autograd()
     op.forget_rules()
     if op.handle is not None:
-        op.handle._destroy()
+        _destroy(op.handle)
     op.handle = None
     namespace = getattr(torch.ops, op.schema.namespace)
     if op.schema.name in namespace.__dict__:
@@ -141,7 +149,7 @@ def _lazy_view_kernel(qualified: str) -> Function:
 
 
 def _fake_kernel(op: Op) -> Function:
-    """The declared fake kernel, behind the device check of the C kernels. torch calls it if a single tensor is a meta tensor; without
+    """Put the device check of the C kernels before the declared fake kernel. torch calls that if a single tensor is a meta tensor; without
     the check, a result on another device would be memory that no kernel filled."""
 
     def fake(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +165,7 @@ def _fake_kernel(op: Op) -> Function:
 
 
 def _first_call_kernel(op: Op) -> Function:
-    """The Python kernel that torch calls until a C kernel is registered."""
+    """Return the Python kernel that torch calls until a C kernel is registered."""
     qualified = op.qualified
 
     def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +174,10 @@ def _first_call_kernel(op: Op) -> Function:
         if backend is None:
             raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
                            f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")
-        ready(op, backend)
+        try:
+            ready(op, backend)
+        except OpjitError as error:
+            raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
         if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
             raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; "
                            f"call opjit.get({qualified!r}, {backend.name!r})")

@@ -13,7 +13,7 @@ class Sample(NamedTuple):
     """One call of an op, as ``samples`` may yield it; a plain tuple of arguments and a pair ``(args, kwargs)`` do, too.
 
     Attributes:
-        args, kwargs: of the call.
+        args, kwargs: the arguments of the call.
         rtol, atol: the largest relative and absolute difference from the reference's results; None is the default for the results'
             dtype and the sample's size.
         note: what a check changed in a declared sample, for messages.
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, declared: Any) -> Sample:
-        """A sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
+        """Return a sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
         if isinstance(declared, Sample):
             return declared
         if isinstance(declared, tuple) and len(declared) == 2 and isinstance(declared[0], tuple) and isinstance(declared[1], dict):
@@ -48,12 +48,12 @@ class Sample(NamedTuple):
         return tensors_of(self.values)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> Sample:
-        """The same call with each tensor changed."""
+        """Return the same call with each tensor changed."""
         args, kwargs = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values)
         return self._replace(args=args, kwargs=kwargs, note=note or self.note)
 
     def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> Sample:
-        """The same call with one tensor replaced."""
+        """Return the same call with one tensor replaced."""
         tensors = iter(range(len(self.tensors())))
         return self.map(lambda value: tensor if next(tensors) == index else value, note)
 

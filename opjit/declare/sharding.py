@@ -18,7 +18,7 @@ _DTENSOR = "torch.distributed.tensor"
 
 
 def wanted() -> bool:
-    """Whether this process uses DTensor."""
+    """Return whether this process uses DTensor."""
     return _DTENSOR in sys.modules
 
 
@@ -33,17 +33,17 @@ def bind(overload: OpOverload, rule: Function) -> Function:
     from torch.distributed.tensor.experimental import register_sharding
 
     register_sharding(overload)(rule)
-    known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
 
     def take_back() -> None:
-        known.pop(overload, None)
+        strategies.pop(overload, None)
         _clear_sharding_prop_cache()
 
     return take_back
 
 
 def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:
-    """Any dimension of the result may be sharded, with the arguments' dimensions that it comes from: the rule of an elementwise op."""
+    """Return the rule of an elementwise op: any dimension of the result may be sharded, with the dimensions that it comes from."""
     import torch
     from torch.distributed.tensor import Replicate, Shard
 

@@ -6,8 +6,9 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -27,7 +28,7 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, b
         vmap: as torch.library.register_vmap takes it.
         cast: gives a call's arguments as autocast converts them, which torch would do below the transforms.
     """
-    plain = _function(overload, backward, setup_context, vmap, {})
+    plain = functools.cache(lambda: _function(overload, backward, setup_context, vmap, {}))  # made late, to keep declarations cheap
 
     def transform(*args: Any, **kwargs: Any) -> Any:
         from torch._C._functorch import TransformType
@@ -38,14 +39,14 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, b
         if interpreter.key() == TransformType.Functionalize:
             return _functionalized(overload, interpreter, args, kwargs)
         args, kwargs = cast(args, kwargs)
-        function = _function(overload, backward, setup_context, vmap, kwargs) if kwargs else plain
+        function = _function(overload, backward, setup_context, vmap, kwargs) if kwargs else plain()
         return custom_function_call(function, *args)
 
     library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
 
 
 def _function(overload: OpOverload, backward: Function, setup_context: Function, vmap: Function, kwargs: dict[str, Any]) -> Any:
-    """The op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
+    """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
     arguments = overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
     named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
@@ -75,13 +76,13 @@ def _function(overload: OpOverload, backward: Function, setup_context: Function,
 
 
 def no_forward_mode(overload: OpOverload) -> NotImplementedError:
-    """The error of an op with a backward in forward mode, where its results' tangents would be zero."""
-    return NotImplementedError(f"{overload._schema.name} has a backward, but no rule for forward mode (torch.func.jvp, jacfwd, "
-                               "torch.autograd.forward_ad); use reverse mode: torch.autograd.grad")
+    """Make the error of an op in forward mode, where its results' tangents would be zero."""
+    return NotImplementedError(f"{overload._schema.name} has no rule for forward mode (torch.func.jvp, jacfwd, torch.autograd.forward_ad); "
+                               "a backward serves reverse mode only: torch.autograd.grad")
 
 
 def _functionalized(overload: OpOverload, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op under torch.func.functionalize; one with a backward writes no argument, so nothing has to be replaced."""
+    """Return the op under torch.func.functionalize; one with a backward writes no argument, so nothing has to be replaced."""
     from torch._functorch.eager_transforms import _unwrap_all_tensors_from_functional, _wrap_all_tensors_to_functional
 
     args, kwargs = (_unwrap_all_tensors_from_functional(each, reapply_views=False) for each in (args, kwargs))
@@ -132,47 +133,49 @@ def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any,
     return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
 
-def bind_vmap(schema: Schema, vmap: Function) -> Function:
-    """Make a rule that of the op without a backward. Returns a function that takes it back."""
-    library = torch.library.Library(schema.namespace, "FRAGMENT")
-    torch.library.register_vmap(schema.qualified, vmap, lib=library)
-    return library._destroy
+class AutocastRule(NamedTuple):
+    """A conversion of floating-point arguments.
 
-
-def bind_autocast(schema: Schema, overload: OpOverload, wanted: Callable[[], torch.dtype | None]) -> Function:
-    """Convert floating-point arguments in regions of torch.autocast. Returns a function that takes this back.
-
-    Args:
-        wanted: the dtype; None is that of the region.
+    Attributes:
+        dtype: the dtype to convert to; None is that of the region.
+        only: positions and keyword-only names of the arguments to convert; None converts all.
     """
-    library = torch.library.Library(schema.namespace, "FRAGMENT")
+
+    dtype: torch.dtype | None = None
+    only: frozenset[int | str] | None = None
+
+
+def bind_autocast(library: torch.library.Library, schema: Schema, overload: OpOverload, rule: Callable[[], AutocastRule]) -> None:
+    """Convert floating-point arguments in regions of torch.autocast."""
     for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
-        library.impl(schema.name, _cast_first(overload, device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), wanted), key)
-    return library._destroy
+        library.impl(schema.name, _cast_first(overload, device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), rule), key)
 
 
-def cast(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: torch.dtype | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert a call's floating-point tensors, if autocast is on for their device.
-
-    Args:
-        wanted: the dtype; None is that of the region.
-    """
-    from torch.amp.autocast_mode import _cast
-
+def cast(args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Convert a call's floating-point tensors, if autocast is on for their device."""
     device = next((each.device.type for each in args if isinstance(each, torch.Tensor)), "cpu")
     if not torch.is_autocast_enabled(device):
         return args, kwargs
-    dtype = wanted or torch.get_autocast_dtype(device)
-    return _cast(args, device, dtype), _cast(kwargs, device, dtype)
+    return _converted(args, kwargs, device, rule)
 
 
-def _cast_first(overload: OpOverload, device: str, keys: torch._C.DispatchKeySet, wanted: Callable[[], torch.dtype | None]) -> Function:
+def _converted(args: tuple[Any, ...], kwargs: dict[str, Any], device: str, rule: AutocastRule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from torch.amp.autocast_mode import _cast
+
+    dtype = rule.dtype or torch.get_autocast_dtype(device)
+
+    def converted(place: int | str, value: Any) -> Any:
+        return _cast(value, device, dtype) if rule.only is None or place in rule.only else value
+
+    return (tuple(converted(index, value) for index, value in enumerate(args)),
+            {name: converted(name, value) for name, value in kwargs.items()})
+
+
+def _cast_first(overload: OpOverload, device: str, keys: torch._C.DispatchKeySet, rule: Callable[[], AutocastRule]) -> Function:
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        from torch.amp.autocast_mode import _cast
-
-        dtype = wanted() or torch.get_autocast_dtype(device)
+        args, kwargs = _converted(args, kwargs, device, rule())
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*_cast(args, device, dtype), **_cast(kwargs, device, dtype))
+            return overload(*args, **kwargs)
 
     return autocast

@@ -11,50 +11,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from opjit import backends, cpp_extension, progress, request
+from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
-from opjit.backends.targets import Target
 from opjit.cpp_extension import binary
-from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.cpp_extension.recorded import with_defaults
-from opjit.declare import catalog
-from opjit.declare.op import Op
+from opjit.declare import registry
 from opjit.distributed import ranks
 from opjit.distributed.job import Job
+from opjit.distributed.rank_task import RankTask
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
-from opjit.distributed.wanted_entry import WantedEntry
-from opjit.errors import BadSetting, CacheWarning, OpjitError, one_string
-from opjit.store.entry import Entry
+from opjit.errors import BadSetting, CacheWarning, one_string
 from opjit.store.store import Store, default_root
-from opjit.survey import Pair, Survey
-from opjit.wanted import OpBinary
+from opjit.wanted import Wanted
 
 __all__ = ["load", "load_inline", "ready"]
 
 _CONNECT_TIMEOUT = 60.0  # seconds that a rank with missing entries waits for the job's store
 _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing
-
-
-class Outcome(NamedTuple):
-    """What became of one entry that this rank wants.
-
-    Attributes:
-        entry: the verified binary on this rank; None if there is an error.
-        error: why there is no entry; an error in the op's source is the same on every rank.
-        origin: ``"found"`` in a cache, ``"built"`` by this rank, or ``"taken"`` from another rank.
-    """
-
-    op: Op
-    target: Target
-    entry: Entry | None
-    error: OpjitError | None
-    origin: str
 
 
 def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOverload]:
@@ -90,12 +69,13 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     if isinstance(names, str):
         raise BadSetting(one_string("opjit.distributed.ready", "names", names))
     target = targets.here(backends.for_device(targets.device_type(device)))
-    outcomes = share([(catalog.find(name), target) for name in names])
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-        request.ready(outcome.op, target.backend, outcome.entry)
-    return [outcome.op.overload for outcome in outcomes]
+    ops, store = [registry.find(name) for name in names], Store(default_root())
+    tasks = share(batch.requests(((op, target) for op in ops), store), store)
+    for op, task in zip(ops, tasks, strict=True):
+        if task.error is not None:
+            raise task.error
+        request.ready(op, target.backend, task.entry)
+    return [op.overload for op in ops]
 
 
 def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
@@ -130,62 +110,44 @@ def _load(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         wanted = binary.of_call(given, store.notes, fast=given.pop("fast"))
     except Unsupported:
         return function(**arguments)
-    [entry] = share_extensions([wanted], store)
-    if entry.error is not None:
-        raise entry.error
-    return cpp_extension.load_wanted(function.__name__, wanted, entry.entry)
+    [task] = share([wanted], store)
+    if task.error is not None:
+        raise task.error
+    return cpp_extension.load_wanted(function.__name__, wanted, task.entry)
 
 
-def share(wanted: Iterable[tuple[Op, Target]], store: Store | None = None, *, layers: bool = True, offer: bool = True,
-          must_store: bool = False, jobs: int | None = None) -> list[Outcome]:
+def share(wanted: Iterable[Wanted], store: Store, *, offer: bool = True, jobs: int | None = None, build_into_store: bool = False
+          ) -> list[RankTask]:
     """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded.
 
-    The ranks may want different entries; each returns when it has its own. Errors are in the outcomes.
+    The ranks may want different entries; each returns when it has its own. Errors are in the tasks.
 
     Args:
-        store: where entries go; None is the cache.
-        layers: also look into the layers.
+        store: where entries go.
         offer: also send entries that this node had before the call to nodes that lack them.
-        must_store: an entry must be in the store; a layer or a private folder will not do.
         jobs: builds at once on a machine, over all ranks there; None is what `budget.jobs` finds.
+        build_into_store: a layer's entry will do, unless the request says otherwise, but one that is built must be in the store.
 
     Raises:
-        NoKernel: an op has no source for a target's backend.
         OpjitError: the environment's variables for ranks are invalid.
     """
-    store = store or Store(default_root())
-    survey, entries, pairs = Survey(store, layers), list[WantedEntry](), list(wanted)
-    for op, target in pairs:
-        recipe = survey.recipe(Pair(op, target))
-        entries.append(WantedEntry(OpBinary(op, target, recipe, must_store), survey.look(recipe), store, must_store))
-    _settle(entries, store, offer, jobs)
-    return [Outcome(op, target, entry.entry, entry.error, entry.origin) for (op, target), entry in zip(pairs, entries, strict=True)]
-
-
-def share_extensions(wanted: Iterable[ExtensionBinary], store: Store, *, offer: bool = True, must_store: bool = False,
-                     jobs: int | None = None) -> list[WantedEntry]:
-    """The same for C++ extensions. A request's own `must_store` says whether a layer's entry will do."""
-    entries = [WantedEntry(each._replace(must_store=must_store), each.find(store), store, must_store) for each in wanted]
-    _settle(entries, store, offer, jobs)
-    return entries
-
-
-def _settle(entries: list[WantedEntry], store: Store, offer: bool, jobs: int | None) -> None:
+    tasks = [RankTask(each.in_store() if build_into_store else each, each.find(store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
-        _settle_with_others(rank, entries, store, offer and rank.leader and not rank.one_node, jobs)
-    for entry in entries:
-        if not entry.settled:
-            entry.build()
+        _settle_with_others(rank, tasks, store, offer and rank.leader and not rank.one_node, jobs)
+    for task in tasks:
+        if not task.settled:
+            task.build()
+    return tasks
 
 
-def _settle_with_others(rank: Rank, entries: list[WantedEntry], store: Store, offer: bool, jobs: int | None) -> None:
-    missing = [entry for entry in entries if entry.entry is None]
-    offers = [entry for entry in entries if offer and entry.entry is not None]
+def _settle_with_others(rank: Rank, tasks: list[RankTask], store: Store, offer: bool, jobs: int | None) -> None:
+    missing = [task for task in tasks if task.entry is None]
+    offers = [task for task in tasks if offer and task.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:
         return
-    what = "binary" if len(entries) == 1 else "binaries"
-    with progress.status(f"readying {len(entries)} {what} with {rank.size} ranks") as show, progress.on_status(show):
+    what = "binary" if len(tasks) == 1 else "binaries"
+    with progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show, progress.on_status(show):
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))
@@ -195,6 +157,6 @@ def _settle_with_others(rank: Rank, entries: list[WantedEntry], store: Store, of
             else:
                 job.offer(offers)
         except StoreLost as lost:
-            if any(not entry.settled for entry in missing):
+            if any(not task.settled for task in missing):
                 warnings.warn(CacheWarning(f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "
                                            f"{lost}"), stacklevel=4)

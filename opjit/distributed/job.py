@@ -14,6 +14,7 @@ and for the whole job the counters ``arrived`` and ``left`` (of calls), ``pulse`
 from __future__ import annotations
 
 import math
+import re
 import socket
 import threading
 import time
@@ -26,15 +27,16 @@ from opjit import files
 from opjit.builder import budget
 from opjit.distributed import presence
 from opjit.distributed.presence import Presence
+from opjit.distributed.rank_task import RankReport, RankTask
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import ANSWER_TIMEOUT, JobStore, StoreLost
-from opjit.distributed.wanted_entry import Result, WantedEntry
 from opjit.errors import CacheWarning, CompileError, EntryError
 from opjit.store import bundle
 from opjit.store.store import Store
 
 _PART_BYTES = 1 << 20  # torch's store accepts 8 MiB at once, but serves no other rank meanwhile
 _TRIES = 3  # ranks that try a build which fails for a reason that may be the rank's own
+_TOKEN = re.compile(r"[0-9a-f]{32}")  # another rank's, which is not trusted
 _sharing: set[tuple[object, object]] = set()  # jobs in which this process counts as sharing a cache
 
 
@@ -57,19 +59,19 @@ class Job:
         if jobstore.hosted:
             presence.at_exit(self.presence.wait_for_others)
 
-    def offer(self, entries: list[WantedEntry]) -> None:
+    def offer(self, entries: list[RankTask]) -> None:
         """For a rank that misses nothing: publish what others may miss, in a thread. The process waits for it at its exit."""
         thread = threading.Thread(target=self._offer_and_leave, args=(entries,), name="opjit-offer", daemon=True)
         thread.start()
         presence.at_exit(lambda: thread.join(ANSWER_TIMEOUT))
 
-    def _offer_and_leave(self, entries: list[WantedEntry]) -> None:
+    def _offer_and_leave(self, entries: list[RankTask]) -> None:
         with suppress(StoreLost):
             self.jobstore.add("arrived")
             self._offer(entries)
         self._leave()
 
-    def _offer(self, entries: list[WantedEntry]) -> None:
+    def _offer(self, entries: list[RankTask]) -> None:
         for wanted in entries:
             fits = wanted.entry is not None and wanted.name in wanted.binary.names(wanted.entry)
             if fits and self.presence.claim(wanted.name):
@@ -81,7 +83,7 @@ class Job:
         if not self.jobstore.hosted:
             self.jobstore.close()
 
-    def run(self, offers: list[WantedEntry], missing: list[WantedEntry]) -> None:
+    def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
         """For a rank that misses entries: settle each of them."""
         # Each rank starts at another entry, so that builders rarely compete for a claim.
         first = self.rank.number * len(missing) // self.rank.size
@@ -112,13 +114,13 @@ class Job:
                 name = "none"  # a cache that cannot be written is not shared
             token = name.encode() if self.jobstore.compare_set("token", "", name) else self.jobstore.get("token")
         job, folder = (self.rank.address, self.rank.restarts), (token or b"none").decode(errors="replace")
-        if job not in _sharing and (self.store.base / "staging" / folder).is_dir():
+        if job not in _sharing and _TOKEN.fullmatch(folder) and (self.store.base / "staging" / folder).is_dir():
             _sharing.add(job)
             self.jobstore.add("sharing")
 
     # --- building -------------------------------------------------------------------------------------------------------------------
 
-    def _build_some(self, entries: list[WantedEntry]) -> bool:
+    def _build_some(self, entries: list[RankTask]) -> bool:
         """Build the entries that no live rank has claimed, if this machine has a free slot; returns whether it built any."""
         free = [wanted for wanted in entries if wanted.able and not wanted.taken and not wanted.settled]
         if not free or time.monotonic() - self.last_slot_attempt < self.presence.beat_interval:
@@ -154,7 +156,7 @@ class Job:
                     return lambda: None
         return None
 
-    def _build(self, wanted: WantedEntry) -> None:
+    def _build(self, wanted: RankTask) -> None:
         wanted.build()
         if wanted.entry is not None:
             self._publish(wanted)
@@ -163,12 +165,12 @@ class Job:
         error = wanted.error
         assert error is not None
         if isinstance(error, CompileError) or presence.generation(claim) >= _TRIES:
-            self.jobstore.set(f"result/{wanted.name}", Result.of_error(error, self.name).dump())
+            self.jobstore.set(f"result/{wanted.name}", RankReport.of_error(error, self.name).dump())
         else:  # the cause may be this rank's own
             wanted.error, wanted.failure, wanted.able = None, error, False
             self.jobstore.compare_set(f"claim/{wanted.name}", claim, str(presence.generation(claim)))
 
-    def _publish(self, wanted: WantedEntry) -> None:
+    def _publish(self, wanted: RankTask) -> None:
         """Report an entry to the other ranks, and send its bytes unless all ranks share this cache."""
         entry, parts = wanted.entry, 0
         assert entry is not None
@@ -180,12 +182,12 @@ class Job:
                     self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
                     parts += 1
         for name in wanted.binary.names(entry):
-            self.jobstore.set(f"result/{name}", Result(entry.key, parts).dump())
+            self.jobstore.set(f"result/{name}", RankReport(entry.key, parts).dump())
         self.presence.drop_claim(wanted.name)
 
     # --- waiting --------------------------------------------------------------------------------------------------------------------
 
-    def _wait(self, wanted: WantedEntry, left: int) -> None:
+    def _wait(self, wanted: RankTask, left: int) -> None:
         """Check once for another rank's result; settle the entry, or sleep."""
         result = self.jobstore.get(f"result/{wanted.name}")
         if result is not None:
@@ -196,15 +198,16 @@ class Job:
         if not wanted.settled:
             time.sleep(self.presence.poll_interval)
 
-    def _check_claim(self, wanted: WantedEntry, left: int) -> None:
+    def _check_claim(self, wanted: RankTask, left: int) -> None:
         """Check who is building an entry: this rank may replace a dead builder, and gives up if no rank can build it."""
         wanted.checked = now = time.monotonic()
-        claim = (self.jobstore.get(f"claim/{wanted.name}") or b"").decode(errors="replace")
+        claim = (self.jobstore.get(f"claim/{wanted.name}") or b"").decode(errors="surrogateescape")
         if claim != wanted.claim:
             wanted.claim, wanted.changed = claim, now
         holder = presence.holder(claim)
         wanted.taken = bool(holder) and now - wanted.changed <= self.presence.timeout
-        builder = f"which {holder.rpartition('-')[0]} is building" if holder else "which no rank is building yet"
+        shown = re.sub(r"[^\w.-]", "?", holder.rpartition("-")[0])
+        builder = f"which {shown} is building" if holder else "which no rank is building yet"
         text = f"waiting for {wanted}, {builder}; {left} left"
         if text != self.last_shown:
             self.last_shown = text
@@ -215,11 +218,11 @@ class Job:
             if wanted.error is None:
                 wanted.build()  # fails with the reason why this rank cannot build it
 
-    def _settle(self, wanted: WantedEntry, result: bytes) -> None:
+    def _settle(self, wanted: RankTask, result: bytes) -> None:
         """Take another rank's error or entry; a shared cache may show the entry a little later."""
         deadline = time.monotonic() + presence.TIMEOUT
         while not wanted.settled and not wanted.look():
-            reported = Result.parse(result)
+            reported = RankReport.parse(result)
             late = time.monotonic() > deadline
             wanted.error = reported.to_error(self.name)
             if reported.parts:
@@ -230,7 +233,7 @@ class Job:
                 time.sleep(max(0.05, self.presence.poll_interval))
                 result = self.jobstore.get(f"result/{wanted.name}") or result
 
-    def _fetch(self, wanted: WantedEntry, reported: Result, late: bool) -> None:
+    def _fetch(self, wanted: RankTask, reported: RankReport, late: bool) -> None:
         """Fetch an entry's bytes. One rank of each node does, and the others find the entry in the cache; if it is late, each rank does."""
         from opjit.store import lock
 

@@ -66,7 +66,7 @@ class Presence:
             return self._claims.pop(name, "")
 
     def job_is_idle(self) -> bool:
-        """Whether no rank is working, and none is expected to arrive."""
+        """Return whether no rank is working, and none is expected to arrive."""
         return self._silence() > self.timeout and not self._expects_ranks()
 
     def _silence(self) -> float:
@@ -108,13 +108,13 @@ class Presence:
 
 
 def generation(claim: str) -> int:
-    """The number of ranks that have tried, from a claim; 0 for no claim."""
+    """Return the number of ranks that have tried, from a claim; 0 for no claim."""
     first = claim.partition(" ")[0]
     return int(first) if re.fullmatch(r"[0-9]{1,9}", first) else 0  # other programs may write to the store, too
 
 
 def holder(claim: str) -> str:
-    """The rank that holds a claim; empty if no rank is building the entry."""
+    """Return the rank that holds a claim; empty if no rank is building the entry."""
     words = claim.split(" ")
     return words[1] if len(words) == 3 else ""
 

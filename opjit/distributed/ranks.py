@@ -41,7 +41,7 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank | None:
-    """This process's rank; None if it is not part of a job.
+    """Return this process's rank; None if it is not part of a job.
 
     An existing process group comes first, then the variables of torchrun (RANK, WORLD_SIZE), Open MPI, other MPIs (PMI_RANK,
     PMI_SIZE) and Slurm's srun. Slurm's batch script is not a rank, although Slurm sets some of the variables there.
@@ -97,7 +97,7 @@ def _address() -> tuple[str, int] | None:
 
 
 def first_node(nodes: str) -> str:
-    """The first node of a Slurm node list: ``gpu007`` for ``gpu[007-012,15],login1``."""
+    """Return the first node of a Slurm node list: ``gpu007`` for ``gpu[007-012,15],login1``."""
     name = re.match(r"[^,\[]*", nodes)
     number = re.match(r"[^,\[]*\[([^\-,\]]+)[^\]]*\]([^,\[]*)", nodes)
     return "" if name is None else name[0] + (number[1] + number[2] if number else "")

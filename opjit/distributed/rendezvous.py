@@ -68,7 +68,7 @@ class JobStore:
         raise StoreLost(self._lost)
 
     def get(self, key: str) -> bytes | None:
-        """A key's value, or None. Unlike torch's get, it does not wait until the key is set."""
+        """Return a key's value, or None. Unlike torch's get, it does not wait until the key is set."""
         return bytes(self._call("get", key)) if self._call("check", [key]) else None
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -79,8 +79,12 @@ class JobStore:
         return int(self._call("add", key, amount))
 
     def compare_set(self, key: str, expected: str, value: str) -> bool:
-        """Set a key if it holds the expected value, and say whether it did; an empty string expects an unset key."""
-        return bool(self._call("compare_set", key, expected, value) == value.encode())
+        """Set a key if it holds the expected value, and say whether it did; an empty string expects an unset key.
+
+        Args:
+            expected: lone surrogates stand for bytes that are not UTF-8, as other programs may write to the store, too.
+        """
+        return bool(self._call("compare_set", key, expected.encode(errors="surrogateescape"), value) == value.encode())
 
     def close(self) -> None:
         """Disconnect: Python aborts if it exits while a thread runs torch's code."""

@@ -66,7 +66,7 @@ def _run_check(name: str, check: Callable[[], Iterable[Observation]], observatio
 
 
 def main(print_json: Callable[[object], None] | None = None) -> NoReturn:
-    """The command: run `show`, then end the process."""
+    """Run `show`, then end the process."""
     code = show(print_json)
     if any(thread.name.startswith(_THREAD_PREFIX) for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -21,7 +21,7 @@ import torch
 
 import opjit
 from opjit import backends, request
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.doctor.folders import nearest_existing
 from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation, from_error
 from opjit.errors import CacheWarning, OpjitError, ToolMissing
@@ -37,17 +37,17 @@ _OP = "tensor_negate"
 
 
 def c_op() -> list[Observation]:
-    """The C compiler, ninja, and an op for the CPU."""
+    """Check the C compiler, ninja, and an op for the CPU."""
     return _in_subprocess("C op", "c")
 
 
 def cuda_op() -> list[Observation]:
-    """nvcc, whether it matches torch, and an op for this machine's GPU or, without one, for another machine's."""
+    """Check nvcc, whether it matches torch, and an op for this machine's GPU or, without one, for another machine's."""
     return _in_subprocess("CUDA op", "cuda")
 
 
 def _in_subprocess(about: str, kind: str) -> list[Observation]:
-    """The observations of a subprocess, which ends with all that it started."""
+    """Yield the observations of a subprocess, which ends with all that it started."""
     with _temporary_folder(None) as folder, _temporary_folder(nearest_existing(default_root())) as cache:
         found, printed = Path(folder, "observations"), Path(folder, "output")
         found.touch(mode=0o600)
@@ -76,7 +76,7 @@ def _in_subprocess(about: str, kind: str) -> list[Observation]:
 
 
 def _temporary_folder(parent: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder in `parent`, or in the system's temporary folder if `parent` is None or cannot be written."""
+    """Make a folder in `parent`, or in the system's temporary folder if `parent` is None or cannot be written."""
     try:
         return tempfile.TemporaryDirectory(prefix=".opjit-doctor-", dir=parent, ignore_cleanup_errors=True)
     except OSError:
@@ -84,7 +84,7 @@ def _temporary_folder(parent: Path | None) -> tempfile.TemporaryDirectory[str]:
 
 
 def main(kind: str, path: str) -> None:
-    """In the subprocess: write each observation to a file at once, so that a crash does not lose it."""
+    """Write each observation to a file at once, in the subprocess, so that a crash does not lose it."""
     warnings.simplefilter("always", CacheWarning)
     with open(path, "a", encoding="utf-8") as file:
         for observation in _check_c() if kind == "c" else _check_cuda():
@@ -149,7 +149,7 @@ def _check_cuda() -> Iterator[Observation]:
 
 
 def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
-    """A difference in major version: a binary needs the CUDA runtime of its nvcc, and the process has torch's."""
+    """Find a difference in major version: a binary needs the CUDA runtime of its nvcc, and the process has torch's."""
     if torch.version.cuda is None or torch.version.cuda.partition(".")[0] == nvcc.version.partition(".")[0]:
         return None
     major = torch.version.cuda.partition(".")[0]
@@ -186,7 +186,7 @@ def _cross_compile() -> Observation:
     """Build the op for a GPU that is not here, and inspect the binary."""
     started = time.perf_counter()
     try:
-        entry = request.entry(catalog.find(_OP), target_of("cuda", _ARCH))
+        entry = request.entry(registry.find(_OP), target_of("cuda", _ARCH))
         seconds = time.perf_counter() - started
         found = elf.inspect(entry.library.read_bytes())
     except Exception as error:

@@ -28,7 +28,7 @@ _USE_ANOTHER = "set OPJIT_CACHE to a folder of your own on another filesystem"
 
 
 def cache() -> Iterator[Observation]:
-    """The cache's folder: its filesystem, its permissions, its free space, and what works there."""
+    """Check the cache's folder: its filesystem, its permissions, its free space, and what works there."""
     root = default_root()
     place = nearest_existing(root)
     if not place.is_dir():
@@ -42,7 +42,7 @@ def cache() -> Iterator[Observation]:
 
 
 def temporary() -> Iterator[Observation]:
-    """The folder for locks, and for builds that cannot be cached."""
+    """Check the folder for locks, and for builds that cannot be cached."""
     place = nearest_existing(Path(tempfile.gettempdir()))
     advice = "set TMPDIR to a folder on a local filesystem"
     yield Observation("temporary folder", OK, str(place))
@@ -61,14 +61,14 @@ def temporary() -> Iterator[Observation]:
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
+    """Return the path itself, or its nearest parent that exists."""
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 
 
 def filesystem(path: Path, mounts: str | None = None) -> str:
-    """The type of a path's filesystem, such as ``"ext4"``.
+    """Return the type of a path's filesystem, such as ``"ext4"``.
 
     Args:
         mounts: a text in the format of /proc/self/mounts; None reads that file.
@@ -104,7 +104,7 @@ def _filesystem_type(place: Path) -> Observation:
 
 
 def _permissions(root: Path) -> Iterator[Observation]:
-    """Whether other users can write or replace what is loaded."""
+    """Check whether other users can write or replace what is loaded."""
     store = Store(root)
     own = [folder for folder in (store.base, store.base / "staging", store.base / "toolchain") if folder.exists()]
     problems = [problem for problem in (files.swappable(root), *map(files.distrusted, own)) if problem]
@@ -224,7 +224,7 @@ def _execute(folder: Path) -> str | None:
 
 
 def builds() -> Iterator[Observation]:
-    """Staging folders of unfinished builds, and locks with their holders."""
+    """Report staging folders of unfinished builds, and locks with their holders."""
     staging = Store(default_root()).base / "staging"
     ages = []
     with suppress(OSError), os.scandir(staging) as found:
@@ -244,7 +244,7 @@ def builds() -> Iterator[Observation]:
 
 
 def _lock_state(path: Path) -> Observation | None:
-    """A lock's holder; None if the lock is free."""
+    """Return a lock's holder; None if the lock is free."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -269,7 +269,7 @@ def _lock_state(path: Path) -> Observation | None:
 
 
 def process_state(pid: int) -> str:
-    """The letter that ps shows for a process; empty if there is none."""
+    """Return the letter that ps shows for a process; empty if there is none."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     return ""

@@ -29,7 +29,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # in a URL
 
 
 def versions() -> Iterator[Observation]:
-    """Python, torch, the CPU and the C library."""
+    """Check Python, torch, the CPU and the C library."""
     where = Path(opjit.__file__).parent
     yield Observation("opjit", OK, f"{opjit.__version__} in {where}, Python {platform.python_version()}")
     torchs, oldest = (tuple(map(int, version.split(".")[:2])) for version in (torch.__version__, _OLDEST_TORCH))
@@ -54,7 +54,7 @@ def versions() -> Iterator[Observation]:
 
 
 def gpus() -> Iterator[Observation]:
-    """The GPUs that torch can use."""
+    """Check the GPUs that torch can use."""
     missing = backends.for_device("cuda").available()
     if missing is None:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -67,7 +67,7 @@ def gpus() -> Iterator[Observation]:
 
 
 def variables() -> Iterator[Observation]:
-    """The OPJIT_* variables that are set, misspelled ones included."""
+    """Report the OPJIT_* variables that are set, misspelled ones included."""
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith("OPJIT_")}
     for name, value in given.items():
         if name not in VARIABLES:
@@ -121,7 +121,7 @@ def _op_folders(paths: str) -> Iterator[Observation]:
 
 
 def remote() -> Iterator[Observation]:
-    """Whether the remote in OPJIT_REMOTE answers."""
+    """Check whether the remote in OPJIT_REMOTE answers."""
     if not os.environ.get("OPJIT_REMOTE"):
         return
     from opjit.share import remote, trust
@@ -140,7 +140,7 @@ def remote() -> Iterator[Observation]:
 
 
 def layers() -> Iterator[Observation]:
-    """The caches in OPJIT_LAYERS."""
+    """Check the caches in OPJIT_LAYERS."""
     for layer in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
         base = Store(Path(os.path.abspath(os.path.expanduser(layer)))).base
         if not os.path.isabs(os.path.expanduser(layer)):

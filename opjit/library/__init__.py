@@ -1,12 +1,12 @@
 """Libraries outside the cache, in a folder of the user's choice; another process can load them.
 
     DIR/<namespace>.<op>.<arch>.<start of its digest>/    or DIR/<name>/, as its builder chooses
-        library.json                     the ops, and the digest of each file below
-        python/<folder>/op.py            the declarations, with the modules beside them that they import
-        <namespace>.<op>/                a copy of the op's cache entry: the library, manifest.json, glue, the build's commands
-        libraries/<namespace>.<op>/      shared libraries that the op's author links with
+        <folder>/op.py, .c, .cu          a copy of each op's folder
+        <folder>/prebuilt/v1/…           its binaries, as in a wheel: a read-only store
+        <namespace>.<op>.so              a link to the binary of each op
 
-The folder appears complete by one rename and never changes. It may be moved, and other users may read it.
+The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and
+OPJIT_PATH take it, too.
 """
 
 from __future__ import annotations

@@ -5,21 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from string import Template
 
-from opjit import files, request
+from opjit import files, request, resources
 from opjit.backends.targets import Target
-from opjit.declare import carried, catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
-from opjit.library import contents
-from opjit.library.contents import Contents, Item
-from opjit.recipe import libraries
-from opjit.store.entry import MAX_BYTES, Entry, verify
+from opjit.store import layers
+from opjit.store import manifest as manifests
+from opjit.store.entry import Entry
+from opjit.store.manifest import Manifest
+from opjit.store.store import Store
 from opjit.wanted import target_of
 
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")  # of a copy of an op's folder
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
@@ -27,9 +31,9 @@ def build_library(ops: str | Sequence[str], build_directory: str | os.PathLike[s
                   name: str | None = None) -> Path:
     """Build ops, or take them from the cache, and copy them with their declarations to a folder. Loads nothing.
 
-    The folder holds all that another process needs: the binaries, and each op.py with the modules beside it that it imports
-    (``from .shapes import rows``), so fake kernels and backwards. Ops of one op.py go together. An op that no op.py declares, such as
-    one of `opjit.inline`, is known there by its schema alone.
+    The folder holds all that another process needs: the folder of each op, so fake kernels and backwards, and the binaries beside its
+    sources, as in a wheel. Ops of one op.py go together. An op that no op.py declares, such as one of `opjit.inline`, is known there by
+    its schema alone.
 
     Args:
         ops: ``"allreduce"``, ``"namespace::name"``, or a list of such names.
@@ -37,40 +41,47 @@ def build_library(ops: str | Sequence[str], build_directory: str | os.PathLike[s
             ever overwritten: another build gets another folder.
         device: build for this machine's device of that kind; None means the current accelerator, else the CPU.
         arch: build for this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have.
-        name: of the library's folder; the default is made of the first op, the arch and the content.
+        name: the name of the library's folder; the default is made of the first op, the arch and the content.
 
     Returns:
-        The path of the op's ``.so``, or, for a list, of the library's folder; `opjit.load_library` takes both.
+        The path of the op's ``.so``, or, for a list, of the library's folder; `opjit.load_library` takes both. The ``.so`` is a link.
 
     Raises:
         UnknownOp, UnknownDevice, UnknownArch, DeviceUnavailable, NoKernel, ToolMissing, CompileError: see `opjit.errors`.
-        DeclarationError: an op.py imports a file of its folder in a way that works only there, or changed since it was read.
+        DeclarationError: an op.py changed since it was read, or an op is linked with a library outside its folder.
         BuildError: the folder is not writable, the name has other characters than letters, digits and ``_.+-``, or another library
             has it.
 
     Example:
         >>> opjit.build_library("allreduce", "build", "cpu", name="sums")
-        PosixPath('build/sums/opjit.allreduce/opjit.allreduce.so')
+        PosixPath('build/sums/opjit.allreduce.so')
         >>> opjit.build_library(["allreduce", "mylib::scale"], "build", "cpu", name="my_ops")
         PosixPath('build/my_ops')
     """
-    asked = [catalog.find(each) for each in ([ops] if isinstance(ops, str) else ops)]
-    if not asked:
+    requested = [registry.find(each) for each in ([ops] if isinstance(ops, str) else ops)]
+    if not requested:
         raise BuildError("a library of no op: name one or more", op="", target="")
-    target, shown = target_of(device, arch), ", ".join(op.qualified for op in asked)
+    target, shown = target_of(device, arch), ", ".join(op.qualified for op in requested)
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise BuildError(f"{name!r} cannot be a library's name: expected letters, digits, '_', '.', '+' and '-', with a letter or digit "
                          "first, at most 100", op=shown, target=str(target))
-    entries = {op: request.entry(op, target) for op in _together(asked, target)}
-    python = _declarations(entries)
+    entries = {op: request.entry(op, target) for op in _together(requested, target)}
+    _check(entries)
     try:
-        root = _write(asked[0], target, entries, python, Path(build_directory), name)
+        root = _write(requested[0], target, entries, Path(build_directory), name)
     except (OSError, EntryError) as error:
         raise BuildError(f"{shown} for {target} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
                          "you can write", op=shown, target=str(target)) from error
-    if not isinstance(ops, str):
-        return root
-    return root / _dotted(asked[0]) / entries[asked[0]].library.name
+    return root / f"{_dotted(requested[0])}.so" if isinstance(ops, str) else root
+
+
+def put_binary(op: Op, target: Target, entry: Entry, manifest: Manifest, source_folder: Path) -> Path:
+    """Write a binary where `layers` looks for it beside the op's source. Returns the library's path."""
+    folder = Store(source_folder / layers.FOLDER).folder(op.qualified, target) / entry.key
+    folder.mkdir(parents=True)
+    (folder / manifest.library).write_bytes(entry.library.read_bytes())
+    (folder / manifests.NAME).write_bytes(manifest.dump())
+    return folder / manifest.library
 
 
 def _dotted(op: Op) -> str:
@@ -81,11 +92,16 @@ def _has_op_py(op: Op) -> bool:
     return op.code is None and op.file is not None and op.file.name == "op.py"
 
 
-def _together(asked: Sequence[Op], target: Target) -> list[Op]:
-    """The ops that are asked for, and the others of their op.py files that have a kernel for the target, sorted by name."""
-    found = {op.qualified: op for op in asked}
-    shared = {op.file for op in asked if _has_op_py(op)}
-    for op in catalog.all_ops():
+def _folder(op: Op) -> str:
+    """Return the name of the op's folder in a library."""
+    return op.folder.name if _has_op_py(op) else _dotted(op)
+
+
+def _together(requested: Sequence[Op], target: Target) -> list[Op]:
+    """Return the requested ops, and the others of their op.py files that have a kernel for the target, sorted by name."""
+    found = {op.qualified: op for op in requested}
+    shared = {op.file for op in requested if _has_op_py(op)}
+    for op in registry.all_ops():
         if op.file in shared and op.code is None:
             with suppress(NoKernel):
                 op.source(target.backend)
@@ -93,12 +109,17 @@ def _together(asked: Sequence[Op], target: Target) -> list[Op]:
     return [found[name] for name in sorted(found)]
 
 
-def _declarations(ops: Iterable[Op]) -> dict[str, dict[str, bytes]]:
-    """The Python files that declare ops, by the name of the op's folder, then by path in it."""
-    found: dict[str, dict[str, bytes]] = {}
+def _check(ops: Iterable[Op]) -> None:
+    """Raise DeclarationError unless a copy of the ops' folders declares them as this process does."""
     places: dict[str, Path] = {}
-    for op in filter(_has_op_py, ops):
-        assert op.file is not None
+    for op in ops:
+        linked = (*op.extra.link, *op.extra.cuda_link) if op.extra is not None else ()
+        for each in (each for each in linked if os.path.isabs(each) and each.endswith(".so")):
+            if not (_has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())):
+                raise DeclarationError(f"{op.qualified} is linked with {each}, which lies outside the folder of its op.py and so is not "
+                                       "in the library; move it there")
+        if not _has_op_py(op):
+            continue
         other = places.setdefault(op.folder.name, op.folder)
         if other != op.folder:
             raise DeclarationError(f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, as each becomes a "
@@ -106,76 +127,67 @@ def _declarations(ops: Iterable[Op]) -> dict[str, dict[str, bytes]]:
         if op.stamp != op.stamp_now():
             raise DeclarationError(f"{op.file} changed after this process read it; build the library in a new process, or call "
                                    f"opjit.get({op.qualified!r}, reload=True) first")
-        if op.folder.name not in found:
-            found[op.folder.name] = carried.collect(op.file)
-    return found
 
 
-def _write(first: Op, target: Target, entries: dict[Op, Entry], python: dict[str, dict[str, bytes]], directory: Path,
-           name: str | None) -> Path:
+def _write(first: Op, target: Target, entries: dict[Op, Entry], directory: Path, name: str | None) -> Path:
     """Put the library's folder into a directory, unless it is there. Raises OSError or EntryError if that fails."""
     directory.mkdir(parents=True, exist_ok=True)
     staged, aside = (directory / f".{files.unique()}" for _ in range(2))
     staged.mkdir(mode=0o755)
     try:
-        described = _fill(staged, target, entries, python)
-        place = directory / (name or f"{_dotted(first)}.{target.folder}.{described.digest[:20]}")
+        for op, entry in entries.items():
+            _copy(op, target, entry, staged)
+        digests = _digests(staged, seal=True)
         if name is None:
-            files.put_in_place(staged, place, aside, lambda there: _is_good(there, described, target))
+            digest = hashlib.sha256(repr(digests).encode()).hexdigest()
+            place = directory / f"{_dotted(first)}.{target.folder}.{digest[:20]}"
+            files.put_in_place(staged, place, aside, lambda there: _digests(there) == digests)
         else:
+            place = directory / name
             files.put_if_free(staged, place)
-            if not _is_good(place, described, target):
-                raise BuildError(f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
-                                 op=first.qualified, target=str(target))
-        _verify(place, described, target)
+        if _digests(place) != digests:
+            raise BuildError(f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
+                             op=first.qualified, target=str(target))
         return place
     finally:
         files.remove_tree(staged)
         files.remove_tree(aside)
 
 
-def _fill(root: Path, target: Target, entries: dict[Op, Entry], python: dict[str, dict[str, bytes]]) -> Contents:
-    """Write a library's files to an empty folder."""
-    digests: dict[str, str] = {}
-
-    def write(path: str, content: bytes, listed: bool = True) -> None:
-        for folder in reversed(Path(path).parents):
-            (root / folder).mkdir(mode=0o755, exist_ok=True)
-        files.write_synced(root / path, content)
-        if listed:
-            digests[path] = hashlib.sha256(content).hexdigest()
-
-    items = {}
-    for op, entry in entries.items():
-        for name in os.listdir(entry.folder):
-            write(f"{_dotted(op)}/{name}", files.read(entry.folder / name, MAX_BYTES), listed=False)
-        before = []
-        for each in (each for each in libraries.files(op.flags(target)) if each.endswith(".so")):
-            before.append(f"{contents.SHARED}/{_dotted(op)}/{os.path.basename(each)}")
-            write(before[-1], Path(each).read_bytes())
-        items[op.qualified] = Item(_dotted(op), entry.key, op.folder.name if _has_op_py(op) else None, tuple(before))
-    for folder, texts in python.items():
-        for path, content in texts.items():
-            write(f"{contents.PYTHON}/{folder}/{path}", content)
-    described = Contents(items, digests)
-    write(contents.NAME, described.dump(), listed=False)
-    for folder, _, _ in os.walk(root):
-        files.sync(Path(folder))
-    return described
+def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
+    """Copy an op's folder, unless it is there, and its binary into a library. An op without an op.py gets one, with its schema."""
+    to = root / _folder(op)
+    if not to.exists() and _has_op_py(op):
+        shutil.copytree(op.folder, to, ignore=_left_out, copy_function=shutil.copyfile)
+    elif not to.exists():
+        to.mkdir()
+        values = {"schema": repr(op.schema.text), "differentiable": not op.constant, "elementwise": op.elementwise}
+        (to / "op.py").write_text(Template(resources.template("library/op.py.in")).substitute(values), encoding="utf-8")
+    manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
+    library = put_binary(op, target, entry, manifest, to)
+    (root / f"{_dotted(op)}.so").symlink_to(library.relative_to(root))
 
 
-def _is_good(root: Path, described: Contents, target: Target) -> bool:
-    with suppress(EntryError, OSError):
-        _verify(root, described, target)
-        return True
-    return False
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Return the names in an op's folder that its copy leaves out: also libraries that were built into it."""
+    return {*LEFT_OUT(folder, names), *(name for name in names if any(Path(folder, name).glob(f"*/{layers.FOLDER}")))}
 
 
-def _verify(root: Path, described: Contents, target: Target) -> None:
-    """Raise EntryError or OSError unless a folder holds a library, whole and as other processes take it."""
-    if contents.read(root) != described:
-        raise EntryError(f"{root} has another {contents.NAME}")
-    for path in described.files:
-        contents.read_file(root, path, described)
-    for item in described.ops.values():
-        verify(root / item.folder, target, item.key)
+def _digests(root: Path, seal: bool = False) -> dict[str, str]:
+    """Return the SHA-256 of each file of a library, by its path in the folder, and the links; without the byte code that Python writes.
+
+    Args:
+        seal: flush everything to disk, and let all users read but not write it.
+    """
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - {"__pycache__"})
+        for path in (Path(folder, name) for name in sorted(names)):
+            found[str(path.relative_to(root))] = os.readlink(path) if path.is_symlink() else files.digest(str(path))
+            if seal and not path.is_symlink():
+                path.chmod(0o644)
+                files.sync(path)
+        if seal:
+            os.chmod(folder, 0o755)
+            files.sync(Path(folder))
+    return found

@@ -3,60 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import backends, files, loader, processes
 from opjit.backends.targets import Target
-from opjit.declare import catalog
-from opjit.declare.op import Op, no_fake
+from opjit.declare import registry
+from opjit.declare.op import Op
 from opjit.errors import DeclarationError, DeviceUnavailable, EntryError, LoadError, OpjitError
-from opjit.library import contents
-from opjit.library.contents import Contents, Item
 from opjit.recipe.schema import Schema, parse
+from opjit.store import elf, layers
+from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, check_library, read
 from opjit.store.manifest import Manifest
 
-_declarations: dict[str, dict[str, str]] = {}  # the Python files that declared ops of libraries: their digests, by op
 
-
-class _Binary(NamedTuple):
+class OpInLibrary(NamedTuple):
     """One op of a library, verified."""
 
     entry: Entry
     schema: Schema
     target: Target
-    item: Item
-
-
-class _Library(NamedTuple):
-    """A library, verified.
-
-    Attributes:
-        place: what was asked for: the folder, or an op's library in it.
-        root: the folder.
-        others: the files that no manifest names, by their path in the folder.
-    """
-
-    place: Path
-    root: Path
-    contents: Contents
-    binaries: list[_Binary]
-    others: dict[str, bytes]
 
 
 def load_library(path: str | os.PathLike[str]) -> Any:
-    """Load a library from `opjit.build_library`: declare its ops as their op.py does, and register their kernels. Compiles nothing.
+    """Load a library from `opjit.build_library`: declare its ops by their op.py, and register their kernels. Compiles nothing.
 
-    Every file is verified, for this machine too, before one is run or opened. The op.py files in the library run as those of
-    `opjit.add_path` do, so meta tensors, torch.compile and autograd work. An op that this process declares already keeps its
-    declaration: the schemas must be equal, and the library replaces a kernel that is loaded. An op that no op.py declared is known by
-    its schema alone: it runs, but without a backward and a fake kernel.
+    Everything is checked before it is run or opened: others must not be able to write it, and each binary must be the one that its
+    manifest names, for this machine. The op.py files run as those of `opjit.add_path` do, so meta tensors, torch.compile and autograd
+    work. An op that this process declares already keeps its declaration: the schemas must be equal, and the library replaces a kernel
+    that is loaded. An op that no op.py declared is known by its schema alone: it runs, but without a backward and a fake kernel.
 
     ``torch.ops.load_library(path)`` alone registers nothing; once opjit is imported, asking torch.ops for the op does all this.
 
     Args:
-        path: of an op's ``.so`` in the library, or of the library's folder. Both load the whole library.
+        path: the path of an op's ``.so`` in the library, which loads all ops of its op.py, or that of the library's folder.
 
     Returns:
         The op of the ``.so``, a torch operator; for a folder, the list of the library's ops, sorted by name.
@@ -65,145 +47,138 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         LoadError: the library is missing, damaged, not trusted or not for this machine; its op.py raised an error; or the dynamic
             loader or torch rejected it.
         DeviceUnavailable: there is no device of that kind.
-        DeclarationError: an op is declared with another schema, or was declared by the op.py of another library, which differs.
+        DeclarationError: an op is declared with another schema, or elsewhere.
 
     Example:
         >>> library = opjit.build_library(["allreduce", "mylib::scale"], "build", "cpu", name="my_ops")
         >>> scale, allreduce = opjit.load_library(library)  # in another process, too
         >>> allreduce(torch.ones(3))
         tensor(3.)
-        >>> opjit.load_library("build/my_ops/mylib.scale/mylib.scale.so") is scale
+        >>> opjit.load_library("build/my_ops/mylib.scale.so") is scale
         True
     """
-    library = _verified(path)
-    for binary in library.binaries:
-        _refuse_elsewhere(library.place, binary.schema, binary.target)
-    with processes.reading:
-        ops = [_declared(library, binary) for binary in library.binaries]
-    for op, binary in zip(ops, library.binaries, strict=True):
-        _register(library, op, binary)
-    if library.place == library.root:
-        return [op.overload for op in ops]
-    return next(op.overload for op, binary in zip(ops, library.binaries, strict=True) if binary.entry.library == library.place)
-
-
-def _verified(path: str | os.PathLike[str]) -> _Library:
-    """Read and check all files of a library."""
-    place = Path(os.path.realpath(path))
-    root = place if place.is_dir() else place.parent.parent
+    place, shown = Path(os.path.realpath(path)), Path(os.path.abspath(path))
     try:
-        if not place.is_file() and not (root / contents.NAME).is_file():
-            raise LoadError(f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned")
-        _refuse_swappable(place, Path(os.getcwd(), path))
-        described = contents.read(root)
-        binaries = [_binary(place, root, item) for _, item in sorted(described.ops.items())]
-        if place not in (root, *(binary.entry.library for binary in binaries)):
-            raise EntryError(f"the library in {root} does not name it")
-        for name in described.files:
-            _refuse_swappable(place, root / name)
-        return _Library(place, root, described, binaries, {name: contents.read_file(root, name, described) for name in described.files})
-    except FileNotFoundError as error:
-        missing = str(error.filename)
-        missing = f"{contents.NAME} in the folder above its own" if missing == str(root / contents.NAME) else missing
-        raise LoadError(f"{place} is not loaded: there is no {missing}; copy the folder from opjit.build_library as a whole") from None
+        _refuse_swappable(shown, shown)
+        found = {folder: [_verified(shown, each) for each in _entries(folder)] for folder in _folders(place, shown, path)}
     except (OSError, EntryError) as error:
-        raise LoadError(f"{place} is not loaded: {error}; build it again with opjit.build_library") from error
+        raise LoadError(f"{shown} is not loaded: {error}; build it again with opjit.build_library") from error
+    for binary in (each for binaries in found.values() for each in binaries):
+        _refuse_elsewhere(shown, binary.schema, binary.target)
+    with processes.reading:
+        ops = [(_declared(shown, folder, each), each) for folder, binaries in found.items() for each in binaries]
+    for op, binary in ops:
+        _register(op, binary)
+    if place.is_file():
+        return next(op.overload for op, binary in ops if binary.entry.library == place)
+    return [op.overload for op in sorted({op for op, _ in ops}, key=lambda op: op.qualified)]
 
 
-def _refuse_swappable(place: Path, path: Path) -> None:
+def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Path]:
+    """Return the op folders of a library: all, or the one of a ``.so``."""
+    if place.is_dir():
+        folders = [each for each in registry.op_folders(place) if (each / layers.FOLDER).is_dir()]
+        if folders:
+            return folders
+    elif layers.holds(place):
+        folder = place.parents[5]
+        if (folder / "op.py").is_file():
+            return [folder]
+        raise EntryError(f"there is no {folder / 'op.py'}")
+    elif place.is_file():
+        raise LoadError(f"{shown} is not loaded: it lies outside the folder of its library; copy the folder from opjit.build_library as a "
+                        "whole")
+    raise LoadError(f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the folders of the binaries beside an op.py."""
+    return sorted(each.parent for each in (folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))
+
+
+def _refuse_swappable(shown: Path, path: Path) -> None:
     problem = files.swappable(path)
     if problem is not None:
-        raise LoadError(f"{place} is not loaded: {problem}")
+        raise LoadError(f"{shown} is not loaded: {problem}")
 
 
-def _binary(place: Path, root: Path, item: Item) -> _Binary:
+def _verified(shown: Path, folder: Path) -> OpInLibrary:
     """Verify one op's entry."""
-    described, content, verified = read(root / item.folder)
-    if described.key != item.key:
-        raise EntryError(f"the manifest in {item.folder} belongs to another build")
+    _refuse_swappable(shown, folder)
+    manifest, content, identity = read(folder)
+    if manifest.key != folder.name:
+        raise EntryError(f"the manifest in {folder} belongs to another build")
     try:
-        schema, target = origin(described)
-        check_library(content, target, described.link)
+        schema, target = origin(manifest)
+        check_library(content, target, manifest.link)
     except OpjitError as error:
-        raise LoadError(f"{place} is not loaded: {error}") from error
-    folder = root / item.folder
-    return _Binary(Entry(folder, described.key, folder / described.library, verified=verified), schema, target, item)
+        raise LoadError(f"{shown} is not loaded: {error}") from error
+    return OpInLibrary(Entry(folder, manifest.key, folder / manifest.library, verified=identity), schema, target)
 
 
-def origin(described: Manifest) -> tuple[Schema, Target]:
+def origin(manifest: Manifest) -> tuple[Schema, Target]:
     """Return the op and the target of a manifest.
 
     Raises:
         EntryError: it names none that this process knows.
         SchemaError: its schema is invalid.
     """
-    texts = [described.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime")]
+    texts = [manifest.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime", "host")]
     if not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest names no op and target")
-    schema, name, dispatch_key, arch, runtime = map(str, texts)
-    backend = next((known for known in backends.all_backends() if known.name == name), None)
+    schema, name, dispatch_key, arch, runtime, host = map(str, texts)
+    backend = next((each for each in backends.all_backends() if each.name == name), None)
     if backend is None or backend.dispatch_key != dispatch_key:
         raise EntryError(f"it was built for the backend {name!r} ({dispatch_key}), which this process does not have; add it with "
                          "opjit.register_backend")
     if not backend.takes(arch):
         raise EntryError(f"its manifest names the arch {arch!r}, which is not one of {name}'s")
-    return parse(schema), Target(backend, arch, runtime)
+    if host not in elf.MACHINES or not re.fullmatch(r"\w*", runtime):  # parts of a folder's name
+        raise EntryError(f"its manifest names the runtime {runtime!r} and the host {host!r}")
+    return parse(schema), Target(backend, arch, runtime, host)
 
 
-def _refuse_elsewhere(place: Path, schema: Schema, target: Target) -> None:
+def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
     """Raise an error unless this process can run the target's binaries."""
     missing = target.backend.available()
     if missing:
-        raise DeviceUnavailable(f"{place} is not loaded: {missing}")
+        raise DeviceUnavailable(f"{shown} is not loaded: {missing}")
     here = Target(target.backend, target.backend.host_arch(), target.backend.runtime(None))
-    if not target.backend.runs(target.arch) or target.runtime != here.runtime:
-        raise LoadError(f"{place} is not loaded: it was built for {target}, but this process runs {here}; build it for that: "
+    if not target.backend.runs(target.arch) or (target.runtime, target.host) != (here.runtime, here.host):
+        raise LoadError(f"{shown} is not loaded: it was built for {target}, but this process runs {here}; build it for that: "
                         f"opjit.build_library({schema.qualified!r}, DIR, arch={here.arch!r})")
 
 
-def _declared(library: _Library, binary: _Binary) -> Op:
-    """The op of a binary: as this process declares it, else as the library does. The caller holds `processes.reading`."""
-    qualified, folder = binary.schema.qualified, binary.item.declared_in
-    known = catalog.declared(qualified)
-    if known is None and folder is None:
-        with processes.declaring:
-            fake = no_fake(binary.schema, f"it is known from {library.place} only; import the module that declares it before "
-                           "opjit.load_library, or declare it in an op.py, which a library carries")
-            return catalog.add(Op(binary.schema.text, fake, library.root / binary.item.folder, library=library.root))
-    if known is None and folder is not None:
-        _run(library, folder)
-        known = catalog.declared(qualified)
-    if known is None or known.schema.text != binary.schema.text:
-        declares = f"this process declares {known.schema.text!r} (in {known.folder})" if known else f"its {folder}/op.py does not"
-        raise DeclarationError(f"{library.place} is not loaded: it was built for {binary.schema.text!r}, but {declares}; build the library "
+def _declared(shown: Path, folder: Path, binary: OpInLibrary) -> Op:
+    """Return the op of a binary: as this process declares it, else as the library does. The caller holds `processes.reading`."""
+    op = registry.declared(binary.schema.qualified)
+    if op is None:
+        _run(shown, folder)
+        op = registry.declared(binary.schema.qualified)
+    if op is None or op.schema.text != binary.schema.text:
+        declares = f"this process declares {op.schema.text!r} (in {op.folder})" if op else f"its {folder.name}/op.py does not"
+        raise DeclarationError(f"{shown} is not loaded: it was built for {binary.schema.text!r}, but {declares}; build the library "
                                "again, or import the declaration that it was built from")
-    digests = library.contents.declaration(folder) if folder is not None else {}
-    if known.library is not None and _declarations.setdefault(qualified, digests) != digests:
-        raise DeclarationError(f"{library.place} is not loaded: this process has {qualified} from {known.library}, whose op.py differs; "
-                               "load this library in a process of its own")
-    return known
+    return op
 
 
-def _run(library: _Library, folder: str) -> None:
+def _run(shown: Path, folder: Path) -> None:
     """Run an op.py of a library."""
-    names = library.contents.declaration(folder)
-    place = library.root / contents.PYTHON / folder
     try:
-        catalog.declare_library(library.root, place, {name: library.others[f"{contents.PYTHON}/{folder}/{name}"] for name in names})
+        registry.add_trusted(folder)
     except ImportError as error:
-        raise LoadError(f"{library.place} is not loaded: its {folder}/op.py needs what this process cannot import: {error}") from error
+        raise LoadError(f"{shown} is not loaded: its {folder.name}/op.py needs what this process cannot import: {error}") from error
     except OpjitError as error:
-        raise LoadError(f"{library.place} is not loaded: {error}") from error
+        raise LoadError(f"{shown} is not loaded: {error}") from error
     except Exception as error:
-        raise LoadError(f"{library.place} is not loaded: its {folder}/op.py raised {type(error).__name__}: {error}") from error
+        raise LoadError(f"{shown} is not loaded: its {folder.name}/op.py raised {type(error).__name__}: {error}") from error
 
 
-def _register(library: _Library, op: Op, binary: _Binary) -> None:
+def _register(op: Op, binary: OpInLibrary) -> None:
     """Register a binary as its op's kernel, in place of one that is loaded."""
-    before = [str(library.root / path) for path in binary.item.before] if op.library else op.libraries(binary.target)
     with op.lock:
         loaded = op.loaded.get(binary.target.backend.name)
         if loaded is None:
-            op.loaded[binary.target.backend.name] = loader.load(binary.entry, op.qualified, before)
+            op.loaded[binary.target.backend.name] = loader.load(binary.entry, op.qualified, op.libraries(binary.target))
         else:
             loaded.replace(binary.entry, op.qualified)

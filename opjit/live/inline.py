@@ -13,9 +13,9 @@ import torch
 
 from opjit import backends
 from opjit.builder import glue
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Code, Function, Op, no_fake
-from opjit.errors import DeclarationError
+from opjit.errors import DeclarationError, OpjitError
 from opjit.live import reload
 from opjit.recipe import flags
 from opjit.recipe.schema import Schema, parse
@@ -41,9 +41,14 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         cuda: CUDA C code that defines ``<name>_cuda``; it need not include ``opjit_cuda.h``.
         like: the Tensor argument whose shape, strides, dtype and device the result has; for several results, a list of names.
         fake: the fake kernel, as under `opjit.op`, for any other result. Without `like` and `fake` the op runs, but cannot be traced.
-        extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources: as in `opjit.op`;
-            relative paths start from the current folder.
-        differentiable, elementwise: as in `opjit.op`.
+        extra_cflags: as in `opjit.op`, and so are the following; relative paths start from the current folder.
+        extra_cuda_cflags: flags for the CUDA compiler.
+        extra_ldflags: flags for the linker.
+        extra_include_paths: folders of headers.
+        extra_cuda_ldflags: flags for the linker of the CUDA library.
+        extra_sources: files beside the code.
+        differentiable: as in `opjit.op`.
+        elementwise: as in `opjit.op`.
         debug: build it for gdb, cuda-gdb and profilers: with debug information and frame pointers, hardly optimised.
 
     Returns:
@@ -68,13 +73,16 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         tensor([2.5000, 2.5000])
     """
     caller = sys._getframe(1)
-    op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
-              f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extra_cflags=extra_cflags,
-              extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths,
-              extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable,
-              elementwise=elementwise, debug=debug)
-    reload.install([op])
-    declared = catalog.declared(op.qualified)
+    try:
+        op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
+                  f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extra_cflags=extra_cflags,
+                  extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths,
+                  extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable,
+                  elementwise=elementwise, debug=debug)
+        reload.install([op])
+    except OpjitError as error:
+        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+    declared = registry.declared(op.qualified)
     assert declared is not None  # by `install`
     return declared
 
@@ -91,22 +99,22 @@ def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str]
         module, where, shown: see `Code` and `Op`.
     """
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
-    given = {name: source for name, source in sources.items() if source is not None}
-    if not given:
+    texts = {name: source for name, source in sources.items() if source is not None}
+    if not texts:
         raise DeclarationError(f"{schema.qualified} has no code: give c= with {_prototype(schema, 'cpu')}, or cuda=, or both")
-    for name, source in given.items():
+    for name, source in texts.items():
         if not isinstance(source, str):
             raise DeclarationError(f"{schema.qualified}: the code for {name} must be a string, not {source!r}")
         if _MAIN.search(_COMMENT_OR_STRING.sub(" ", source)):
             raise DeclarationError(f"the code of {schema.qualified} has a main(), which is never called: an op is the function "
                                    f"{_prototype(schema, name)}; do in Python what main() does")
-    code = Code({backends.for_device(name).suffix: source for name, source in given.items()}, module, shown, debug)
+    code = Code({backends.for_device(name).suffix: source for name, source in texts.items()}, module, shown, debug)
     extra = None
     extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
     if any(extras):
         extra = flags.check(schema.qualified, Path.cwd(), *extras)
-    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=code, where=where, constant=not differentiable,
-            elementwise=elementwise)
+    op = Op(schema.text, _fake_kernel(schema, like, fake, in_cell=shown is not None), Path(), extra, code=code, where=where,
+            constant=not differentiable, elementwise=elementwise)
     op.write_code()
     return op
 
@@ -115,14 +123,14 @@ def _prototype(schema: Schema, backend: str) -> str:
     return glue.prototype(schema, backends.for_device(backend))
 
 
-def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None) -> Function:
-    """The fake kernel for the arguments `like` and `fake`."""
+def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None, in_cell: bool) -> Function:
+    """Return the fake kernel for the arguments `like` and `fake`."""
     if like is not None and fake is not None:
         raise DeclarationError(f"{schema.qualified}: like= and fake= both describe the results; give one of them")
     if fake is not None:
         return fake
     if like is None:
-        return no_fake(schema, "declare it with like= or fake=")
+        return no_fake(schema, f"declare it with {'--like X,Y or --fake NAME' if in_cell else 'like= or fake='}")
     names = [like] if isinstance(like, str) else list(like)
     kinds = [result.kind + "[]" * result.list + "?" * result.optional for result in schema.results]
     if len(names) != len(kinds) or any(kind != "Tensor" for kind in kinds):
@@ -137,7 +145,7 @@ def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Functio
                                    f"{', '.join(places) or 'it has none'}")
 
     def empty(*args: Any, **kwargs: Any) -> Any:
-        made = tuple(torch.empty_like(args[places[name]] if places[name] < len(args) else kwargs[name]) for name in names)
-        return made[0] if len(made) == 1 else made
+        results = tuple(torch.empty_like(args[places[name]] if places[name] < len(args) else kwargs[name]) for name in names)
+        return results[0] if len(results) == 1 else results
 
     return empty

@@ -18,7 +18,7 @@ import torch
 from opjit import backends, loader, processes, request
 from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
-from opjit.declare import catalog, oplist
+from opjit.declare import oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.registration import redeclare, refuse_second
 from opjit.errors import DeclarationError, NoKernel
@@ -33,13 +33,13 @@ class _Change(NamedTuple):
     """The change of one op.
 
     Attributes:
-        known: the op so far; None if it is new.
-        newer: its new declaration; `known` itself if only its sources may have changed.
+        current: the op so far; None if it is new.
+        newer: its new declaration; `current` itself if only its sources may have changed.
         entries: its new binaries, by backend name.
         dropped: names of backends for which it has no source any more.
     """
 
-    known: Op | None
+    current: Op | None
     newer: Op
     entries: dict[str, Entry]
     dropped: list[str]
@@ -47,38 +47,35 @@ class _Change(NamedTuple):
 
 def reload_op(name: str, device: object) -> torch._ops.OpOverload:
     """Update an op for a device and for all devices it was used on; see `opjit.get`."""
-    known = catalog.find(name)
-    refresh(known, [backends.for_device(targets.device_type(device))])
-    return known.overload
+    current = registry.find(name)
+    refresh(current, [backends.for_device(targets.device_type(device))])
+    return current.overload
 
 
-def refresh(known: Op, extra: Sequence[Backend] = ()) -> None:
+def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
     """Update an op from its files; if its op.py changed, update all ops of that file.
 
     Args:
         extra: backends to build for even if the op was not used on them yet.
 
     Raises:
-        DeclarationError: the op comes from a library, or its op.py does not declare it any more.
+        DeclarationError: its op.py does not declare it any more.
     """
-    if known.library is not None:
-        raise DeclarationError(f"{known.qualified} was loaded from {known.library}, which does not change; load a newer library with "
-                               "opjit.load_library")
     with _reloading:
-        stamp = known.stamp_now()
-        if stamp == known.stamp:
-            install([known], known.qualified, extra)
+        stamp = current.stamp_now()
+        if stamp == current.stamp:
+            install([current], current.qualified, extra)
             return
         if stamp is None:
-            raise DeclarationError(f"{known.file}, which declares {known.qualified}, no longer exists; restore it")
-        before = [op for op in catalog.all_ops() if op.file == known.file]
-        newer, module = catalog.rerun(known)
+            raise DeclarationError(f"{current.file}, which declares {current.qualified}, no longer exists; restore it")
+        before = [op for op in registry.all_ops() if op.file == current.file]
+        newer, module = registry.rerun(current)
         names = {op.qualified for op in newer}
-        if known.qualified not in names:
-            raise DeclarationError(f"{known.file} no longer declares {known.qualified}, only {', '.join(sorted(names)) or 'nothing'}")
-        install(newer, known.qualified, extra)
+        if current.qualified not in names:
+            raise DeclarationError(f"{current.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}")
+        install(newer, current.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
-            catalog.remove(gone)
+            registry.remove(gone)
         _replace_module(module)
 
 
@@ -91,18 +88,18 @@ def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()
     with _reloading, ExitStack() as locks:
         changes = []
         for op in sorted(newer, key=lambda op: op.qualified):
-            known = catalog.declared(op.qualified)
-            if known is not None:
-                refuse_second(known, op)
-                locks.enter_context(known.lock)
-            changes.append(_plan(known, op, extra if op.qualified == wanted else ()))
+            current = registry.declared(op.qualified)
+            if current is not None:
+                refuse_second(current, op)
+                locks.enter_context(current.lock)
+            changes.append(_plan(current, op, extra if op.qualified == wanted else ()))
         for change in changes:
             _apply(change)
 
 
-def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
+def _plan(current: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
     """Build and open an op's new binaries, without changing anything."""
-    used = {backend.name: backend for backend in backends.all_backends() if known is not None and backend.name in known.loaded}
+    used = {backend.name: backend for backend in backends.all_backends() if current is not None and backend.name in current.loaded}
     entries, dropped, store = {}, [], Store(default_root())
     for backend in {**used, **{backend.name: backend for backend in extra}}.values():
         target = targets.here(backend)
@@ -114,14 +111,14 @@ def _plan(known: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
             if newer.code is not None:  # else the kernel may come from a library, without a source
                 dropped.append(backend.name)
             continue
-        if known is None or backend.name not in known.loaded or known.loaded[backend.name].key not in recipe.keys:
+        if current is None or backend.name not in current.loaded or current.loaded[backend.name].key not in recipe.keys:
             entries[backend.name] = _open(newer, target)
             oplist.note(newer, target)
-    return _Change(known, newer, entries, dropped)
+    return _Change(current, newer, entries, dropped)
 
 
 def _open(op: Op, target: Target) -> Entry:
-    """The op's binary, opened now so that `_apply` cannot fail."""
+    """Return the op's binary, opened now so that `_apply` cannot fail."""
     for store in request.stores():
         entry = request.entry(op, target, store)
         try:
@@ -134,10 +131,10 @@ def _open(op: Op, target: Target) -> Entry:
 
 
 def _apply(change: _Change) -> None:
-    op, newer = change.known, change.newer
+    op, newer = change.current, change.newer
     if op is None:
-        op = catalog.add(newer)
-    elif op.schema != newer.schema:
+        op = registry.add(newer)
+    elif op.schema != newer.schema or op.handle is None:  # None: an earlier reload was interrupted
         redeclare(op, newer)
     elif op is not newer:
         op.adopt(newer)
@@ -155,7 +152,7 @@ def _replace_module(module: ModuleType) -> None:
     """Give an imported op.py its new contents. An op of the same name stays the same object."""
     for name, value in vars(module).items():
         if isinstance(value, Op):
-            vars(module)[name] = catalog.declared(value.qualified) or value
+            vars(module)[name] = registry.declared(value.qualified) or value
     imported = sys.modules.get(module.__name__)
     if imported is not None and getattr(imported, "__file__", None) == module.__file__:
         vars(imported).update({name: value for name, value in vars(module).items() if not name.startswith("__")})

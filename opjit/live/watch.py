@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from opjit import backends, files, resources
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import NoKernel, OpjitError
 from opjit.live import reload
@@ -24,7 +24,7 @@ logger = logging.getLogger("opjit")
 _Stamps = dict[str, tuple[int, ...] | None]
 
 
-class Watch:
+class FolderWatch:
     """A watched folder. `stop` ends the watch, as does the end of a ``with`` block."""
 
     def __init__(self, ops: Iterable[Op], interval: float) -> None:
@@ -32,11 +32,11 @@ class Watch:
         self._interval = interval
         self._stopped = threading.Event()
         self._headers: dict[str, list[str]] = {}
-        self._known = {op.qualified: self._stamps(op) for op in self._ops()}
+        self._last = {op.qualified: self._stamps(op) for op in self._ops()}
         self._thread = threading.Thread(target=self._run, name="opjit.watch", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> FolderWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,24 +48,24 @@ class Watch:
         self._thread.join()
 
     def _ops(self) -> list[Op]:
-        return [op for op in catalog.all_ops() if op.file in self._declarations]
+        return [op for op in registry.all_ops() if op.file in self._declarations]
 
     def _run(self) -> None:
         changing: dict[str, _Stamps] = {}
         while not self._stopped.wait(self._interval):
             for op in self._ops():
                 now = self._stamps(op)
-                if now == self._known.get(op.qualified):
+                if now == self._last.get(op.qualified):
                     changing.pop(op.qualified, None)
                 elif changing.get(op.qualified) != now:
                     changing[op.qualified] = now  # wait until two checks agree, as a file may be half saved
                 else:
                     self._headers.pop(op.qualified, None)
-                    self._known[op.qualified] = self._stamps(op)
+                    self._last[op.qualified] = self._stamps(op)
                     _reload(op)
 
     def _stamps(self, op: Op) -> _Stamps:
-        """The stamps of the files in an op's folder, and of those that its sources included at the last reload."""
+        """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
         if op.qualified not in self._headers:
             self._headers[op.qualified] = _headers_of(op)
         names: list[str] = []
@@ -94,7 +94,7 @@ def _reload(op: Op) -> None:
         logger.exception("%s stays as it was: its op.py raised", op.qualified)
 
 
-def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> Watch:
+def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:
     """Add a folder of ops, as `opjit.add_path` does, and reload an op whenever one of its files is saved.
 
     Each reload is an ``opjit.get(name, reload=True)``, in a background thread: it rebuilds an op for the devices it was used on, while
@@ -111,4 +111,4 @@ def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> Watch:
         >>> with opjit.watch("my_ops"):
         ...     train()
     """
-    return Watch(catalog.add_path(folder), interval)
+    return FolderWatch(registry.add_path(folder), interval)

@@ -15,17 +15,12 @@ from opjit import backends
 from opjit.backends import Flags
 from opjit.backends.targets import Target
 from opjit.errors import DeclarationError
-from opjit.recipe import headers, libraries
+from opjit.recipe import headers, libraries, nvcc_flags
 
 # Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
 _MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
 _C = re.compile(rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
                 r"-f[a-z][\w+-]*(=\w[\w.,+-]*)?|-mtune=[\w.+-]+|-mprefer-vector-width=\w+|-mno-[\w.-]+")
-_CUDA = re.compile(rf"{_MACRO}|-O[0-3]|-W[a-z][\w=-]*|-w|-std=c\+\+(17|2\d)|--?use_fast_math|"
-                   r"--?(ftz|prec-div|prec-sqrt|fmad)=\w+|--?maxrregcount=\d+|--?(expt-)?(relaxed-constexpr|extended-lambda)|"
-                   r"--?extra-device-vectorization|--?restrict|--?(lineinfo|generate-line-info)|--?diag-(suppress|warn|error)=[\d,]+|"
-                   r"-Xptxas=[\w=,-]+|-Xcompiler=[\w=.,+-]+|"
-                   r"-Xcudafe=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)")
 # Why a flag is rejected, and the alternative: the first match is reported.
 _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-ffast-math|-Ofast|-funsafe-math-optimizations",
@@ -60,7 +55,6 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
     (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
 ]]
-LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
 
 
@@ -70,14 +64,14 @@ def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[st
     """Check the flags of an op's declaration and return them as Flags.
 
     Args:
-        folder: of the op; relative paths are relative to it.
+        folder: the op's; relative paths are relative to it.
 
     Raises:
         DeclarationError: a flag is rejected; the message names it and an alternative.
     """
-    for parameter, given in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
-        _refuse_other_than_list(op, parameter, given)
-    return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, _CUDA),
+    for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
+        _refuse_other_than_list(op, parameter, flags)
+    return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
                  libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(), _folders(op, folder, include_paths),
                  libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags), _sources(op, folder, sources))
 
@@ -121,12 +115,12 @@ def _keeping_paths(flag: str) -> str:
 def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
     _refuse_other_than_list(op, parameter, flags)
     for flag in flags:
-        host = flag.removeprefix("-Xcompiler=") if allowed is _CUDA else flag
+        host = flag.removeprefix("-Xcompiler=") if allowed is nvcc_flags.OF_AUTHORS else flag
         for part in [*(host.split(",") if host != flag else []), flag]:
             reason = _reason(part, allowed if part is flag else _C)
             if reason is not None:
                 raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
-        if allowed is _CUDA and re.search(r"[$`\\]", flag):
+        if allowed is nvcc_flags.OF_AUTHORS and re.search(r"[$`\\]", flag):
             raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
                                    "follows $, ` or \\; write such a text in the source")
     return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
@@ -138,12 +132,12 @@ def _refuse_other_than_list(op: str, parameter: str, flags: object) -> None:
 
 
 def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
-    """Whether `values` is a list or tuple of such values, and not a string."""
+    """Return whether `values` is a list or tuple of such values, and not a string."""
     return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
 
 
 def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
-    """Why a flag is rejected; None if it is allowed."""
+    """Return why a flag is rejected; None if it is allowed."""
     if not flag.isprintable():
         return "a flag has no line break or control character"
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
@@ -161,15 +155,15 @@ def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> 
     found = _paths(op, folder, "extra_sources", paths, "file", os.path.isfile)
     for path, absolute in zip(paths, found, strict=True):
         if backends.of_source(absolute) is None:
-            known = ", ".join(backend.suffix for backend in backends.all_backends())
+            suffixes = ", ".join(backend.suffix for backend in backends.all_backends())
             raise DeclarationError(f"{op}: extra_sources names {os.fspath(path)!r}; expected a source for a backend, which ends in "
-                                   f"{known}; build C++ code with opjit.load, or link it as a static archive")
+                                   f"{suffixes}; build C++ code with opjit.load, or link it as a static archive")
     return tuple(found)
 
 
 def _paths(op: str, folder: Path, parameter: str, paths: Sequence[str | os.PathLike[str]], kind: str,
            exists: Callable[[str], bool]) -> list[str]:
-    """Absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
+    """Return absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
     if not _is_list(paths, (str, os.PathLike)):
         raise DeclarationError(f"{op}: {parameter} is a list of {kind}s, not {paths!r}")
     found = [headers.normalized(os.path.join(folder, path)) for path in paths]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 from opjit import files
+from opjit.errors import DeclarationError
 
 _INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # also in comments, which does no harm
 # A header that appears where a source asks for one changes what is compiled. One pattern for both would take ten times as long.
@@ -21,25 +23,40 @@ class Scan:
     """Shared by the scans of one moment: each file is read once and searched for once, however many ops include it."""
 
     def __init__(self) -> None:
-        self.read = cache(read)
+        self.texts: dict[str, bytes] = {}  # sources that need not be on disk, by path
+        self.read = cache(lambda path: parsed(self.texts[path]) if path in self.texts else read(path))
         self.closures: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}  # shared by an op's archs
-        self.is_file = cache(os.path.isfile)
+        self.is_file = cache(_is_file)
 
     def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
-        """The file that an #include line refers to, or None."""
+        """Return the file that an #include line refers to, or None."""
         candidates = (os.path.join(folder, os.fsdecode(name)) for folder in ((beside,) if kind == b'"' else ()) + include_path)
         return next((normalized(path) for path in candidates if self.is_file(path)), None)
 
 
+def _is_file(path: str) -> bool:
+    """Return whether a compiler would include it. Raises DeclarationError for a pipe or a device, which may have no end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a zero byte
+        return False
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise DeclarationError(f"{path} is a pipe or a device, and a source includes it; put a file there")
+    return stat.S_ISREG(mode)
+
+
 def read(path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
     """Return a file's SHA-256 and its #include lines, each as the opening quote and the name."""
-    with open(path, "rb") as file:
-        content = file.read()
+    return parsed(files.read_regular(path))
+
+
+def parsed(content: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """Return a text's SHA-256 and its #include lines."""
     return hashlib.sha256(content).hexdigest(), _named(content)
 
 
 def _named(content: bytes) -> list[tuple[bytes, bytes]]:
-    """The headers that a file includes or asks for, each with the opening quote."""
+    """Return the headers that a file includes or asks for, each with the opening quote."""
     return _INCLUDE.findall(content) + (_ASKED.findall(content) if b"__has_include" in content else [])
 
 
@@ -51,16 +68,16 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     also reports the missing ones.
 
     An unreadable file gets a unique text instead of a digest, so a key that covers it is never found or shared; see `unreadable`. Raises
-    FileNotFoundError if a root is missing.
+    FileNotFoundError if a root is missing, DeclarationError if a file includes a pipe or a device.
 
     Args:
         scan: shares the results of other scans of this moment.
     """
     scan, waiting = scan or Scan(), list(roots)
-    asked = tuple(waiting), include_path
-    known = scan.closures.get(asked)
-    if known is not None:
-        return known
+    request = tuple(waiting), include_path
+    earlier = scan.closures.get(request)
+    if earlier is not None:
+        return earlier
     digests: dict[str, str] = {}
     while waiting:
         path = waiting.pop()
@@ -75,7 +92,7 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
             continue
         beside = os.path.dirname(path)
         waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
-    scan.closures[asked] = digests
+    scan.closures[request] = digests
     return digests
 
 
@@ -106,8 +123,8 @@ def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] =
     """Return a file's name in a key, the same on every machine.
 
     Args:
-        folder: of the op.
-        include: of opjit's headers.
+        folder: the op's folder.
+        include: the folder of opjit's headers.
         added: the author's include folders, which may lie anywhere.
     """
     if path.startswith(folder + os.sep):

@@ -9,6 +9,7 @@ each machine, like libc; a CUDA library by torch. Their content is not part of t
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from opjit.backends import Flags, Shared
 from opjit.errors import DeclarationError
 from opjit.recipe import headers, toolchain
 
+_MAGIC = {".a": b"!<arch>\n", ".o": b"\x7fELF", ".so": b"\x7fELF"}  # any other file is a script for the linker, or a list of files
+_LTO = re.compile(rb"\.(gnu\.lto_|llvm\.lto)")  # in names of sections
 # CUDA's libraries that torch needs itself: a process with a CUDA build of torch has them.
 OF_TORCH = frozenset({"cublas", "cublasLt", "cudnn", "nccl", "cufft", "curand", "cusolver", "cusparse", "cusparseLt", "nvrtc", "nvJitLink",
                       "cupti", "cufile", "nvshmem_host"})
@@ -32,7 +35,7 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
     names.
 
     Args:
-        folder: of the op; relative paths are relative to it.
+        folder: the op's; relative paths are relative to it.
 
     Raises:
         DeclarationError: an argument would tie the binary to this machine, or names no file; the message names an alternative.
@@ -65,7 +68,32 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
     for flag, place in searched.items():
         if not any(os.path.dirname(path) == place for path in link):
             raise refuse(flag, f"{place} holds no libNAME.so and no libNAME.a of the libraries that {parameter} names with -lNAME")
+    for path in filter(os.path.isabs, link):
+        magic = _MAGIC[os.path.splitext(path)[1]]
+        if _first_bytes(path, len(magic)) != magic:
+            raise refuse(path, "expected a static archive or an object; a linker script or a thin archive names other files, whose content "
+                               "would not be in the key: name those")
     return tuple(link)
+
+
+def _first_bytes(path: str, count: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def require_plain(op: str, flags: Flags) -> None:
+    """Refuse files to link with that hold LTO code, which has options for the assembler: they may write any file.
+
+    Raises:
+        DeclarationError: one of them does.
+    """
+    for path in files(flags):
+        if _LTO.search(Path(path).read_bytes()):
+            raise DeclarationError(f"{op} links with {path}, which holds code for link-time optimisation; compile that with -fno-lto, or "
+                                   f"take the code out: objcopy -R '.gnu.lto_*' {path}")
 
 
 def _in_folders(name: str, folders: Iterable[str]) -> str | None:
@@ -97,7 +125,7 @@ def find_cuda_library(name: str, runtime: str) -> Shared | None:
     folders += [folder for wheel in toolchain.cuda_wheels() for folder in sorted(wheel.glob("*/lib"))]
     nvcc = toolchain.working_nvcc(None)
     folders += [Path(nvcc.root, "lib64")] if nvcc else []
-    folders += [Path(sys.prefix, "lib"), *(Path("/usr/lib", f"{machine}-linux-gnu") for machine in ("x86_64", "aarch64"))]
+    folders += [Path(sys.prefix, "lib"), Path("/usr/lib", f"{platform.machine()}-linux-gnu")]
     for folder in folders:
         versions = sorted(path for path in folder.glob(f"lib{name}.so.*") if path.suffix[1:].isdigit() and path.name.count(".") == 2)
         of_another = list(folder.glob("libcudart.so.*")) and not (folder / f"libcudart.so.{major}").exists()

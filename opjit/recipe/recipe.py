@@ -15,8 +15,8 @@ from opjit.backends.targets import Target
 from opjit.recipe import headers, libraries
 from opjit.recipe.schema import Schema
 
-FORMAT = 1  # increase it when the meaning of a document, or of an entry's files, changes
-GLUE_GENERATOR = 3  # increase it when glue.py, split.py or build.py makes another library of the same text
+FORMAT = 2  # increase it when the meaning of a document, or of an entry's files, changes
+GLUE_GENERATOR = 3  # increase it when glue.py, host_device_split.py or build.py makes another library of the same text
 _OF_NVRTC = ("nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
 RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
 
@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
         return self.source.parent
 
     def document(self) -> dict[str, Any]:
-        """The document whose SHA-256 is the key. It holds content only: no path, date, host or environment,
+        """Return the document whose SHA-256 is the key. It holds content only: no path, date, host or environment,
         except for the folders of a debug build."""
         flags = self.flags
         include = str(resources.folder("kernels_c"))
@@ -63,6 +63,7 @@ class Recipe(NamedTuple):
             "dispatch_key": self.target.backend.dispatch_key,
             "arch": self.target.arch,
             "runtime": self.target.runtime,
+            "host": self.target.host,
             "kernel": self.source.name,
             "glue": _glue_digest(),
             "inputs": dict(sorted(self.inputs.items())),
@@ -85,7 +86,7 @@ class Recipe(NamedTuple):
         return [document_key(self._replace(toolchain=way).document()) for way in ways]
 
     def takes(self, made_by: Any) -> bool:
-        """Whether a binary with another key matches, by the versions of the compilers that made it: those that are here did not."""
+        """Return whether a binary with another key matches, by the versions of the compilers that made it: those that are here did not."""
         if self.toolchain is None:
             return True
         own = {name: value for name, value in self.toolchain.items() if name.startswith("cc.")}
@@ -103,20 +104,20 @@ class Recipe(NamedTuple):
         return [str(self.folder), str(resources.folder("kernels_c")), *self.flags.include]
 
     def places(self, work: Path) -> dict[str, str]:
-        """The paths for the placeholders in flags, for a build in a folder."""
+        """Return the paths for the placeholders in flags, for a build in a folder."""
         folder, include, *added = self.include_path
         return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
 
     def inputs_now(self) -> dict[str, str]:
-        """The digests of the inputs as they are now."""
+        """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)
 
     def _link_name(self, flag: str) -> str:
-        """A linker flag in the document: for a path, the portable name."""
+        """Return a linker flag in the document: for a path, the portable name."""
         return _linked(self.flags, str(self.folder)).get(flag, flag)
 
     def lines(self) -> dict[str, int]:
-        """The number of lines of each of the op's own files, by portable name, for messages about changes."""
+        """Return the number of lines of each of the op's own files, by portable name, for messages about changes."""
         found = {}
         for name in self.inputs:
             if not name.startswith(("<opjit>/", "<link ")) and Path(name).suffix not in (".a", ".o", ".so"):
@@ -137,8 +138,17 @@ def base_key(document: Mapping[str, Any]) -> str:
 
 
 def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
+    """Return the SHA-256 of the files of `read_files`, by their portable names."""
+    added = flags.include if flags is not None else ()
+    include, folder = str(resources.folder("kernels_c")), str(source.parent)
+    linked = _linked(flags, folder) if flags is not None else {}
+    return {linked.get(path) or headers.portable_name(path, folder, include, added): digest
+            for path, digest in read_files(source, target, flags, scan).items()}
+
+
+def read_files(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
     """Scan and hash the kernel, the author's other sources, the runtime, and all headers that they include; hash the files that `flags`
-    links with. For `scan`, see `headers.closure`."""
+    links with. Returns the SHA-256 by path. For `scan`, see `headers.closure`."""
     added, more = (flags.include, flags.sources) if flags is not None else ((), ())
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME
@@ -146,10 +156,8 @@ def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: 
     if target.backend.stream:  # the glue includes its header
         scan = scan or headers.Scan()
         roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
-    found = headers.closure(roots, path, scan)
-    linked = _linked(flags, folder) if flags is not None else {}
-    return {**{headers.portable_name(path, folder, include, added): digest for path, digest in found.items()},
-            **{name: files.digest(path) for path, name in linked.items()}}
+    linked = libraries.files(flags) if flags is not None else []
+    return {**headers.closure(roots, path, scan), **{path: files.digest(path) for path in linked}}
 
 
 def _linked(flags: Flags, folder: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """An op's schema. torch parses the text; this module keeps what the glue needs and rejects what has no form in C."""
 
+import difflib
 import re
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ _ALTERNATIVES = {
     "DeviceObjType": "take the device from a Tensor argument",
     "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
     "ComplexType": "use two floats",
-    "GeneratorType": "pass a seed as an int",
+    "GeneratorType": "take a seed, `SymInt seed`, which torch.compile does not fix as it does an int",
     "StreamObjType": "the kernel receives torch's current stream anyway",
     "DictType": "use one list for the keys and one for the values",
     "ClassType": "pass its parts as Tensors and numbers",
@@ -97,6 +98,9 @@ def parse(text: str) -> Schema:
         # torch's message about a non-ASCII letter quotes only a part of it, or is empty; that about a number is "stod".
         reason = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
         reason = "a default is a number beyond the range of its type" if isinstance(error, IndexError) else reason
+        behind = re.search(r"Non-default positional argument follows default argument\. Parameter (\w+)", reason)
+        if behind:
+            reason = f"argument `{behind[1]}` has no default and comes after one that has; give it one, or move it before"
         raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
@@ -133,7 +137,9 @@ def _argument(text: str, argument: Any) -> Argument:
     kind, alias = _KINDS.get(torch_type.kind()), argument.alias_info
     problem = None
     if kind is None:
-        hint = _ALTERNATIVES.get(torch_type.kind(), f"use Tensor, {', '.join(SCALARS)} or a list of them")
+        close = difflib.get_close_matches(str(torch_type), ("Tensor", "SymInt", *SCALARS), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use Tensor, {', '.join(SCALARS)} or a list of them"
+        hint = _ALTERNATIVES.get(torch_type.kind(), hint)
         if torch_type.kind() == "OptionalType":
             hint = f"leave the missing ones out: {_spelled(torch_type.getElementType())}[]"
         problem = f", which has no form in C; {hint}"
@@ -160,7 +166,7 @@ def _result(text: str, result: Any) -> Result:
 
 
 def _spelled(torch_type: Any) -> str:
-    """A type as a schema writes it: ``Scalar[]?``."""
+    """Return a type as a schema writes it: ``Scalar[]?``."""
     kind: str = torch_type.kind()
     if kind in ("OptionalType", "ListType"):
         return _spelled(torch_type.getElementType()) + ("?" if kind == "OptionalType" else "[]")

@@ -98,6 +98,7 @@ class Nvrtc(NamedTuple):
 
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minutes
 _NOTE_BYTES = 1 << 20  # the largest note on a compiler
+NOTE = re.compile(r"(cc|cxx|nvcc|own-[0-9a-f]{8})-[0-9a-f]{16}\.json")  # the name of a note
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that would change a compiler's output without changing the key.
@@ -244,9 +245,9 @@ def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool]
     note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if notes else None
     if note is not None:
         try:
-            known = json.loads(files.read(note, _NOTE_BYTES))
-            if known["stamp"] == stamp:
-                return tool(**{name: str(known["found"][name]) for name in tool._fields})
+            fields = json.loads(files.read(note, _NOTE_BYTES))
+            if fields["stamp"] == stamp:
+                return tool(**{name: str(fields["found"][name]) for name in tool._fields})
         except (OSError, EntryError, ValueError, KeyError, TypeError, RecursionError):
             pass  # no note, or a damaged one
     answer = probe(path)
@@ -256,11 +257,17 @@ def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool]
 
 
 def run(command: Sequence[str], work: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a compiler without the variables that change its output; stdout includes stderr."""
+    """Run a compiler without the variables that change its output; stdout includes stderr. Raises ToolMissing if PATH has no such tool."""
     logging.getLogger("opjit").debug("%s", " ".join(command))
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
-    return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         text=True, errors="replace", limit=time_limit(), start_new_session=True)
+    try:
+        return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, errors="replace", limit=time_limit(), start_new_session=True)
+    except FileNotFoundError as error:
+        if error.filename != command[0] or os.sep in command[0]:
+            raise
+        raise ToolMissing(command[0], f"no {command[0]} on PATH, which a build with this compiler needs; install binutils (Debian and "
+                                      "Ubuntu: apt install binutils)") from None
 
 
 def time_limit() -> float:

@@ -29,7 +29,8 @@ from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
-from opjit.store import bundle, manifest, usage
+from opjit.store import bundle, usage
+from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
@@ -51,14 +52,14 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 _lock = processes.Lock()  # guards _failed
 
 
-class Sought(NamedTuple):
-    """An entry that a remote may have. str() names it in messages.
+class Query(NamedTuple):
+    """What to ask a remote for. str() names it in messages.
 
     Attributes:
         folder: the common prefix of its objects' names.
-        keys: of the entries that match, in the order to ask for them.
+        keys: keys of the entries that match, in the order to ask for them.
         pointer: the name of an object with more keys; None if no other key can match.
-        target: of an op; None for a C++ extension.
+        target: the op's; None for a C++ extension.
         fits: whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
     """
 
@@ -73,20 +74,20 @@ class Sought(NamedTuple):
         return self.name
 
 
-def sought(recipe: Recipe) -> Sought:
-    """What to ask a remote for an op's recipe."""
-    def fits(key: str, known: dict[str, Any]) -> bool:
-        made_by = known.get("toolchain")
-        if known != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
+def query_for(recipe: Recipe) -> Query:
+    """Return what to ask a remote for an op's recipe."""
+    def fits(key: str, document: dict[str, Any]) -> bool:
+        made_by = document.get("toolchain")
+        if document != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
             raise EntryError(MISMATCH)
         return True
 
     others = recipe.toolchain is None or recipe.target.backend.uses_nvcc
-    return Sought(str(recipe), folder_name(recipe.schema.qualified, recipe.target), recipe.keys,
+    return Query(str(recipe), folder_name(recipe.schema.qualified, recipe.target), recipe.keys,
                   f"{recipe.base}.key" if others else None, recipe.target, fits)
 
 
-def fetch(wanted: Sought, store: Store) -> Entry | None:
+def fetch(wanted: Query, store: Store) -> Entry | None:
     """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable.
 
     Returns None if the remote does not have it. Any failure gives None, too, with one CacheWarning, and ends the use of the remote.
@@ -97,15 +98,15 @@ def fetch(wanted: Sought, store: Store) -> Entry | None:
     """
     started = time.perf_counter()
     objects = Objects(os.environ["OPJIT_REMOTE"])
-    asked = (objects.url, os.environ.get("OPJIT_TRUST", ""))
-    if asked in _failed:
+    identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
+    if identity in _failed:
         return None
     try:
         found = _ask(wanted, objects)
     except Exception as error:  # a failing network or hostile bytes must not keep it from being built
         with _lock:
-            first = asked not in _failed
-            _failed.add(asked)
+            first = identity not in _failed
+            _failed.add(identity)
         if first:
             warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
                                        "built here"), stacklevel=2)
@@ -118,7 +119,7 @@ def fetch(wanted: Sought, store: Store) -> Entry | None:
     return entry
 
 
-def _ask(wanted: Sought, objects: Objects) -> tuple[str, Bundle] | None:
+def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
     """Look up an entry within the time limits above. An extension's gets more time once a pointer shows that the remote answers."""
     if wanted.target is None and wanted.pointer is not None:
         pointer = f"{wanted.folder}/{wanted.pointer}"
@@ -141,8 +142,8 @@ def problem() -> str | None:
     return None
 
 
-def holds(wanted: Sought) -> bool:
-    """Whether OPJIT_REMOTE has an entry with a trusted signature. Nothing is stored.
+def holds(wanted: Query) -> bool:
+    """Return whether OPJIT_REMOTE has an entry with a trusted signature. Nothing is stored.
 
     Raises:
         Exception: the remote cannot be used, or its entry is rejected; `reason` makes it readable.
@@ -170,7 +171,7 @@ def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_lea
     return with_timeout(lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds)
 
 
-def look_up(wanted: Sought, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
+def look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
     `read`, and EntryError if an entry is not trusted or not the requested one.
 
@@ -183,14 +184,14 @@ def look_up(wanted: Sought, read: _Read, trusted: Trust) -> tuple[str, Bundle] |
         except FileNotFoundError:
             continue
         trusted.check(found)
-        described = manifest.parse(found.manifest)
-        examine(described, found.library, key, wanted.target)
-        if wanted.fits(key, described.document):
+        manifest = manifests.parse(found.manifest)
+        examine(manifest, found.library, key, wanted.target)
+        if wanted.fits(key, manifest.document):
             return key, found
     return None
 
 
-def _keys(wanted: Sought, read: _Read) -> Iterator[str]:
+def _keys(wanted: Query, read: _Read) -> Iterator[str]:
     """Yield the known keys, then those in the pointer."""
     yield from wanted.keys
     if wanted.pointer is not None:
@@ -199,7 +200,7 @@ def _keys(wanted: Sought, read: _Read) -> Iterator[str]:
 
 
 def pointed(content: bytes) -> list[str]:
-    """The keys in a pointer. Raises EntryError if it holds something else."""
+    """Return the keys in a pointer. Raises EntryError if it holds something else."""
     if len(content) > _POINTER_BYTES or not _KEYS.fullmatch(content):
         raise EntryError("its pointer does not hold a key")
     return content.decode("ascii").split()
@@ -210,16 +211,16 @@ def folder_name(qualified: str, target: Target) -> str:
     return f"v1/{qualified.replace('::', '.')}/{target.folder}"
 
 
-def examine(described: Manifest, library: bytes, key: str, target: Target | None) -> None:
+def examine(manifest: Manifest, library: bytes, key: str, target: Target | None) -> None:
     """Compare an entry's parts with each other, its key and its target, which an extension has not. Raises EntryError if they differ."""
-    if described.key != key:
+    if manifest.key != key:
         raise EntryError("it has another key")
-    if len(library) != described.size or hashlib.sha256(library).hexdigest() != described.sha256:
+    if len(library) != manifest.size or hashlib.sha256(library).hexdigest() != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
-    check_binary(described, library, target)
+    check_binary(manifest, library, target)
 
 
-def _store(key: str, found: Bundle, wanted: Sought, store: Store) -> Entry | None:
+def _store(key: str, found: Bundle, wanted: Query, store: Store) -> Entry | None:
     place = f"{wanted.folder}/{key}"
     try:
         return store.receive(found, store.root / place, wanted.target)

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 UNSIGNED = "unsigned"
 _INLINE = "ed25519"
+_MAX_BYTES = 1 << 16  # of a key's file
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,100}", re.ASCII)
 _warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
@@ -106,7 +108,7 @@ def _read_public(name: str) -> bytes:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
         problem = files.swappable(path)
-        key = None if problem else load_pem_public_key(path.read_bytes())
+        key = None if problem else load_pem_public_key(files.read_regular(path, _MAX_BYTES))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
     if problem:
@@ -120,7 +122,7 @@ class Signer:
     """Signs bundles with a private key.
 
     Args:
-        path: of a PEM file (PKCS #8, no password) from `opjit keygen` or ``openssl genpkey -algorithm ed25519``.
+        path: the path of a PEM file (PKCS #8, no password) from `opjit keygen` or ``openssl genpkey -algorithm ed25519``.
 
     Raises:
         RemoteError: it cannot be read, is not such a key, or is readable by other users.
@@ -142,7 +144,7 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
         raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
                           f"keygen` writes it; {error}") from error
@@ -185,7 +187,8 @@ def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, st
                 file.write(text)
     except OSError as error:
         for path in written:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         raise RemoteError(f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder") from error
     return private, f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}"
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.errors import EntryError
-from opjit.store import entry, manifest
+from opjit.store import entry
+from opjit.store import manifest as manifests
 
 _HEADER = re.compile(rb"opjit entry 1\n([1-9][0-9]{0,7}) (-|[0-9a-f]{128})\n")
 MAX_BYTES = 1 << 30
@@ -45,7 +46,7 @@ def parse(content: bytes) -> Bundle:
     if header is None:
         raise EntryError("it does not start with the header of an opjit entry")
     length = int(header[1])
-    if length > manifest.MAX_BYTES or len(content) <= header.end() + length:
+    if length > manifests.MAX_BYTES or len(content) <= header.end() + length:
         raise EntryError("it is shorter than its header says, or its manifest is too long")
     split = header.end() + length
     signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode("ascii"))
@@ -55,5 +56,5 @@ def parse(content: bytes) -> Bundle:
 def of(folder: Path) -> Bundle:
     """Return an entry's bytes, unsigned, after checking its owners, modes, size and hash. Raises FileNotFoundError if there is no entry,
     EntryError or OSError if the entry must not be used."""
-    described, library, _ = entry.read(folder)
-    return Bundle(described.dump(), library)
+    manifest, library, _ = entry.read(folder)
+    return Bundle(manifest.dump(), library)

@@ -45,7 +45,7 @@ def machine(content: bytes) -> str:
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
         raise EntryError("it is not a 64-bit little-endian ELF file")
     number = struct.unpack_from("<H", content, 18)[0]
-    return next((name for name, known in MACHINES.items() if known == number), "another machine")
+    return next((name for name, code in MACHINES.items() if code == number), "another machine")
 
 
 def without_run_path(content: bytes) -> bytes:
@@ -53,15 +53,15 @@ def without_run_path(content: bytes) -> bytes:
     try:
         places = _dynamic(content)
         tags = [content[at:at + 16] for at in places]
-        kept = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
-        table = b"".join(kept).ljust(16 * len(tags), b"\0")
+        rest = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
+        table = b"".join(rest).ljust(16 * len(tags), b"\0")
         return content[:places.start] + table + content[places.stop:]
     except (struct.error, IndexError, ValueError) as error:
         raise EntryError(f"the library is not a readable shared library: {error}") from None
 
 
 def _dynamic(content: bytes) -> range:
-    """The offsets of the entries of a library's dynamic section."""
+    """Return the offsets of the entries of a library's dynamic section."""
     offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
     for at in range(offset, offset + size * count, size):
         kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", content, at)
@@ -111,7 +111,7 @@ def _cuda_archs(content: bytes) -> list[str]:
 
 
 def names(link: Sequence[str]) -> frozenset[str]:
-    """The libraries that linker flags declare, for `check`: ``-lz``, ``-l:libz.so.1``, and the path of a shared library."""
+    """Return the libraries that linker flags declare, for `check`: ``-lz``, ``-l:libz.so.1``, and the path of a shared library."""
     paths = (_link_name(flag.rpartition("/")[2]) for flag in link if not flag.startswith("-"))
     return frozenset({*(flag[2:] for flag in link if flag.startswith("-l")), *filter(None, paths)})
 

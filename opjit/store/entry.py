@@ -12,7 +12,8 @@ from pathlib import Path
 from opjit import files
 from opjit.backends.targets import Target
 from opjit.errors import EntryError
-from opjit.store import elf, manifest
+from opjit.store import elf
+from opjit.store import manifest as manifests
 from opjit.store.manifest import Manifest
 
 MAX_BYTES = 1 << 31  # of a library
@@ -46,15 +47,15 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     FileNotFoundError if there is no entry, EntryError or OSError if the entry must not be used.
 
     Args:
-        target: of an op; None for a C++ extension, which may need any library.
+        target: the op's; None for a C++ extension, which may need any library.
         key: the expected key; None is the folder's name.
         trusted_as: see files.distrusted.
     """
-    described, content, verified = read(folder, trusted_as)
-    if described.key != (key or folder.name):
+    manifest, content, verified = read(folder, trusted_as)
+    if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")
-    check_binary(described, content, target)
-    return Entry(folder, described.key, folder / described.library, described.seconds, verified=verified), described
+    check_binary(manifest, content, target)
+    return Entry(folder, manifest.key, folder / manifest.library, manifest.seconds, verified=verified), manifest
 
 
 def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:
@@ -64,21 +65,21 @@ def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes,
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)
-    described = manifest.parse(files.read(folder / manifest.NAME, manifest.MAX_BYTES, trusted_as))
-    with files.opened(folder / described.library, MAX_BYTES, trusted_as) as file:
+    manifest = manifests.parse(files.read(folder / manifests.NAME, manifests.MAX_BYTES, trusted_as))
+    with files.opened(folder / manifest.library, MAX_BYTES, trusted_as) as file:
         verified = files.identity(file.fileno())
-        if os.fstat(file.fileno()).st_size != described.size:
+        if os.fstat(file.fileno()).st_size != manifest.size:
             raise EntryError("its library does not have the size in its manifest")
-        content = file.read(described.size)
-    if hashlib.sha256(content).hexdigest() != described.sha256:
+        content = file.read(manifest.size)
+    if hashlib.sha256(content).hexdigest() != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
-    return described, content, verified
+    return manifest, content, verified
 
 
-def check_binary(described: Manifest, content: bytes, target: Target | None) -> None:
+def check_binary(manifest: Manifest, content: bytes, target: Target | None) -> None:
     """Raise EntryError if an entry's binary does not fit the target of an op, or, for a C++ extension, this machine."""
     if target is not None:
-        check_library(content, target, described.link)
+        check_library(content, target, manifest.link)
     elif elf.machine(content) != platform.machine():
         raise EntryError(f"its binary is for {elf.machine(content)}, not {platform.machine()}")
 
@@ -90,10 +91,8 @@ def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> N
         link: the flags it was linked with; it may need the libraries that they name.
     """
     allowed = target.backend.flags(target.arch, target.runtime).needed
-    of_host = "aarch64" if target.arch == "aarch64" else "x86_64" if target.arch.startswith("x86-64") else None
-    machine = of_host or platform.machine()  # the host code of a device's op is for the machine that builds it
     archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
-    elf.check(content, machine, allowed, archs, elf.names(tuple(link)))
+    elf.check(content, target.host, allowed, archs, elf.names(tuple(link)))
     missing = [function for function in FUNCTIONS if f"{function}\0".encode() not in content]
     if missing:
         raise EntryError(f"the library does not define {', '.join(missing)}")

@@ -19,9 +19,9 @@ class Item(NamedTuple):
 
     Attributes:
         op: qualified name of an op, or ``cpp_extension::<name>``.
-        arch: name of the target's folder: ``x86-64-v3``, ``sm_90.cuda13``.
+        arch: name of the target's folder: ``x86-64-v3``, ``sm_90.cuda13.x86_64``.
         key: the folder's name.
-        size: of all its files, in bytes.
+        size: the bytes of all its files.
         read, written: the library's access and modification time, in seconds since 1970. Linux updates the access time about once a
             day, and never on a filesystem mounted with noatime.
         published: when the folder appeared, by the filesystem's clock.
@@ -59,7 +59,7 @@ class Object(NamedTuple):
     """An object file of a C++ extension.
 
     Attributes:
-        size: in bytes.
+        size: bytes.
         used: when it was last written or used, in seconds since 1970.
     """
 
@@ -81,7 +81,7 @@ def objects(store: Store) -> list[Object]:
 
 
 def folders(path: str | Path) -> list[os.DirEntry[str]]:
-    """The folders in a folder, without symbolic links; none if it cannot be read."""
+    """Return the folders in a folder, without symbolic links; none if it cannot be read."""
     try:
         with os.scandir(path) as found:
             return [entry for entry in found if entry.is_dir(follow_symlinks=False)]

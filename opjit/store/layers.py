@@ -26,6 +26,11 @@ def find(recipe: Recipe) -> Entry | None:
     return next((replace(entry, origin="layer") for entry in _entries(recipe) if entry is not None), None)
 
 
+def holds(library: Path) -> bool:
+    """Whether a file lies where a binary beside an op's source does, ``prebuilt/v1/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``."""
+    return library.parts[-6:-4] == (FOLDER, "v1") and library.name == f"{library.parts[-4]}.so"
+
+
 def _entries(recipe: Recipe) -> Iterator[Entry | None]:
     """Look in each layer, in order."""
     beside = recipe.folder / FOLDER
@@ -33,18 +38,18 @@ def _entries(recipe: Recipe) -> Iterator[Entry | None]:
         store, wanted = Store(beside), _as_shipped(recipe.document())
         folder = store.folder(recipe.schema.qualified, recipe.target)
         if store.trusted(folder.parent, folder, advice=BESIDE, trusted_as=recipe.source):
-            yield first(folder, recipe.target, lambda known: _as_shipped(known) == wanted, trusted_as=recipe.source)
+            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source)
     for root in named():
         yield Store(root).find(recipe, advice=ADVICE)
 
 
 def named() -> list[Path]:
-    """The layers in OPJIT_LAYERS, in order."""
+    """Return the layers in OPJIT_LAYERS, in order."""
     return [Path(os.path.abspath(os.path.expanduser(root))) for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep) if root]
 
 
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's document without opjit's own files, the glue and the compilers."""
+    """Return a recipe's document without opjit's own files, the glue and the compilers."""
     inputs = document.get("inputs")
     own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
     return {**document, "inputs": own, "toolchain": None, "glue": None}

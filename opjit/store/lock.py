@@ -51,7 +51,7 @@ class Holder(NamedTuple):
 
 
 def folder() -> Path:
-    """This user's folder for locks, on a local filesystem: locks on shared ones are unreliable."""
+    """Return this user's folder for locks, on a local filesystem: locks on shared ones are unreliable."""
     return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
 
 

@@ -13,6 +13,10 @@ _LONGEST = 30 * 86400.0  # seconds; a longer build time is an error in the manif
 _LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # an extension built as a program has no .so
 
 
+class AnotherFormat(EntryError):
+    """An entry is of another version of opjit, which may share the store."""
+
+
 class Manifest(NamedTuple):
     """An entry's description.
 
@@ -55,7 +59,7 @@ class Manifest(NamedTuple):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate names: two readers could each believe one of two values."""
+    """Return a JSON object without duplicate names: two readers could each believe one of two values."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object has a name twice")
@@ -63,13 +67,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse(text: bytes) -> Manifest:
-    """Parse a manifest. Raises EntryError if it is damaged, has another format, or contradicts itself."""
+    """Parse a manifest. Raises AnotherFormat if it has another format, EntryError if it is damaged or contradicts itself."""
     try:
         fields = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise EntryError("the manifest has another format")
+        raise AnotherFormat("the manifest has another format")
     expected = {"format": int, "key": str, "document": dict, "library": str, "size": int, "sha256": str, "built_with": dict}
     if fields.keys() != expected.keys() or any(type(fields[name]) is not kind for name, kind in expected.items()):
         raise EntryError("the manifest does not have the fields of its format")

@@ -25,7 +25,7 @@ from opjit import files
 from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
 from opjit.recipe.recipe import Recipe
-from opjit.store import manifest
+from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, verify
 from opjit.store.manifest import Manifest
 
@@ -57,7 +57,7 @@ def default_root() -> Path:
 
 @cache
 def _from_here(path: str) -> Path:
-    """The absolute form of a relative path; it stays when the process changes its working directory."""
+    """Return the absolute form of a relative path; it stays when the process changes its working directory."""
     return Path(os.path.abspath(path))
 
 
@@ -77,7 +77,7 @@ class Store(NamedTuple):
         return folder if self.problem(folder) is None else None
 
     def folder(self, qualified: str, target: Target) -> Path:
-        """The folder of all entries of an op for a target."""
+        """Return the folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
     def find(self, recipe: Recipe, warn: bool = True, advice: str = ADVICE) -> Entry | None:
@@ -100,8 +100,8 @@ class Store(NamedTuple):
         if recipe.toolchain is not None and not recipe.target.backend.uses_nvcc:
             return None
         wanted = recipe.document()
-        return first(folder, recipe.target, lambda known: known == {**wanted, "toolchain": known.get("toolchain")}
-                     and recipe.takes(known["toolchain"]), warn)
+        return first(folder, recipe.target, lambda document: document == {**wanted, "toolchain": document.get("toolchain")}
+                     and recipe.takes(document["toolchain"]), warn)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot.
@@ -124,7 +124,7 @@ class Store(NamedTuple):
         return problem
 
     def trusted(self, *folders: Path, advice: str = ADVICE, trusted_as: Path | None = None) -> bool:
-        """Whether `problem` finds none; warns of the one it finds, with `advice`."""
+        """Return whether `problem` finds none; warns of the one it finds, with `advice`."""
         problem = self.problem(*folders, trusted_as=trusted_as)
         if problem is not None:
             self.warn_unused(problem, advice)
@@ -153,7 +153,7 @@ class Store(NamedTuple):
         folder.mkdir(mode=0o700)
         return folder
 
-    def put(self, staged: Path, place: Path, described: Manifest, target: Target | None) -> Entry:
+    def put(self, staged: Path, place: Path, manifest: Manifest, target: Target | None) -> Entry:
         """Publish a staged folder at `place`. If another process has published a good entry there, return that one. Raises OSError if the
         store is not writable, EntryError if the staged folder fails verification.
 
@@ -164,7 +164,7 @@ class Store(NamedTuple):
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
             with suppress(FileNotFoundError):  # another process is clearing the cache
-                return _appear(staged, place, self.base / "staging" / files.unique(), target, described.key)
+                return _appear(staged, place, self.base / "staging" / files.unique(), target, manifest.key)
             if not staged.is_dir():
                 break
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
@@ -177,16 +177,16 @@ class Store(NamedTuple):
             place: the entry's folder; its name must be the manifest's key.
             target: see `verify`.
         """
-        described = manifest.parse(bundle.manifest)
+        manifest = manifests.parse(bundle.manifest)
         staged = self.stage()
         try:
             (staged / "entry").mkdir(mode=0o700)
-            files.write_synced(staged / "entry" / described.library, bundle.library)
-            if target is None and not described.library.endswith(".so"):
-                (staged / "entry" / described.library).chmod(0o755)  # an extension built as a program
-            files.write_synced(staged / "entry" / manifest.NAME, bundle.manifest)
+            files.write_synced(staged / "entry" / manifest.library, bundle.library)
+            if target is None and not manifest.library.endswith(".so"):
+                (staged / "entry" / manifest.library).chmod(0o755)  # an extension built as a program
+            files.write_synced(staged / "entry" / manifests.NAME, bundle.manifest)
             verify(staged / "entry", target, place.name)
-            return self.put(staged / "entry", place, described, target)
+            return self.put(staged / "entry", place, manifest, target)
         finally:
             files.remove_tree(staged)
 
@@ -222,12 +222,12 @@ def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], 
 def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | None = None,
           fits: Callable[[dict[str, Any]], bool] | None = None) -> Entry | None:
     try:
-        entry, described = verify(folder, target, trusted_as=trusted_as)
-        return entry if fits is None or fits(described.document) else None
+        entry, manifest = verify(folder, target, trusted_as=trusted_as)
+        return entry if fits is None or fits(manifest.document) else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (EntryError, OSError) as error:
-        if warn:
+        if warn and not (fits is not None and isinstance(error, manifests.AnotherFormat)):  # of another version of opjit, beside ours
             warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
         return None
 

@@ -54,7 +54,7 @@ def built(base: Path, size: int) -> None:
 
 
 def of_process(base: Path) -> list[dict[str, float]]:
-    """The counts that this process has not written yet: one line, or none."""
+    """Return the counts that this process has not written yet: one line, or none."""
     return [{"at": int(time.time()), **_counts[base]}] if base in _counts else []
 
 

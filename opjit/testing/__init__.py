@@ -23,7 +23,7 @@ import os
 from collections.abc import Iterable
 
 from opjit import backends, request
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.testing import cuda, gradients, integration, memory, numerics, refusals, transforms
 from opjit.testing.checks import Check, Line, outcome_of
@@ -44,7 +44,7 @@ def load(folder: str | os.PathLike[str]) -> list[Op]:
         >>> opjit.testing.load("my_ops")
         [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
     """
-    return catalog.add_path(folder)
+    return registry.add_path(folder)
 
 
 def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
@@ -75,5 +75,5 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
         []
     """
     request.ready(op, backends.for_device(device))
-    _ = op.plain, samples(op, device)
+    _ = op.reference_function, samples(op, device)
     return (outcome_of(each.name, lambda each=each: each(op, device)) for each in checks)  # type: ignore[misc]

@@ -54,6 +54,11 @@ def add(checks: list[Check], name: str, patience: int = 1, device: str | None = 
     return register
 
 
+def tally(number: int, noun: str) -> str:
+    """``"1 sample"``, ``"2 samples"``."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
 def expect_one_line(op: Op, error: RuntimeError, sample: Sample) -> str:
     """Return an error's message, which must be one line that names the op."""
     message = str(error)
@@ -69,12 +74,14 @@ class Line(NamedTuple):
         name: of the check.
         status: ``ok``, ``failed``, ``skipped`` or ``waived``.
         number: of the call that failed, among the check's.
+        calls: how many the check made.
     """
 
     name: str
     status: str
     note: str
     number: int | None = None
+    calls: int = 0
 
 
 def outcome_of(name: str, run: Callable[[], str]) -> Line:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -20,15 +21,17 @@ from opjit import backends, request, testing, wanted
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.errors import BadSetting, CompileError, DeclarationError, OpjitError
-from opjit.testing import integration, sanitize, sanitized
+from opjit.testing import compare, integration, sanitize, sanitized
 from opjit.testing.checks import Check, Line
-from opjit.testing.children import Death, Limits, supervise
+from opjit.testing.isolation import Death, Limits, supervise
 from opjit.testing.samples import Skipped, samples
-from opjit.testing.sanitized import Finding, Sanitizers
+from opjit.testing.sanitized import SanitizerRun, Sanitizers
 
 _INDENT = " " * 30
 _COLOURS = {"ok": "green", "skipped": "cyan", "waived": "yellow", "failed": "red"}
 _ARCH = "sm_90"
+_SHOWN = 2  # failures of one cause
+_SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
 
 
 class Options(NamedTuple):
@@ -40,6 +43,7 @@ class Options(NamedTuple):
         only: names of checks; none is all of them.
         sample: the number of the only call to make, of the only check.
         seconds: the time limit for one call of a check.
+        demanded: whether it is a failure that a sanitizer does not run.
     """
 
     device: str | None = None
@@ -47,6 +51,7 @@ class Options(NamedTuple):
     only: Sequence[str] = ()
     sample: int | None = None
     seconds: float = 10.0
+    demanded: bool = False
 
     def checks(self, device: str) -> list[Check]:
         """The chosen checks that apply to a device.
@@ -63,20 +68,29 @@ class Options(NamedTuple):
         return [check for check in testing.CHECKS if check.device in (None, device) and (not self.only or check.name in self.only)]
 
 
-def run(names: Sequence[str], options: Options) -> int:
+def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None) -> int:
     """Print a table for each op and device. Returns the command's exit code: 1 if a check failed or none ran.
 
     Args:
-        names: names of ops, or paths of their folders.
+        names: names of ops, or paths of their folders. One that cannot be declared is a failure, and the others are tested.
+        before: is called first, with all ops.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks CUDA itself cannot fork children that use it
+    compare.import_all()
     if any(check in integration.CHECKS for check in options.checks("cpu")):
-        import torch._dynamo  # noqa: F401 - children would take 1.5 s for it, each
+        import torch._dynamo
+        import torch._export  # noqa: F401 - children would take 1.5 s for these, each
     table = _Table(options)
+    declared = {name: _declared(name, alone=len(names) == 1) for name in names}
+    before([op for found in declared.values() if not isinstance(found, str) for op in found])
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
-        for name in names:
-            for op in arguments.ops(name):
+        for name, found in declared.items():
+            if isinstance(found, str):
+                click.echo(name)
+                table.add(Line("declaration", "failed", found), "", "cpu")
+                continue
+            for op in found:
                 devices, kernels = [options.device] if options.device else op.devices(), op.backends()
                 inner = os.path.join(name, op.folder.name)  # the argument may be a folder of op folders
                 for device in devices:
@@ -85,8 +99,19 @@ def run(names: Sequence[str], options: Options) -> int:
                     table.compile(op)
                 elif not devices:
                     print(f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(kernels) or 'nothing'}")
+        table.complain_of_idle_sanitizers()
     print(table.verdict())
     return 1 if table.counts["failed"] or not table.counts["ok"] else 0
+
+
+def _declared(name: str, alone: bool) -> list[Op] | str:
+    """The ops of a name or folder, or why there are none; alone, it raises that."""
+    try:
+        return arguments.ops(name)
+    except Exception as error:
+        if alone:
+            raise
+        return str(error) if isinstance(error, OpjitError) else f"op.py raised {type(error).__name__}: {error}"
 
 
 def report(op: Op, device: str) -> None:
@@ -105,6 +130,7 @@ class _Table:
         self.options = options
         self.counts: Counter[str] = Counter()
         self.remarks: list[str] = []
+        self.ran: set[str] = set()  # sanitizers
         self._sanitizers: list[Sanitizers | Line] | None = None
 
     def test(self, op: Op, device: str, name: str, stack: ExitStack, scratch: str) -> None:
@@ -116,14 +142,24 @@ class _Table:
                 self.add(started, name, device)
             else:
                 asked.append(_Asked(op, started, self.options))
+        failures, built = _Failures(), True
         for event in self._events(op, device):
-            report = asked[0].report(event) if isinstance(event, Death) and asked else None
-            self.add(event.line() if isinstance(event, Death) else event, name, device, report)
-        for each in asked:
-            self.add(each.finding().line, name, device)
-        if device == "cuda":
-            for line in sanitize.lines(op, [each for each in self.options.sanitizers if each in sanitize.FOR_CUDA]):
+            line, report = event.line() if isinstance(event, Death) else event, None
+            if isinstance(event, Death) and asked:
+                report = asked[0].report(event)
+            built = built and line.name != "build"
+            if failures.is_new(line, report):
+                self.add(line, name, device, report)
+        found = [each.finding().line for each in asked]  # also where they are not shown: the process answers in the order of questions
+        if device == "cuda" and built:
+            found += sanitize.lines(op, [each for each in self.options.sanitizers if each in sanitize.FOR_CUDA])
+        self.ran.update(part for line in found if line.status != "skipped" for part in line.name.split("+"))
+        for line in found if built else []:
+            if failures.is_new(line, None):
                 self.add(line, name, device)
+        for line in failures.rest():
+            self.counts[line.status] += int(line.name.split()[0]) - 1
+            self.add(line, "", device)
 
     def compile(self, op: Op) -> None:
         """Compile the CUDA kernel of an op, as no GPU is here."""
@@ -143,6 +179,14 @@ class _Table:
             number = "" if line.number is None else f" --sample {line.number}"
             where = "" if device == "cpu" else f" --device {device}"
             self._print(f"{_INDENT}opjit test {shlex.quote(name)} --only {shlex.quote(line.name)}{number}{where}")
+
+    def complain_of_idle_sanitizers(self) -> None:
+        """Add a failure for each sanitizer that was asked for and has not run."""
+        for name in self.options.sanitizers if self.options.demanded else ():
+            if name not in self.ran:
+                kind = "C kernels on the CPU" if name in sanitize.FOR_C else "CUDA kernels on a GPU"
+                checks = f", in the checks {', '.join(map(str, sanitized.CHECKS))}" if name in ("address", "undefined") else ""
+                self.add(Line(name, "failed", f"this sanitizer was asked for and has not run; it is for {kind}{checks}"), "", "cpu")
 
     def verdict(self) -> str:
         counted = [f"{self.counts[status]} {status}" for status in ("failed", "ok", "waived", "skipped") if self.counts[status]]
@@ -178,16 +222,37 @@ def _hung(text: str) -> str:
     return f"\n{_INDENT}".join(lines)
 
 
+class _Failures:
+    """The failures of an op by their causes: from the third of one cause on, only their checks' names are shown."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] = {}
+
+    def is_new(self, line: Line, report: str | None) -> bool:
+        """Whether to show a line of the table; counts failures."""
+        if line.status != "failed":
+            return True
+        names = self._names.setdefault(report or _SAMPLE.sub("", line.note), [])
+        names.append(line.name)
+        return len(names) <= _SHOWN
+
+    def rest(self) -> Iterator[Line]:
+        for cause, names in self._names.items():
+            more = names[_SHOWN:]
+            if more:
+                yield Line(f"{len(more)} more", "failed", f"the same in {', '.join(more)}: {cause}")
+
+
 class _Asked:
     """The sanitizers' answers on one op."""
 
     def __init__(self, op: Op, sanitizers: Sanitizers, options: Options) -> None:
         self.op, self.sanitizers = op, sanitizers
-        self._finding: Finding | None = None
+        self._finding: SanitizerRun | None = None
         self._reports: dict[str, str] = {}  # by sample
         sanitizers.ask(op, options.only, options.sample)
 
-    def finding(self) -> Finding:
+    def finding(self) -> SanitizerRun:
         if self._finding is None:
             self._finding = self.sanitizers.answer()
         return self._finding
@@ -197,7 +262,7 @@ class _Asked:
         found = self.finding()
         if found.sample and found.text:
             self._reports.setdefault(found.sample, found.text)
-        if death.sample not in self._reports and sanitized.chosen(self.sanitizers.names, [death.check]):
+        if death.sample not in self._reports and sanitized.repeats(self.sanitizers.names, death.check):
             self.sanitizers.ask(self.op, [death.check], death.number)
             text = self.sanitizers.answer().text
             if text:
@@ -208,7 +273,7 @@ class _Asked:
 def _prepare(op: Op, device: str) -> None:
     """In a child: build the op, unless it is built, and have its reference and samples."""
     request.ready(op, backends.for_device(device))
-    _ = op.plain, samples(op, device)
+    _ = op.reference_function, samples(op, device)
     unknown = set(op.waived) - {check.name for check in testing.CHECKS}
     if unknown:
         known = ", ".join(map(str, testing.CHECKS))

@@ -9,7 +9,7 @@ import torch
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
-from opjit.testing.checks import Check, add
+from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import Skipped, effects, replica, samples, storage_bytes
 from opjit.testing.trials import trials
@@ -63,7 +63,7 @@ def _cuda_graph(op: Op, device: str) -> str:
         torch.cuda.synchronize()
         for got, wanted, (sample, _) in zip(found, expected, calls, strict=True):
             assert_same(got, wanted, sample)
-    return f"{len(calls)} samples"
+    return tally(len(calls), "sample")
 
 
 @add(CHECKS, "cuda stream", device="cuda")
@@ -83,4 +83,4 @@ def _cuda_stream(op: Op, device: str) -> str:
     side.synchronize()
     for got, wanted, (sample, _) in zip(found, expected, calls, strict=True):
         assert_same(got, wanted, sample)
-    return f"{len(calls)} samples"
+    return tally(len(calls), "sample")

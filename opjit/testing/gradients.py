@@ -9,7 +9,7 @@ import torch
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
-from opjit.testing.checks import Check, add
+from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import (
     Skipped,
@@ -28,7 +28,8 @@ CHECKS: list[Check] = []
 
 def _float64(op: Op, device: str, at_most: int) -> list[Sample]:
     needs_backward(op)
-    return distinct_samples(op, device, at_most, lambda sample: torch.float64 in {t.dtype for t in sample.tensors() if t.numel()})
+    return distinct_samples(op, device, at_most, lambda sample: torch.float64 in {t.dtype for t in sample.tensors() if t.numel()},
+                            "with float64 elements")
 
 
 @add(CHECKS, "saved tensors")
@@ -45,7 +46,7 @@ def _saved(op: Op, device: str) -> str:
 
     op._setup_context = setup_context
     try:
-        for sample in trials(distinct_samples(op, device, 4, floating)):
+        for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
             own = with_gradients(sample)
             results = op.overload(*own.args, **own.kwargs)
             for ctx in given:
@@ -66,14 +67,14 @@ def _complex(op: Op, device: str) -> str:
     compared = 0
     for sample in trials(calls):
         try:
-            effects(op.plain, op, sample)
+            effects(op.reference_function, op, sample)
             effects(op.overload, op, sample)
         except Exception:  # another check tests the op's error
             continue
-        compared += assert_same_gradients(sample, op.plain, op.overload)
+        compared += assert_same_gradients(sample, op.reference_function, op.overload)
     if not compared:
         raise Skipped("the op or its reference takes no complex tensors")
-    return f"{compared} complex128 samples"
+    return tally(compared, "complex128 sample")
 
 
 @add(CHECKS, "second gradients")
@@ -83,7 +84,7 @@ def _second(op: Op, device: str) -> str:
     compared = refused = 0
     for sample in trials(small):
         try:
-            expected = _second_gradients(op.plain, sample)
+            expected = _second_gradients(op.reference_function, sample)
         except RuntimeError:
             continue
         if expected is None:
@@ -93,17 +94,19 @@ def _second(op: Op, device: str) -> str:
         except RuntimeError:
             refused += 1
             continue
-        for index, (mine, theirs) in enumerate(zip(found or [None] * len(expected), expected, strict=True)):
+        inputs = [f"tensor {index}" for index, t in enumerate(with_gradients(sample).tensors()) if t.requires_grad]
+        names = [*inputs, *(f"the weight of result {number}" for number in range(len(expected) - len(inputs)))]
+        for name, mine, theirs in zip(names, found or [None] * len(expected), expected, strict=True):
             if mine is not None or theirs is not None:
                 known = mine if mine is not None else theirs
                 assert known is not None
                 zero = torch.zeros_like(known)
                 assert_same(zero if mine is None else mine, zero if theirs is None else theirs, sample,
-                            f"the second gradient of tensor {index}")
+                            f"the second gradient of {name}")
         compared += 1
     if not compared + refused:
         raise Skipped("the reference cannot be differentiated twice")
-    return f"{compared} float64 samples" if compared else "a second backward raises an error"
+    return tally(compared, "float64 sample") if compared else "a second backward raises an error"
 
 
 def _second_gradients(call: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None] | None:

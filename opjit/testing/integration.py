@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
-from opjit.testing.checks import Check, add
+from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import (
     Skipped,
@@ -35,9 +35,9 @@ def _opcheck(op: Op, device: str) -> str:
     """torch.library.opcheck passes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # opcheck reads it
-        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12, _has_arithmetic)]
+        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12, _has_arithmetic, "without float8")]
         if op.differentiable:
-            calls += [with_gradients(sample) for sample in distinct_samples(op, device, 4, floating)]
+            calls += [with_gradients(sample) for sample in distinct_samples(op, device, 4, floating, "with floating-point elements")]
         for call in trials(calls):
             torch.library.opcheck(op.overload, call.args, call.kwargs)
     return "schema, fake kernel, autograd, AOT"
@@ -52,10 +52,10 @@ def _has_arithmetic(sample: Sample) -> bool:
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
     needs_backward(op)
-    compared = sum(assert_same_gradients(sample, op.plain, op.overload) for sample in trials(samples(op, device)))
+    compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(samples(op, device)))
     if not compared:
         raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
-    return f"{compared} samples"
+    return tally(compared, "sample")
 
 
 @add(CHECKS, "gradcheck", _PATIENCE)
@@ -63,11 +63,12 @@ def _gradcheck(op: Op, device: str) -> str:
     """torch.autograd.gradcheck passes in float64 wherever it passes for the reference."""
     needs_backward(op)
     checked = 0
-    small = distinct_samples(op, device, 8, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()))
+    small = distinct_samples(op, device, 8, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
+                             "with float64 and at most 500 elements")
     for sample in trials(small):
         inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == torch.float64))
         values, spec = tree_flatten(inputs.values)
-        slopes = any(r.requires_grad for r in tensors_of(op.plain(*inputs.args, **inputs.kwargs)))
+        slopes = any(r.requires_grad for r in tensors_of(op.reference_function(*inputs.args, **inputs.kwargs)))
 
         def passes(call: Callable[..., Any], fast: bool, complain: bool, spec: Any = spec, values: list[Any] = values) -> bool:
             def rebuilt(*changed: Any) -> Any:
@@ -76,12 +77,12 @@ def _gradcheck(op: Op, device: str) -> str:
 
             return torch.autograd.gradcheck(rebuilt, values, fast_mode=fast, raise_exception=complain)
 
-        if slopes and passes(op.plain, True, False):
+        if slopes and passes(op.reference_function, True, False):
             assert passes(op.overload, sample.numel > 100, True)
             checked += 1
     if not checked:
         raise Skipped("the reference's gradient is not its derivative")
-    return f"{checked} float64 samples"
+    return tally(checked, "float64 sample")
 
 
 def _compiled(op: Op, device: str, dynamic: bool | None) -> str:
@@ -93,7 +94,7 @@ def _compiled(op: Op, device: str, dynamic: bool | None) -> str:
             assert_same(effects(compiled, op, sample), effects(op.overload, op, sample), sample)
         if op.differentiable:
             assert_same_gradients(sample, op.overload, compiled)
-    return f"fullgraph, {len(calls)} samples"
+    return f"fullgraph, {tally(len(calls), 'sample')}"
 
 
 @add(CHECKS, "compile static", _PATIENCE)
@@ -132,7 +133,7 @@ def _exported(op: Op, device: str, strict: bool) -> str:
         module = program.module()
         assert_same(effects(lambda *args, **kwargs: module(*Sample(args, kwargs).tensors()), op, sample),  # noqa: B023
                     effects(op.overload, op, sample), sample)
-    return f"one node, {len(calls)} samples"
+    return f"one node, {tally(len(calls), 'sample')}"
 
 
 @add(CHECKS, "export", _PATIENCE)

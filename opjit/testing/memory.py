@@ -11,10 +11,10 @@ import torch
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
-from opjit.testing.checks import Check, add
+from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import Skipped, distinct_samples, effects, replica, storage_bytes
-from opjit.testing.trials import trials
+from opjit.testing.trials import trials, watch
 
 CHECKS: list[Check] = []
 _GUARD = 256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
@@ -29,7 +29,7 @@ def _canaries(op: Op, device: str) -> str:
     """Bytes before, after and between the elements of inputs are not written, and have no effect."""
     calls = distinct_samples(op, device, 12)
     for sample in trials(calls):
-        expected = effects(op.plain, op, sample)
+        expected = effects(op.reference_function, op, sample)
         for fill in _FILLS:
             own = sample.map(lambda t, fill=fill: _guarded(t, fill))  # type: ignore[misc]
             before = [_around(t) for t in own.tensors()]
@@ -40,7 +40,7 @@ def _canaries(op: Op, device: str) -> str:
             results = [*([] if found is None else found if isinstance(found, (tuple, list)) else [found]),
                        *(own.tensors() if op.schema.mutates else [])]
             assert_same(results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs"))
-    return f"{_GUARD} bytes on either side of {len(calls)} samples' inputs"
+    return f"{_GUARD} bytes on either side of the inputs of {tally(len(calls), 'sample')}"
 
 
 def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
@@ -85,13 +85,14 @@ def _memory(op: Op, device: str) -> str:
         for where, measure in measures.items():
             kept = _kept(op, sample, measure)
             assert not kept, f"the op kept {kept} bytes of {where} memory per call on ({sample})"
-    return f"{_CALLS} calls of {len(calls)} samples"
+    return f"{_CALLS} calls of {tally(len(calls), 'sample')}"
 
 
 def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     """Bytes that each call keeps: of ten rounds, the one that keeps least, as caches and other processes on the GPU grow in the others."""
     def call(times: int) -> int:
         for _ in range(times):
+            watch.get().running("kernel")
             with suppress(RuntimeError):
                 effects(op.overload, op, sample)
         gc.collect()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from math import inf, nan
 from random import Random
+from time import thread_time
 from typing import Any
 
 import torch
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
-from opjit.testing.checks import Check, add, expect_one_line
+from opjit.testing.checks import Check, add, expect_one_line, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import (
     LAYOUTS,
@@ -34,7 +36,9 @@ from opjit.testing.trials import trials
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
           torch.float64, torch.complex64)
 _DRAWN = 40  # shapes
-_LARGE, _REPEATED = 1 << 16, 200  # elements, and calls of each thread
+_SIDE = 67  # of a tensor that starts at an odd element
+_LARGE, _REPEATED, _REPEATED_S = 1 << 16, 200, 2.0  # elements; calls of each thread, and CPU seconds after which it makes no more
+_OVERLAP_S = 0.1  # CPU seconds of each thread with large calls: longer than a busy system lets one thread run alone
 CHECKS: list[Check] = []
 
 
@@ -45,7 +49,7 @@ def _compare(op: Op, sample: Sample) -> bool | None:
         AssertionError: the results differ, or the op's error is not one line.
     """
     try:
-        expected = effects(op.plain, op, sample)
+        expected = effects(op.reference_function, op, sample)
     except Exception:  # any error of the reference means that the call makes no sense
         return None
     try:
@@ -69,12 +73,14 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 @add(CHECKS, "inputs kept")
 def _inputs(op: Op, device: str) -> str:
     """Inputs are neither changed nor aliased."""
-    if op.schema.mutates:
-        raise Skipped("the op writes its arguments")
     for sample in trials(samples(op, device)):
+        sample = sample.map(replica) if op.schema.mutates else sample
         before = [(storage_bytes(t).clone(), t._version) for t in sample.tensors()]
         found = tensors_of(op.overload(*sample.args, **sample.kwargs))
+        written = _written(op, sample)
         for index, (t, (content, version)) in enumerate(zip(sample.tensors(), before, strict=True)):
+            if index in written:
+                continue
             same = torch.equal(storage_bytes(t), content)
             assert same, f"on ({sample}) the kernel writes into tensor {index}, an input that the schema does not mark: Tensor(a!)"
             assert t._version == version, f"on ({sample}) the op raises the version of tensor {index}, which the schema does not mark"
@@ -89,9 +95,9 @@ def _results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample."""
     calls = samples(op, device)
     for sample in trials(calls):
-        expected = effects(op.plain, op, sample)
+        expected = effects(op.reference_function, op, sample)
         assert_same(effects(op.overload, op, sample), expected, sample)
-    return f"{len(calls)} samples"
+    return tally(len(calls), "sample")
 
 
 @add(CHECKS, "fake kernel")
@@ -120,7 +126,8 @@ def _fake(op: Op, device: str) -> str:
 def _special(op: Op, device: str) -> str:
     """NaN and infinities give the reference's results."""
     def calls() -> Iterator[Sample]:
-        for sample in distinct_samples(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors())):
+        for sample in distinct_samples(op, device, 8, lambda sample: floating(sample) and all(t.numel() for t in sample.tensors()),
+                                       "with floating-point elements"):
             for index, tensor in enumerate(sample.tensors()):
                 for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
                     changed = replica(tensor)
@@ -128,16 +135,27 @@ def _special(op: Op, device: str) -> str:
                     yield sample.replace(index, changed, f"with {special} in tensor {index}")
 
     for call in trials(calls()):
-        expected = effects(op.plain, op, call)
+        expected = effects(op.reference_function, op, call)
         assert_same(effects(op.overload, op, call), expected, call)
     return "in every tensor"
 
 
 @add(CHECKS, "strides")
 def _strides(op: Op, device: str) -> str:
-    """Tensors that are not contiguous give the same results, or a one-line error."""
-    calls = distinct_samples(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()))
-    return _compare_all(op, (_laid(sample, layout) for sample in calls for layout in _layouts(op)), "layouts")
+    """Tensors that are not contiguous, or that start one element after an aligned address, give the same results, or a one-line error."""
+    calls = distinct_samples(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()), "with dimensions")
+    longer = [call for sample in calls for call in [resized(sample, [_SIDE])] if call is not None]  # some vectors, and a rest
+    return _compare_all(op, (*(_laid(sample, layout) for sample in calls for layout in _layouts(op)),
+                             *(_laid(sample, "offset") for sample in longer)), "layouts")
+
+
+def _written(op: Op, sample: Sample) -> set[int]:
+    """The numbers of the tensors in arguments that the schema marks as written."""
+    values = [*sample.args, *sample.kwargs.values()]
+    names = [*(argument.name for argument in op.schema.arguments[:len(sample.args)]), *sample.kwargs]
+    marked = {argument.name for argument in op.schema.arguments if argument.writes}
+    owners = [name for name, value in zip(names, values, strict=True) for _ in tensors_of(value)]
+    return {index for index, name in enumerate(owners) if name in marked}
 
 
 def _laid(sample: Sample, layout: str) -> Sample:
@@ -154,7 +172,7 @@ def _dtypes(op: Op, device: str) -> str:
     """Each dtype gives the reference's results, or a one-line error."""
     taken: list[str] = []
     rejected: list[str] = []
-    small = distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000)
+    small = distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000, "of 1 to 1000 elements")
 
     def change(sample: Sample, dtype: torch.dtype) -> Sample:
         some, name = floating(sample), str(dtype).removeprefix("torch.")
@@ -172,14 +190,15 @@ def _dtypes(op: Op, device: str) -> str:
 @add(CHECKS, "empties")
 def _empties(op: Op, device: str) -> str:
     """Tensors without dimensions and sizes of 0 give the reference's results, or a one-line error."""
-    calls = distinct_samples(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors()))
+    calls = distinct_samples(op, device, 6, lambda sample: all(t.numel() for t in sample.tensors()), "without empty tensors")
     return _compare_all(op, (call for sample in calls for call in emptied(sample)), "empty and 0-dim shapes")
 
 
 @add(CHECKS, "drawn shapes")
 def _drawn(op: Op, device: str) -> str:
     """Shapes drawn at random, the same in each run, give the reference's results, or a one-line error."""
-    calls = [sample for sample in distinct_samples(op, device, 8, floating) if resized(sample, [1]) is not None]
+    some = distinct_samples(op, device, 8, floating, "with floating-point elements")
+    calls = [sample for sample in some if resized(sample, [1]) is not None]
     if not calls:
         raise Skipped("no sample has only floating-point tensors, so no sizes can be drawn")
     draw = Random(0)
@@ -191,13 +210,17 @@ def _drawn(op: Op, device: str) -> str:
 @add(CHECKS, "threads")
 def _threads(op: Op, device: str) -> str:
     """Four threads that call the op at once, each with other data, get the results that one thread gets."""
-    small = distinct_samples(op, device, 4)
-    large = [call for sample in small for call in [resized(sample, [_side(sample)])] if call is not None][:2]
     with ThreadPoolExecutor(4) as pool:
-        for sample in trials([*small, *large]):
+        for sample in trials(calls_in_threads(op, device)):
             if _compare(op, sample):
-                _assert_same_in_threads(op, sample, pool)
+                assert_same_in_threads(op, sample, pool)
     return "4 at once"
+
+
+def calls_in_threads(op: Op, device: str) -> list[Sample]:
+    """Small calls, and some that are large enough to overlap, and to be split by opjit_parallel_for."""
+    small = distinct_samples(op, device, 4)
+    return [*small, *[call for sample in small for call in [resized(sample, [_side(sample)])] if call is not None][:2]]
 
 
 def _side(sample: Sample) -> int:
@@ -205,16 +228,21 @@ def _side(sample: Sample) -> int:
     return int(_LARGE ** (1 / max(1, *(t.dim() for t in sample.tensors()))))
 
 
-def _assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
+def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
+    """Call the op in four threads at once, each with other data, and compare with one thread's results."""
     calls = [sample.map(lambda t, by=by: _rolled(t, by)) for by in range(4)]  # type: ignore[misc]
     expected = [effects(op.overload, op, call) for call in calls]
 
     def first_other(call: Sample, wanted: list[Any]) -> list[Any] | None:
         """The first result that is not the wanted one, if only by rounding. Between the calls is little else, so that they overlap."""
-        for _ in range(_REPEATED):
+        start, least = thread_time(), _OVERLAP_S if sample.numel >= _LARGE else 0.0
+        for number in count(1):
             found = effects(op.overload, op, call) if op.schema.mutates else as_list(op.overload(*call.args, **call.kwargs))
             if not all(map(_equal, found, wanted)):
                 return found
+            spent = thread_time() - start
+            if spent > _REPEATED_S or (number >= _REPEATED and spent > least):
+                break
         return None
 
     for found, wanted in zip(pool.map(first_other, calls, expected), expected, strict=True):

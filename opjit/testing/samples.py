@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ import torch
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.compare import Tolerance, as_list, assert_same
+from opjit.testing.trials import reference_runs
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
-_SMALL = 10_000  # elements
+SMALL = 10_000  # elements
 
 
 class Skipped(unittest.SkipTest):
@@ -22,22 +24,26 @@ class Skipped(unittest.SkipTest):
 
 def samples(op: Op, device: str) -> list[Sample]:
     """The op's own samples."""
-    return list(op.sample(device))
+    return list(op.samples_on(device))
 
 
-def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True) -> list[Sample]:
+def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True,
+                     what: str = "of few elements") -> list[Sample]:
     """Small samples of different kinds, spread over the declared ones.
+
+    Args:
+        what: the samples that `keep` accepts, for the message.
 
     Raises:
         Skipped: the op declares none that `keep` accepts.
     """
     found: dict[tuple[Any, ...], Sample] = {}
     for sample in samples(op, device):
-        if sample.numel <= _SMALL and keep(sample):
+        if sample.numel <= SMALL and keep(sample):
             found.setdefault(sample.kind, sample)
     one_of_each = list(found.values())
     if not one_of_each:
-        raise Skipped("the op declares no sample of the kind that this check needs")
+        raise Skipped(f"the op declares no sample {what}")
     step = max(1.0, len(one_of_each) / at_most)
     return [one_of_each[int(index * step)] for index in range(min(at_most, len(one_of_each)))]
 
@@ -45,7 +51,9 @@ def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample],
 def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
     """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
     own = sample.map(replica)
-    return [*as_list(call(*own.args, **own.kwargs)), *(own.tensors() if op.schema.mutates else [])]
+    with reference_runs() if call is op._reference else nullcontext():
+        results = as_list(call(*own.args, **own.kwargs))
+    return [*results, *(own.tensors() if op.schema.mutates else [])]
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,11 +115,15 @@ def _is_continuous(tensor: torch.Tensor) -> bool:
 
 
 def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
-    """Compare the gradients of the calls. Returns whether there are any."""
+    """Compare the gradients of the calls, the reference's first. Returns whether there are any."""
     found = gradients(sample, *calls)
+    places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
     for other in found[1:]:
-        for index, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
-            assert (mine is None) == (theirs is None), f"on ({sample}) only one of op and reference has a gradient for tensor {index}"
+        for index, mine, theirs in zip(places, other, found[0], strict=True):
+            assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
+                                                        "none; return it from the backward, or detach the tensor in the reference")
+            assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
+                                                        "none; return None for it from the backward")
             if mine is not None and theirs is not None:
                 assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
     return bool(found)

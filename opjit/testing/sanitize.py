@@ -19,7 +19,8 @@ import torch
 from opjit import backends, request, resources
 from opjit.backends import targets
 from opjit.builder import glue
-from opjit.declare import catalog
+from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import BadSetting
 from opjit.recipe import toolchain
@@ -63,19 +64,19 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     backend = backends.for_device("cpu")
     target, source = targets.here(backend), op.source(backend)
     headers, library = resources.folder("kernels_c"), folder / "sanitized.so"
-    for name, text in glue.render(op.schema, backend, source.name).items():
-        (folder / name).write_text(text, encoding="utf-8")
+    sources = glue.write(op.schema, backend, source.name, folder)
     flags = op.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
     own = list(op.extra.c) if op.extra else []
     command = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
                "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-fexceptions", "-fvisibility=hidden", f"-I{source.parent}",
                f"-I{headers}", *(f"-I{path}" for path in flags.include),
-               *(str(path) for path in sorted(folder.glob("*.c"))), *flags.sources, *(str(headers / name) for name in RUNTIME),
+               *map(str, sources), *flags.sources, *(str(headers / name) for name in RUNTIME),
                "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *arguments(flags)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise AssertionError(f"the kernel does not compile with -fsanitize={','.join(names)}: {done.stderr.strip()}")
+    try:
+        run_tool(command, folder)
+    except CompilerFailed as failed:
+        raise AssertionError(f"the kernel does not compile with -fsanitize={','.join(names)}: {str(failed).strip()}") from None
     return library
 
 
@@ -91,7 +92,7 @@ def python_path() -> str:
 
 
 def find_tool() -> str | None:
-    """The path of compute-sanitizer, from the CUDA Toolkit or PATH."""
+    """Return the path of compute-sanitizer, from the CUDA Toolkit or PATH."""
     nvcc = toolchain.find_nvcc(None)
     beside = [f"{nvcc.root}/bin/compute-sanitizer", f"{nvcc.root}/compute-sanitizer/compute-sanitizer"] if nvcc else []
     return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
@@ -128,7 +129,7 @@ def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
 
 
 def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the GPU with the same strides and gaps, made without a kernel."""
+    """Return a copy on the GPU with the same strides and gaps, made without a kernel."""
     storage = storage_bytes(tensor).cuda().untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device="cuda").set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -140,15 +141,15 @@ def _call_samples(op: Op) -> int:
         on_gpu = sample.map(_uploaded)
         found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
         found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
-        assert_close_enough(found, effects(op.plain, op, sample), sample)
+        assert_close_enough(found, effects(op.reference_function, op, sample), sample)
     return len(calls)
 
 
 def main(*ops: str) -> None:
-    """The child process. Takes pairs of an op's folder and name."""
+    """Run the child process. Takes pairs of an op's folder and name."""
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
-        catalog.add_path(folder)
-        print(f"{qualified}: {_call_samples(catalog.find(qualified))} calls", flush=True)
+        registry.add_path(folder)
+        print(f"{qualified}: {_call_samples(registry.find(qualified))} calls", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
 
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.recipe import toolchain
-from opjit.testing import numerics, refusals, reports, sanitize
-from opjit.testing.checks import Check, Line
-from opjit.testing.children import Death, Limits, supervise
-from opjit.testing.samples import Skipped, distinct_samples, effects
+from opjit.testing import compare, numerics, refusals, reports, sanitize
+from opjit.testing.checks import Check, Line, tally
+from opjit.testing.isolation import Death, Limits, supervise
+from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, samples
 from opjit.testing.trials import trials
 
 _CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
@@ -39,9 +40,10 @@ _OPTIONS = {"UBSAN_OPTIONS": "print_stacktrace=1",
 _START = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
 CHECKS = [*numerics.CHECKS, *refusals.CHECKS]
+_STANDS_FOR = {"leak": "memory", "thread": "threads"}  # the checks whose calls a sanitizer's own check makes
 
 
-class Finding(NamedTuple):
+class SanitizerRun(NamedTuple):
     """What the sanitizers found in one op.
 
     Attributes:
@@ -99,53 +101,65 @@ class Sanitizers:
         with suppress(BrokenPipeError):  # `answer` says why
             print(json.dumps(question), file=self._process.stdin, flush=True)
 
-    def answer(self) -> Finding:
+    def answer(self) -> SanitizerRun:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
-            return Finding(Line(self.name, "skipped", f"Python does not run under them: {said[-1] if said else 'it printed nothing'}"))
+            return SanitizerRun(Line(self.name, "skipped", f"Python does not run under them: {said[-1] if said else 'it printed nothing'}"))
         line, *rest = json.loads(text)
-        return Finding(Line(*line), *rest)
+        return SanitizerRun(Line(*line), *rest)
 
 
-def _answer(op: Op, names: Sequence[str], only: Sequence[str], number: int | None, limits: Limits, folder: Path) -> Finding:
+def _answer(op: Op, names: Sequence[str], only: Sequence[str], number: int | None, limits: Limits, folder: Path) -> SanitizerRun:
     """In the process: make an op's calls until a child dies."""
     library = folder / "sanitized.so"
     if not library.exists():
         folder.mkdir(exist_ok=True)
         sanitize.instrumented(op, names, toolchain.require_compiler(None).path, folder)
     made = 0
-    for event in supervise(op, "cpu", chosen(names, only), limits, lambda: _register(library), number):
+    checks = chosen(names, only)
+    alone = number if all(check in CHECKS or _STANDS_FOR[check.name] in only for check in checks) else None
+    for event in supervise(op, "cpu", checks, limits, lambda: _register(op, library), alone):
         if isinstance(event, Death):
             text = _place(event, op.folder)
-            return Finding(Line("+".join(names), "failed", f"{text or event.how} on ({event.sample}) in {event.check}", event.number),
+            return SanitizerRun(Line("+".join(names), "failed", f"{text or event.how} on ({event.sample}) in {event.check}", event.number),
                            event.sample, text)
         if event.name == "build" or (event.status == "failed" and event.name in names):
-            return Finding(Line("+".join(names), "failed", event.note))
-        made += event.status == "ok"
-    return Finding(Line("+".join(names), "ok", f"the calls of {made} checks"))
+            return SanitizerRun(Line("+".join(names), "failed", event.note))
+        made += event.calls if event.status != "skipped" else 0
+    verdict = ("ok", tally(made, "call")) if made else ("skipped", "no check calls the kernel")
+    return SanitizerRun(Line("+".join(names), *verdict))
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
-    """The checks that run under sanitizers: those that call the op, and one for a sanitizer that reports at the end."""
+    """The checks that run under sanitizers: those that call the op, and one for each sanitizer that reports at the end."""
     checks: list[Check] = []
     if {"address", "undefined"} & set(names):
         checks += [check for check in CHECKS if not only or check.name in only]
-    if "leak" in names and (not only or "memory" in only):
+    if "leak" in names:
         checks.append(Check("leak", "All memory is freed or in use", _leaks, patience=30))
-    if "thread" in names and (not only or "threads" in only):
+    if "thread" in names:
         checks.append(Check("thread", "No two threads use memory at once, one of them to write", _races, patience=30))
     return checks
 
 
+def repeats(names: Sequence[str], check: str) -> bool:
+    """Whether sanitizers can make a check's calls."""
+    return bool({"address", "undefined"} & set(names)) and any(each.name == check for each in CHECKS)
+
+
 def _races(op: Op, device: str) -> str:
+    """Races between the parts of one call, whose threads the instrumented kernel starts itself, and between calls."""
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
-    [threads] = [check for check in numerics.CHECKS if check.name == "threads"]
-    with _report() as report:
-        with suppress(AssertionError):
-            threads.run(op, device)
+    own = [sample for sample in samples(op, device) if sample.numel > SMALL]  # its largest, too
+    calls = [*numerics.calls_in_threads(op, device), *sorted(own, key=lambda sample: sample.numel)[-1:]]
+    with _report() as report, ThreadPoolExecutor(4) as pool:
+        for sample in trials(calls):
+            with suppress(AssertionError, RuntimeError):
+                effects(op.overload, op, sample)
+                numerics.assert_same_in_threads(op, sample, pool)
         found = reports.race(report(), op.folder)
     assert found is None, found
     return "no race"
@@ -188,30 +202,34 @@ def _place(death: Death, folder: Path) -> str | None:
     return reports.find(death.stderr, folder) or (place and f"{place}: the process ends here")
 
 
-def _register(library: Path) -> None:
+def _register(op: Op, library: Path) -> None:
+    """In a child: make the instrumented kernel torch's, and have the op's reference and samples."""
     if ctypes.CDLL(str(library)).opjit_register() != 0:
         raise AssertionError("torch did not accept the instrumented kernel")
-    # A kernel that calls exit() shows its place.
-    ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).__sanitizer_print_stack_trace, None, None)
+    _ = op.reference_function, samples(op, "cpu")
+    process = ctypes.CDLL(None)  # a kernel that calls exit() shows its place, and ends: torch's own handlers may wait for ever here
+    process.__cxa_atexit(process._exit, 1, None)
+    process.__cxa_atexit(process.__sanitizer_print_stack_trace, None, None)
 
 
 def _answer_line(question: dict[str, Any], names: Sequence[str], limits: Limits, replies: IO[str], folder: Path) -> None:
     try:
         sanitize.need_declaration(Path(question["folder"]))
-        catalog.add_path(question["folder"])
-        op = catalog.find(question["op"])
+        registry.add_path(question["folder"])
+        op = registry.find(question["op"])
         found = _answer(op, names, question["only"], question["number"], limits,
                         folder / f"{op.qualified.replace('::', '.')}-{'-'.join(names)}")
     except Skipped as reason:
-        found = Finding(Line("+".join(names), "skipped", str(reason)))
+        found = SanitizerRun(Line("+".join(names), "skipped", str(reason)))
     except Exception as error:
-        found = Finding(Line("+".join(names), "failed", str(error)))
+        found = SanitizerRun(Line("+".join(names), "failed", str(error)))
     print(json.dumps(found), file=replies, flush=True)
 
 
 def main(text: str, seconds: str, scratch: str) -> None:
     """The process: a question on stdin, an answer on stdout, each a line of JSON."""
     os.environ.pop("LD_PRELOAD")  # compilers need no sanitizer
+    compare.import_all()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for question in sys.stdin:

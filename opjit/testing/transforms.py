@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
-from opjit.testing.checks import Check, add
+from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import Skipped, distinct_samples, floating, gradient_seeds, needs_backward, with_gradients
 from opjit.testing.trials import trials
@@ -25,12 +25,13 @@ def _vmap(op: Op, device: str) -> str:
     """torch.vmap gives the results of a call for each element of the batch."""
     if not op.batches:
         raise Skipped("the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap")
-    calls = distinct_samples(op, device, 8, lambda sample: bool(tensors_of(sample.args)) and not tensors_of(sample.kwargs))
+    calls = distinct_samples(op, device, 8, lambda sample: bool(tensors_of(sample.args)) and not tensors_of(sample.kwargs),
+                             "without tensors by name")
     for sample in trials(calls):
         count = len(tensors_of(sample.args))
         for dims in {(0,) * count, (-1,) * count, (0, *(None,) * (count - 1)), (*(None,) * (count - 1), 0)}:
             _compare_with_loop(op, sample, dims)
-    return f"{len(calls)} samples"
+    return tally(len(calls), "sample")
 
 
 def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> None:
@@ -61,7 +62,7 @@ def _func(op: Op, device: str) -> str:
     if not op.batches:
         raise Skipped("torch.func takes no backward of an op with a list of tensors")
     compared = 0
-    for sample in trials(distinct_samples(op, device, 8, floating)):
+    for sample in trials(distinct_samples(op, device, 8, floating, "with floating-point elements")):
         own = with_gradients(sample)
         results = as_list(op.overload(*own.args, **own.kwargs))
         counted = [index for index, result in enumerate(results) if isinstance(result, torch.Tensor) and result.requires_grad]
@@ -73,7 +74,7 @@ def _func(op: Op, device: str) -> str:
             compared += 1
     if not compared:
         raise Skipped("no result has a gradient")
-    return f"{compared} samples"
+    return tally(compared, "sample")
 
 
 def _transformed(op: Op, sample: Sample, counted: list[int], seeds: list[torch.Tensor]) -> list[torch.Tensor]:

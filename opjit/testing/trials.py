@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from opjit.declare.sample import Sample
 
 
-class Watch(NamedTuple):
+class CallWatch(NamedTuple):
     """How a check is run.
 
     Attributes:
         at: is called before each call with its number and sample: if the kernel ends the process, this is where.
         only: the number of the only call to make; None is all of them.
         after: is called after each call.
+        running: is called with what runs from now on, ``"kernel"`` or ``"reference"``: the time limit is for one call of it.
     """
 
     at: Callable[[int, Sample], object]
     only: int | None = None
     after: Callable[[], object] = lambda: None
+    running: Callable[[str], object] = lambda subject: None
 
 
-watch: ContextVar[Watch] = ContextVar("watch", default=Watch(lambda number, sample: None))  # noqa: B039 - a NamedTuple
+watch: ContextVar[CallWatch] = ContextVar("watch", default=CallWatch(lambda number, sample: None))  # noqa: B039 - a NamedTuple
+
+
+@contextmanager
+def reference_runs() -> Iterator[None]:
+    """Say that the reference runs in this block: its time is not the kernel's."""
+    say = watch.get().running
+    say("reference")
+    try:
+        yield
+    finally:
+        say("kernel")
 
 
 def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
@@ -32,7 +46,7 @@ def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
     Raises:
         AssertionError: the only call to make is not one of them.
     """
-    at, only, after = watch.get()
+    at, only, after, _ = watch.get()
     number = -1
     for number, sample in enumerate(calls):
         if only in (None, number):

@@ -19,26 +19,26 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import cli, progress
+from opjit import cli, files, progress
 from opjit.ahead import precompile
 from opjit.ahead.plan import plan_ops
 from opjit.ahead.precompile import Report
 from opjit.backends import targets
+from opjit.batch import pairs, requests, targets_of
 from opjit.builder import workers
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import BadSetting, CompileError, NoKernel, OpjitError, PrecompileError, UnknownArch, UnknownOp
 from opjit.recipe import headers
 from opjit.store import entry, prune, store
 from opjit.store.prune import MARKER
 from opjit.store.store import Store
-from opjit.survey import Pair, Survey, pairs, targets_of
-from opjit.wanted import describe
+from opjit.wanted import OpBinary, describe
 from tests import helpers
 from tests.helpers import as_root, entries, fake_compiler, fresh, is_alive, tmpfs, until
 
 pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
-ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).arch != "aarch64" else ["aarch64"]
+ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).host != "aarch64" else ["armv8-a"]
 
 
 def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]:
@@ -94,7 +94,7 @@ def test_another_process_finds_what_was_built_without_a_compiler(tmp_path: Path)
 def test_without_an_arch_it_is_this_machine_s(tmp_path: Path) -> None:
     make_ops(tmp_path / "ops", ["one"])
     [pair] = opjit.precompile([tmp_path / "ops"]).built
-    assert isinstance(pair, Pair)
+    assert isinstance(pair, OpBinary)
     assert pair.target == targets.here(helpers.cpu())
 
 
@@ -108,7 +108,7 @@ def test_all_is_every_op_that_can_be_found(tmp_path: Path, here: Path) -> None:
 def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothing_is_left_of_it(tmp_path: Path) -> None:
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     (tmp_path / "ops/one/one.cu").unlink()
-    catalog.add_path(tmp_path / "ops")
+    registry.add_path(tmp_path / "ops")
     plan = plan_ops([name, other], [*ARCHS, "sm_90"], None)
     assert (len(plan.wanted), plan.skipped) == (2 * len(ARCHS) + 1, 1)
     with pytest.raises(NoKernel, match=f"{name} has no kernel for cuda sm_90.* it has kernels for cpu"):
@@ -147,7 +147,7 @@ def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
 
 
 def test_an_arch_that_this_machine_s_gcc_does_not_build_for_is_refused() -> None:
-    other = "aarch64" if ARCHS != ["aarch64"] else "x86-64-v3"
+    other = "neoverse-v2" if ARCHS != ["armv8-a"] else "x86-64-v3"
     with pytest.raises(UnknownArch, match=f"{other} cannot be built here"):
         opjit.precompile(["allreduce"], [other])
     with pytest.raises(UnknownOp):
@@ -208,7 +208,7 @@ def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, h
     (tmp_path / "ops" / "two" / "two.c").unlink()
     report = Report([], [], 0, [], 0.0)
     precompile._share(plan, None, report)  # what each rank does
-    assert [pair.op.schema.name for pair in report.built if isinstance(pair, Pair)] == ["one"]
+    assert [pair.op.schema.name for pair in report.built if isinstance(pair, OpBinary)] == ["one"]
     [(name, error)] = report.failed
     assert "two" in name
     assert isinstance(error, NoKernel)
@@ -455,21 +455,19 @@ print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension
 
 def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_ops(tmp_path / "ops", ["one", "two", "three"])
-    ops = catalog.add_path(tmp_path / "ops")
+    ops = registry.add_path(tmp_path / "ops")
     local = Store(store.default_root())
     wanted = pairs(ops, targets_of(ARCHS, local))
-    survey = Survey(local)
-    assert [survey.recipe(pair).key for pair in wanted] == [describe(*pair, local).key for pair in wanted]
+    assert [each.recipe.key for each in requests(wanted, local)] == [describe(*pair, local).key for pair in wanted]
     opened: list[str] = []
-    real = open
+    real = files.read_regular
 
-    def counted(path: str, *arguments: object, **others: object) -> object:
-        opened.append(str(path))
-        return real(path, *arguments, **others)  # type: ignore[call-overload]
+    def counted(path: str, *arguments: Any) -> bytes:
+        opened.append(path)
+        return real(path, *arguments)
 
-    monkeypatch.setattr("opjit.recipe.headers.open", counted, raising=False)
-    survey = Survey(local)
-    for pair in wanted:
-        survey.recipe(pair)
+    monkeypatch.setattr(files, "read_regular", counted)
+    found = requests(wanted, local)
+    assert opened
     assert len(opened) == len(set(opened))
-    assert [survey.find(pair) for pair in wanted] == [None] * len(wanted)
+    assert [each.find(local) for each in found] == [None] * len(wanted)

@@ -19,6 +19,7 @@ from opjit.backends import targets
 from opjit.declare import oplist
 from opjit.errors import CacheWarning, PrecompileError, RecordError
 from opjit.store.store import Store, default_root
+from opjit.wanted import OpBinary
 from tests import helpers
 from tests.helpers import entries, fresh, write_op
 
@@ -159,7 +160,7 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
 
 def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
     code = ("import sys, torch, opjit\nopjit.get('allreduce', 'cpu')\nopjit.get('allreduce', 'cpu')\n"
-            "print([name for name in ('opjit.ahead.record', 'opjit.ahead.plan', 'opjit.survey', 'opjit.ahead.precompile',\n"
+            "print([name for name in ('opjit.ahead.record', 'opjit.ahead.plan', 'opjit.batch', 'opjit.ahead.precompile',\n"
             "       'opjit.builder.workers', 'opjit.builder.budget')\n"
             "       if name in sys.modules])")
     assert fresh(code).stdout == "[]\n"
@@ -204,14 +205,14 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     (folder / "plus.cu").unlink()
     listed = write_list(tmp_path / "ops.json", one(folder=str(folder)), one(folder=str(folder), arch="x86-64-v3"))
     plan = plan_recorded(listed, [ARCH, "sm_90"], None)
-    assert ([pair.target.arch for pair in plan.wanted], plan.skipped) == ([ARCH], 1)
+    assert ([wanted.target.arch for wanted in plan.wanted if isinstance(wanted, OpBinary)], plan.skipped) == ([ARCH], 1)
 
 
 def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_declared(tmp_path: Path) -> None:
     schema = "opjit::tensor_negate(Tensor x, int a) -> Tensor"
     listed = write_list(tmp_path / "ops.json", one(op="opjit::tensor_negate", schema=schema))
     plan = plan_recorded(listed, [], None)
-    assert [pair.op.schema.text for pair in plan.wanted] != [schema]
+    assert [wanted.op.schema.text for wanted in plan.wanted if isinstance(wanted, OpBinary)] != [schema]
     [remark] = plan.remarks
     assert remark.startswith(f"opjit::tensor_negate was recorded as '{schema}' and is declared here as 'opjit::tensor_negate(")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ENTRY = f"v1/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit"
-_HEAD = b'{"built_with": {}, "format": 1, "key": "' + b"0" * 64 + b'", "library": "x.so", "sha256": "' + b"0" * 64 + b'", "size": '
+_HEAD = b'{"built_with": {}, "format": 2, "key": "' + b"0" * 64 + b'", "library": "x.so", "sha256": "' + b"0" * 64 + b'", "size": '
 
 
 def _bundle(manifest: bytes, library: bytes = b"\x7fELF", length: str = "") -> bytes:

@@ -15,7 +15,7 @@ import torch
 from common import HERE
 
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 
 ROUNDS, CALLS = 15, 4
 BAR = 1.03
@@ -43,7 +43,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA GPU is visible: nothing to measure")
         return
-    catalog.declare_folder(HERE / "ops" / "read16")
+    registry.declare_folder(HERE / "ops" / "read16")
     x = torch.randn(1 << 28, device="cuda")
     ops: dict[str, Callable[..., torch.Tensor]] = {
         "read16": opjit.get("opjit_bench::read16", "cuda"), "allreduce": opjit.get("allreduce", "cuda"), "torch.sum": torch.sum}

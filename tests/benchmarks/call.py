@@ -6,6 +6,7 @@ On the CPU against C++ ops with the same work (TORCH_LIBRARY, at::Tensor, -O3; p
 
     allreduce       allocates its output. Both sides have the same Python backward, so that they differ in nothing but
                     the kernel and its glue; inference mode skips what torch.library.register_autograd adds to a call.
+    total           the same without a backward, whose derivative is an error; torch only warns of the C++ op's.
     scale_inplace   mutates its argument. opjit's glue counts up the tensor's version, which the C++ op leaves out.
 
 On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronised at
@@ -27,6 +28,18 @@ from common import HERE, Row, difference, load_peer, path_with_tools, ratio, sho
 from torch.utils.benchmark import Timer
 
 CALLS = 5_000
+TOTAL = """
+opjit_status total_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    double total = 0;
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "total takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty(out, 0, NULL, x->dtype, x));
+    for (int64_t i = 0; i < x->numel; i++)
+        total += ((const float *)x->data)[i];
+    *(float *)out->data = (float)total;
+    return OPJIT_OK;
+}
+"""
 Op = Callable[..., Any]
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -75,18 +88,23 @@ def measure_cpu(rounds: int) -> list[Row]:
     import opjit
 
     runpy.run_path(str(HERE / "ops" / "op.py"))
+    x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
+    total = opjit.inline("total(Tensor x) -> Tensor", c=TOTAL, fake=lambda x: x.new_empty(())).overload
+    torch.testing.assert_close(total(x), torch.sum(x))
+    without = [ratio(f"total, {name}", *duel(total, torch.ops.peer.allreduce.default, (tensor,), rounds, mode))
+               for name, tensor, mode in (("inference mode", x, torch.inference_mode), ("no_grad", x, torch.no_grad),
+                                          ("grad mode, input requires grad", leaf, nullcontext))]
     give_backward("peer::allreduce")
     allreduce, peer_allreduce = opjit.get("allreduce", "cpu"), torch.ops.peer.allreduce.default
     scale, peer_scale = opjit.get("opjit_bench::scale_inplace", "cpu"), torch.ops.peer.scale_inplace.default
     check_cpu(allreduce, scale)
     check_cpu(peer_allreduce, peer_scale)
 
-    x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
     duels: list[tuple[str, torch.Tensor, Mode, float | None]] = [
         ("inference mode", x, torch.inference_mode, 1.1), ("no_grad", x, torch.no_grad, None),
         ("grad mode", x, nullcontext, None), ("grad mode, input requires grad", leaf, nullcontext, None)]
     rows = [ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
-            for name, tensor, mode, bar in duels]
+            for name, tensor, mode, bar in duels] + without
     for name, mode in (("inference mode", torch.inference_mode), ("grad mode", nullcontext)):
         rows.append(difference(f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9))
     return rows

@@ -66,9 +66,9 @@ def cuda_environment() -> dict[str, str]:
 
 def bare_gcc() -> float:
     """Seconds of gcc for allreduce.c."""
-    from opjit.declare import catalog
+    from opjit.declare import registry
 
-    source = catalog.find("allreduce").folder / "allreduce.c"
+    source = registry.find("allreduce").folder / "allreduce.c"
     with tempfile.TemporaryDirectory() as folder:
         command = ["gcc", "-O3", "-shared", "-fPIC", f"-I{source.parent.parent}", "-o", f"{folder}/bare.so", str(source)]
         start = perf_counter()

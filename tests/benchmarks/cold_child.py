@@ -37,10 +37,10 @@ def opjit_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]
     ops = [opjit.get("allreduce", device)]
     times = {"first": perf_counter() - start}
     if device == "cpu":
-        from opjit.declare import catalog
+        from opjit.declare import registry
 
         for name in ("allreduce.c", "allreduce.h", "lanes.h"):
-            shutil.copy(catalog.find("allreduce").folder / name, scratch)
+            shutil.copy(registry.find("allreduce").folder / name, scratch)
         (scratch / "op.py").write_text(AGAIN)
         runpy.run_path(str(scratch / "op.py"))
         start = perf_counter()
@@ -106,9 +106,9 @@ def build_only(arch: str) -> dict[str, float]:
     """opjit's side on a machine without a GPU: as `opjit get allreduce --arch` does."""
     start = perf_counter()
     from opjit import request
-    from opjit.declare import catalog
+    from opjit.declare import registry
 
-    request.entry(catalog.find("allreduce"), target_of(None, arch))
+    request.entry(registry.find("allreduce"), target_of(None, arch))
     return {"first": perf_counter() - start}
 
 

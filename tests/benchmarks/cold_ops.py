@@ -37,20 +37,20 @@ def build(name: str, device: str) -> float:
     else:
         from opjit import backends, request
         from opjit.backends import targets
-        from opjit.declare import catalog
+        from opjit.declare import registry
         from opjit.recipe import toolchain
 
         target = targets.named(ARCH, backends.for_device(device), toolchain.require_nvcc(None).version)
-        request.entry(catalog.find(name), target)
+        request.entry(registry.find(name), target)
     return perf_counter() - start
 
 
 def measure(names: list[str], rounds: int) -> list[Row]:
-    from opjit.declare import catalog
+    from opjit.declare import registry
     from opjit.recipe import toolchain
 
     rows = []
-    for op in map(catalog.find, names) if names else catalog.all_ops():
+    for op in map(registry.find, names) if names else registry.all_ops():
         for device in op.backends():
             if device == "cuda" and toolchain.find_nvcc(None) is None:
                 continue

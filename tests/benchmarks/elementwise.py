@@ -18,7 +18,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 
 OPS = ("add_custom", "round_ste", "tensor_negate")
 ROUNDS = 15
@@ -35,7 +35,7 @@ def arguments(name: str, power: int, dtype: torch.dtype, device: str) -> tuple[t
 def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str, Side]:
     """Both sides and a copy, with the same data."""
     args = arguments(name, power, dtype, device)
-    op, plain = opjit.get(name, device), catalog.find(name).plain
+    op, plain = opjit.get(name, device), registry.find(name).reference_function
     torch.testing.assert_close(op(*args), plain(*args), rtol=0, atol=0)
     return {"opjit": (op, args), "torch": (plain, args), "copy": (torch.Tensor.copy_, (torch.empty_like(args[0]), args[0]))}
 

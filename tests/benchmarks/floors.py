@@ -30,7 +30,7 @@ from elementwise import arguments
 from lltm import Call, calls, duel
 
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import LLTM, State, make
@@ -59,7 +59,8 @@ def operators(rounds: int) -> Iterator[Row]:
         yield against(f"operator, sum of float32 2^{power}", partial(scalar, x), partial(torch.sum, x), bar, rounds)
     for name in ("add_custom", "round_ste", "tensor_negate"):
         args = arguments(name, 12, torch.float32, "cpu")
-        yield against(f"operator, {name} of float32 2^12", partial(like, args[0]), partial(catalog.find(name).plain, *args), 1.0, rounds)
+        reference = partial(registry.find(name).reference_function, *args)
+        yield against(f"operator, {name} of float32 2^12", partial(like, args[0]), reference, 1.0, rounds)
 
 
 def reads(rounds: int) -> Iterator[Row]:
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
     os.environ["PATH"] = path_with_tools()
-    catalog.declare_folder(HERE / "ops" / "floors")
+    registry.declare_folder(HERE / "ops" / "floors")
     with tempfile.TemporaryDirectory() as build, torch.inference_mode():
         load_peer(["call_ext.cpp"], build)
         show(f"The least that an op can take on the CPU, {torch.get_num_threads()} threads (medians)",

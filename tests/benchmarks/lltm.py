@@ -29,7 +29,7 @@ from torch._functorch import config as functorch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import make
@@ -99,11 +99,12 @@ def device_rows(sizes: tuple[int, int, int], rounds: int) -> list[Row]:
     """The two ops and their references without the host's share."""
     rows = []
     for name in ("lltm_forward", "lltm_backward"):
-        op, called = catalog.find(name), opjit.get(name, "cuda")
+        op, called = registry.find(name), opjit.get(name, "cuda")
         label = "B{} F{} S{}".format(*sizes)
-        work = next(work for work in op.work("cuda") if work.label == label)
+        work = next(work for work in op.workloads_on("cuda") if work.label == label)
         with torch.inference_mode():
-            spent = duel({"opjit": replayed(partial(called, *work.args)), "torch": replayed(partial(op.plain, *work.args))}, rounds)
+            sides: dict[str, Callable[..., Any]] = {"opjit": called, "torch": op.reference_function}
+            spent = duel({side: replayed(partial(function, *work.args)) for side, function in sides.items()}, rounds)
         per_call = {side: [seconds / IN_GRAPH for seconds in found] for side, found in spent.items()}
         rows.append(ratio(f"{name}, device, torch's ops", per_call["opjit"], per_call["torch"]))
     return rows

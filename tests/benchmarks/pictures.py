@@ -10,7 +10,9 @@ A results file holds medians with their machine and the command that measured th
 from __future__ import annotations
 
 import argparse
+import html
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ RESULTS = HERE / "results"
 NOTEBOOK = HERE.parents[1] / "examples" / "notebook" / "prototype.ipynb"
 WIDTH, LABELS, ROOM, ROW = 760, 230, 110, 22  # pixels: the picture, the names on the left, the values on the right, a bar with its gap
 COLUMNS = 80
+CELL = 12.2  # pixels of a character in rich's pictures
 COLOURS = ("#2f6fde", "#9aa4b2")  # opjit, peers: both are visible on white and on black
 STYLE = "<style>text{font:13px system-ui,sans-serif;fill:#6b7280}.head{font-weight:600}</style>"
 
@@ -45,7 +48,9 @@ def chart(results: dict[str, Any]) -> str:
                       f'<text x="{LABELS + width + 6:.1f}" y="{y + 13}">{shown(value)} {results["unit"]}</text>']
             y += ROW
         y += 8
-    lines.append(f'<text x="0" y="{y + 12}">{results["title"]}; {results["command"]}</text>')
+    for line in (results["title"], results["command"]):
+        lines.append(f'<text x="0" y="{y + 12}">{line}</text>')
+        y += ROW - 4
     body = "\n".join(lines)
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 20}" viewBox="0 0 {WIDTH} {y + 20}">\n{STYLE}\n'
             f"{body}\n</svg>\n")
@@ -72,7 +77,7 @@ def terminal() -> str:
     console.print("[bold green]$[/] opjit demo")
     sys.argv[0] = shutil.which("opjit") or sys.argv[0]  # the demo names the command as it was called
     show(console, Console(stderr=True))
-    return console.export_svg(title="opjit")
+    return placed(console.export_svg(title="opjit"))
 
 
 def cells() -> str:
@@ -81,17 +86,30 @@ def cells() -> str:
     from rich.syntax import Syntax
     from rich.text import Text
 
-    console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", highlight=False, file=StringIO())
-    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
-        tags = cell["metadata"].get("tags", ())
-        if "picture" in tags:
+    shown = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+             if {"picture", "picture-output"} & set(cell["metadata"].get("tags", ()))]
+    lines = [line for cell in shown if "picture" in cell["metadata"]["tags"] for line in "".join(cell["source"]).splitlines()]
+    console = Console(record=True, width=max(map(len, lines)) + 2, force_terminal=True, color_system="truecolor", highlight=False,
+                      file=StringIO())
+    for cell in shown:
+        if "picture" in cell["metadata"]["tags"]:
             console.print(Text(f"In [{cell['execution_count']}]:", style="blue"))
             console.print(Syntax("".join(cell["source"]), "c", background_color="default", theme="ansi_dark"))
-        if "picture" in tags or "picture-output" in tags:
-            console.print(Text(f"Out [{cell['execution_count']}]:", style="red"))
-            for text in outputs(cell):
-                console.print(Text.from_ansi(text.partition("\nfull output")[0]))
-    return console.export_svg(title="examples/notebook/prototype.ipynb")
+        console.print(Text(f"Out [{cell['execution_count']}]:", style="red"))
+        for text in outputs(cell):
+            console.print(Text.from_ansi(text.partition("\nfull output")[0]))
+    return placed(console.export_svg(title="examples/notebook/prototype.ipynb"))
+
+
+def placed(svg: str) -> str:
+    """A terminal's picture with each run of words at its own column: renderers without the terminal's font make spaces of another width."""
+    def words(match: re.Match[str]) -> str:
+        name, start, y, clip, text = match.groups()
+        runs = re.finditer(r"[^\xa0\s]+(?:\xa0[^\xa0\s]+)*", html.unescape(text))
+        return "".join(f'<text class="{name}" x="{float(start) + CELL * run.start():g}" y="{y}" textLength="{CELL * len(run[0]):g}"{clip}>'
+                       f"{html.escape(run[0])}</text>" for run in runs)
+
+    return re.sub(r'<text class="([^"]+)" x="([^"]+)" y="([^"]+)" textLength="[^"]+"([^>]*)>([^<]*)</text>', words, svg)
 
 
 def outputs(cell: dict[str, Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import opjit
 import opjit.distributed
 from opjit import request
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.store import inventory
 from opjit.store.store import Store
 
@@ -94,7 +94,7 @@ def _forked(work: Path, rank: int, ranks: int, port: int, started: float) -> int
 def _fresh(work: Path, rank: int, ranks: int, port: int, told: bool) -> None:
     """In a process of its own."""
     torch.set_num_threads(1)
-    catalog.declare_folder(work / "ops")
+    registry.declare_folder(work / "ops")
     _rank(work, rank, ranks, port, True, told, time.perf_counter())
 
 
@@ -141,7 +141,7 @@ def main() -> None:
         compiler.write_text(f"#!/bin/sh\ncase \" $* \" in *' -c '*opjit_glue.c*) echo $$ >> '{counter}';; esac\nexec '{real}' \"$@\"\n")
         compiler.chmod(0o755)
         os.environ["CC"] = str(compiler)
-        catalog.declare_folder(work / "ops")
+        registry.declare_folder(work / "ops")
         alone, together, warm, again = [], [], [], []
         for _ in range(rounds):
             _forget(work, counter)

@@ -12,7 +12,7 @@ import torch  # noqa: F401
 
 from opjit import request
 from opjit.backends import for_device, targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import CacheWarning
 from opjit.share import remote
 from opjit.store.store import Store, default_root
@@ -20,12 +20,12 @@ from opjit.wanted import describe
 
 
 def main() -> None:
-    op, target, store = catalog.find("allreduce"), targets.here(for_device("cpu")), Store(default_root())
+    op, target, store = registry.find("allreduce"), targets.here(for_device("cpu")), Store(default_root())
     recipe = describe(op, target, store)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        entry = remote.fetch(remote.sought(recipe), store) if sys.argv[1] == "fetch" else request.entry(op, target)
+        entry = remote.fetch(remote.query_for(recipe), store) if sys.argv[1] == "fetch" else request.entry(op, target)
         seconds = time.perf_counter() - started
     assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
     built = entry is not None and (entry.folder / "build.ninja").is_file()

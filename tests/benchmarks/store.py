@@ -25,7 +25,7 @@ from common import Row, alone, ratio, show
 from opjit import cache, request
 from opjit.backends import for_device
 from opjit.backends.targets import here
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.recipe.recipe import Recipe, document_key
 from opjit.store import manifest
 from opjit.store.entry import Entry
@@ -71,7 +71,7 @@ def timed(call: Callable[[], object], rounds: int) -> list[float]:
 
 def measure(folder: Path, count: int, rounds: int) -> list[Row]:
     os.environ["OPJIT_CACHE"] = str(folder / "made")
-    op, target = catalog.find("allreduce"), here(for_device("cpu"))
+    op, target = registry.find("allreduce"), here(for_device("cpu"))
     entry = request.entry(op, target)
     recipe: Recipe = describe(op, target, Store(folder / "made"))
     stores = [filled(folder / "alone", entry, 1, False), filled(folder / "keys", entry, count, False),

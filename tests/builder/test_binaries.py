@@ -26,7 +26,6 @@ from opjit.store.entry import Entry, check_library
 from tests import helpers
 from tests.helpers import built, cuda_target, fresh, program, write_op
 
-pytestmark = pytest.mark.torch
 OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
 CUDA_NEEDED = {"libtorch_cpu.so", "libtorch_cuda.so", "libc.so.6"}
 
@@ -81,6 +80,7 @@ def test_a_binary_holds_no_path_of_the_machine(built_once: tuple[Path, Entry]) -
     assert b"plus.c\0" in content  # the kernel's errors name its file all the same
 
 
+@pytest.mark.torch
 def test_a_binary_asks_for_exactly_what_it_needs(built_once: tuple[Path, Entry]) -> None:
     found = elf.inspect(built_once[1].library.read_bytes())
     assert found.needed == {"libtorch_cpu.so", "libc.so.6"}
@@ -89,6 +89,7 @@ def test_a_binary_asks_for_exactly_what_it_needs(built_once: tuple[Path, Entry])
     assert found.cuda_archs == frozenset()
 
 
+@pytest.mark.torch
 def test_readelf_agrees_with_opjit_s_own_reader(built_once: tuple[Path, Entry]) -> None:
     text = readelf(built_once[1].library, "--dynamic")
     found = elf.inspect(built_once[1].library.read_bytes())
@@ -121,6 +122,7 @@ def test_a_binary_makes_no_stack_executable_and_has_no_text_relocations(built_on
     assert "TEXTREL" not in readelf(built_once[1].library, "--dynamic")
 
 
+@pytest.mark.torch
 def test_binaries_are_identical_between_build_folders(built_once: tuple[Path, Entry], tmp_path: Path) -> None:
     other = built(write_op(tmp_path / "somewhere" / "quite another place"), tmp_path / "another cache")
     assert other.key == built_once[1].key
@@ -135,7 +137,7 @@ from opjit.recipe import toolchain
 nvcc = toolchain.find_nvcc(None)
 wanted = [targets.here(backends.for_device("cpu"))] + ([targets.named("sm_90", cuda_version=nvcc.version)] if {cuda} and nvcc else [])
 found = {{}}
-for op in map(catalog.find, ("keytest::plus", "allreduce")):
+for op in map(registry.find, ("keytest::plus", "allreduce")):
     for target in wanted:
         if target.backend.name in op.backends():
             entry = request.entry(op, target)
@@ -174,6 +176,7 @@ def test_binaries_are_identical_between_two_homes_with_a_package_of_their_own(tm
         assert_clean(Path(library).read_bytes(), tmp_path)
 
 
+@pytest.mark.torch
 def test_the_environment_does_not_reach_into_a_binary(
     built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +204,7 @@ def test_the_environment_does_not_reach_into_a_binary(
 
 
 def test_a_binary_of_each_x86_level_is_built_and_told_apart(tmp_path: Path) -> None:
-    if targets.here(helpers.cpu()).arch == "aarch64":
+    if targets.here(helpers.cpu()).host == "aarch64":
         pytest.skip("this machine is no x86-64")
     op = write_op(tmp_path / "plus")
     contents = {built(op, tmp_path / "cache", targets.named(arch)).library.read_bytes() for arch in ("x86-64-v2", "x86-64-v3", "x86-64-v4")}
@@ -211,7 +214,7 @@ def test_a_binary_of_each_x86_level_is_built_and_told_apart(tmp_path: Path) -> N
 def test_a_binary_for_another_target_is_refused(built_once: tuple[Path, Entry]) -> None:
     content = built_once[1].library.read_bytes()
     with pytest.raises(EntryError, match="not aarch64"):
-        check_library(content, targets.named("aarch64"))
+        check_library(content, targets.named("armv8-a"))
     with pytest.raises(EntryError, match="no arch, not for sm_90"):
         check_library(content, targets.named("sm_90", cuda_version="13.0"))
     with pytest.raises(EntryError, match=r"needs libevil_cpu\.so, which the op does not declare"):
@@ -256,7 +259,7 @@ def test_the_command_leaves_a_good_cuda_entry_without_a_gpu(tmp_path: Path, arch
     }
     assert found.run_path is None
     assert_clean(library.read_bytes(), tmp_path)
-    assert library.parent.parent.name == f"{arch}.cuda{nvcc.version.partition('.')[0]}"
+    assert library.parent.parent.name == f"{arch}.cuda{nvcc.version.partition('.')[0]}.{platform.machine()}"
 
 
 @pytest.mark.slow
@@ -362,6 +365,7 @@ def other_python() -> str:
     return OTHER
 
 
+@pytest.mark.torch
 def test_another_torch_builds_the_same_binaries_under_the_same_keys(other_python: str, tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     versions = [fresh("import torch; print(torch.__version__)", python=python).stdout for python in (sys.executable, other_python)]
@@ -376,6 +380,7 @@ def test_another_torch_builds_the_same_binaries_under_the_same_keys(other_python
     assert {name: one[:2] for name, one in found[0].items()} == {name: one[:2] for name, one in found[1].items()}
 
 
+@pytest.mark.torch
 def test_a_binary_built_here_is_a_hit_there_without_any_compiler(other_python: str, tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     cache = tmp_path / "cache"

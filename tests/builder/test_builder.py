@@ -45,9 +45,52 @@ cpp_extension.load = cpp_extension._jit_compile = None
     assert done.stdout == "3.0 "
 
 
+def test_a_program_that_watches_torchs_load_sees_the_call_of_a_build() -> None:
+    done = fresh("""
+import opjit, torch, torch.utils.cpp_extension as torchs
+from unittest import mock
+for spy in (mock.Mock(wraps=torchs.load), mock.Mock()):  # the second calls nothing
+    torchs.load = spy
+    opjit.get(("allreduce", "tensor_negate")[spy._mock_wraps is None], "cpu")
+    print(spy.call_count, spy.call_args.kwargs["is_standalone"])
+""")
+    assert done.stdout == "1 True\n" * 2
+
+
+@pytest.mark.parametrize("function", ["opjit.load", "functools.partial(opjit.load, fast=False)", "lambda **named: opjit.load(**named)"])
+def test_a_program_may_put_opjits_load_in_torchs_place(function: str) -> None:
+    done = fresh(f"""
+import functools, opjit, torch, torch.utils.cpp_extension as torchs
+torchs.load = {function}
+{GET}""")
+    assert done.stdout == "3.0 "
+
+
+def test_torchs_own_load_in_another_thread_is_left_alone_while_a_build_file_is_written(tmp_path: Path) -> None:
+    done = fresh(f"""
+import ctypes, os, threading, opjit, torch, torch.utils.cpp_extension as torchs
+folder = {str(tmp_path)!r}
+open(folder + "/plain.cpp", "w").write('extern "C" int value() {{ return 7; }}')
+load = torchs.load
+
+def slow(**arguments):
+    def beside():
+        path = load("beside", folder + "/plain.cpp", build_directory=folder, is_python_module=False)
+        print(ctypes.CDLL(path).value(), path.startswith(folder), end=" ")
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+    return load(**arguments)
+
+torchs.load = slow
+""" + GET, timeout=60)
+    assert done.stdout == "7 True 3.0 "
+
+
 def test_the_environment_may_change_while_the_builder_is_imported() -> None:
     done = fresh("""
 import os, sys, opjit, torch
+os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # another test's
 class Clear:
     def find_spec(self, name, path=None, target=None):
         if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:  # the first import of the builder's

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
-from opjit.builder import build, cuda, glue, nvrtc, split
-from opjit.builder.tokens import Unsupported
+from opjit.builder import build, cuda, glue, host_device_split, nvrtc
+from opjit.builder.compile_step import NvccOnly
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import flags, toolchain
 from opjit.recipe.recipe import read_inputs
@@ -164,7 +164,9 @@ __global__ void kernel(const float *from, float *to, int n)
     float4 v = __ldg(from + i);
     to[i] = make_float4(v.x + 1, v.y + 1, v.z + 1, v.w + 1);
 }""",
-                      "kernel<<<n / 1024 + 1, 256, 0, stream>>>((const float4 *)from, (float4 *)to, n / 4);"), lambda x: x + 1),
+                      """OPJIT_CHECK(opjit_is_aligned(from, 16), "the input is not aligned");
+    kernel<<<n / 1024 + 1, 256, 0, stream>>>((const float4 *)from, (float4 *)to, n / 4);""",
+                      "#include \"opjit_pack.h\""), lambda x: x + 1),
     "standard headers": (op_of(each("v + 1"), includes="#include <assert.h>\n#include <float.h>\n#include <stdint.h>\n#include <stdio.h>\n"
                                "#include <stdlib.h>\n#include <cmath>\n#include <cstdint>"), lambda x: x + 1),
     "C++ on the host": (op_of(each("v + 1"), "std::vector<int> sizes{256};\n    kernel<<<n / 256 + 1, sizes[0], 0, stream>>>(from, to, n);",
@@ -268,7 +270,7 @@ def fat_of(content: bytes) -> dict[str, bytes]:
 
 @pytest.mark.nvcc
 @needs_nvrtc
-@pytest.mark.parametrize("op", opjit.declare.catalog.all_ops(), ids=lambda op: op.schema.name)
+@pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
 def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.Op) -> None:
     target = Target(backends.for_device("cuda"), "sm_90", "cuda13")
     recipe = op.recipe(target, toolchain.identities_of(target.backend, target.runtime, None))
@@ -332,7 +334,7 @@ using Number = float;
 struct Pair { float a, b; };
 MAKE_KERNEL(float);
 """
-    device = split.split(text, {}).device
+    device = host_device_split.split(text, {}).device
     assert [line for line in device.splitlines() if line.strip(";")] == text.splitlines()[3:]
     assert device.count("\n") == text.count("\n")
 
@@ -354,7 +356,7 @@ def test_a_second_build_in_another_folder_has_the_same_bytes(tmp_path: Path) -> 
 # --- which compiler -----------------------------------------------------------------------------------------------------------------------
 
 @needs_nvrtc
-@pytest.mark.parametrize("op", opjit.declare.catalog.all_ops(), ids=lambda op: op.schema.name)
+@pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
 def test_every_bundled_op_builds_without_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: opjit.Op) -> None:
     no_nvcc(monkeypatch)
     target = Target(backends.for_device("cuda"), "sm_80+sm_90+sm_100", "cuda13")
@@ -496,14 +498,14 @@ def test_more_shared_memory_than_there_is_is_an_error_of_the_call() -> None:
 
 def test_both_parts_keep_every_line_at_its_number() -> None:
     source = STYLES["class with methods"][0] + STYLES["shared memory"][0]
-    parts = split.split(source, split.macros_of([source]))
+    parts = host_device_split.split(source, host_device_split.macros_of([source]))
     assert parts.host.count("\n") == parts.device.count("\n") == source.count("\n")
 
 
 @pytest.mark.parametrize("text", ["{", "f(]", "a <<< b;", "k<<<1, 2>>>;"])
 def test_a_file_that_is_not_understood_is_left_to_nvcc(text: str) -> None:
-    with pytest.raises(Unsupported):
-        split.split(text, {})
+    with pytest.raises(NvccOnly):
+        host_device_split.split(text, {})
 
 
 WORDS = ["{", "}", "(", ")", "<", ">", "<<<", ">>>", ";", "::", "kernel", "__global__", "__device__", "void", "template", "typename", "T",
@@ -513,6 +515,6 @@ WORDS = ["{", "}", "(", ")", "<", ">", "<<<", ">>>", ";", "::", "kernel", "__glo
 @given(st.lists(st.sampled_from(WORDS), max_size=40))
 def test_any_text_is_split_or_refused(words: list[str]) -> None:
     text = " ".join(words)
-    with contextlib.suppress(Unsupported):
-        parts = split.split(text, {})
+    with contextlib.suppress(NvccOnly):
+        parts = host_device_split.split(text, {})
         assert parts.host.count("\n") == parts.device.count("\n") == text.count("\n")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ import torch
 from opjit import backends
 from opjit.backends import targets
 from opjit.builder import diagnosis
-from opjit.errors import BadSetting, BuildError, CompileError, ToolMissing
+from opjit.errors import BadSetting, BuildError, CacheWarning, CompileError, ToolMissing
 from opjit.recipe import toolchain
 from tests import helpers
 from tests.helpers import (
@@ -326,6 +329,20 @@ def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path
     assert "Killed" in str(error)
 
 
+def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", "mistake;"))
+    stat = os.stat
+
+    def failing(path: Any, **settings: Any) -> os.stat_result:
+        if re.search(r"/staging/[0-9a-f]{32}$", str(path)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stat(path, **settings)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.warns(CacheWarning, match="for this process only"), pytest.raises(CompileError, match="mistake"):
+        built(op, tmp_path / "cache")
+
+
 # --- the diagnosis ---------------------------------------------------------------------------------------------------------------
 
 
@@ -433,3 +450,46 @@ def test_a_time_limit_is_a_number_of_seconds(setting: str, monkeypatch: pytest.M
     monkeypatch.setenv("OPJIT_TIMEOUT", setting)
     with pytest.raises(BadSetting, match=f"OPJIT_TIMEOUT is '{setting}'; expected seconds, such as 600, or 0 for no limit"):
         toolchain.time_limit()
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path, tmp_path: Path) -> None:
+    source = (op / "plus.c").read_text()
+    line = source.count("\n", 0, source.index("    return OPJIT_OK;")) + 3
+    (op / "plus.c").write_text(source.replace("    return OPJIT_OK;", """    OPJIT_DISPATCH_FLOATING(x->dtype, "plus", {
+        const scalar_t *from = (const scalar_t *)x->data
+        OPJIT_FOR_EACH(i, at, x)
+            (void)from[at];
+    })
+    return OPJIT_OK;""", 1))
+    text = str(refusal(op, tmp_path / "cache"))
+    assert re.match(rf"{re.escape(str(op))}/plus\.c:{line}:\d+: error: expected .* in what OPJIT_FOR_EACH expands to\n", text), text
+    assert "opjit.h" not in text
+
+
+@pytest.mark.parametrize(("suffix", "output", "told"), [
+    (".cu", "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'",
+     '/plus.cu:3: error: undefined reference to `helper(int)\'; helper.c defines it in C: declare it extern "C" in plus.cu\n'),
+    (".c", "plus.c:(.text+0x30): undefined reference to `GOMP_parallel'", "; an op runs on torch's threads: call opjit_parallel_for"),
+    (".cu", "/x/include/torch/all.h:9:2: error: #error C++20 or later compatible compiler is required to use PyTorch.\nmore\nmore",
+     "an op cannot use torch's headers; build C++ code with opjit.load\nwhile building keytest::plus for cpu\nfull"),
+    (".c", "/o/plus.c:6:35: error: 'std' undeclared (first use in this function)", "this is C++; write it in C, or build C++ code with"),
+    (".cu", "nvcc warning : incompatible redefinition for option 'std', the last value of this option was used\n"
+            "ptxas error   : Entry function 'k' uses too much shared data (0x27100 bytes, 0xc000 max)",
+     "max); a block has 48 KiB by default: "),
+    (".cpp", "a.cpp:3:7: error: cannot convert 'at::DeprecatedTypeProperties' to 'c10::ScalarType'", "write x.scalar_type()"),
+    (".cpp", "a.cpp:3:7: error: 'class at::Tensor' has no member named 'data'", "write x.data_ptr<T>()"),
+    (".cpp", "a.cpp:3:7: error: 'AT_CHECK' was not declared in this scope", "AT_CHECK is TORCH_CHECK now"),
+    (".cpp", "a.cpp:1:10: fatal error: THC/THC.h: No such file or directory", "THC left torch with 1.11"),
+    (".cu", 'a.cu(3): error: identifier "THCState" is undefined', "in an op its last argument"),
+])
+def test_advice_names_the_way_out(suffix: str, output: str, told: str, tmp_path: Path) -> None:
+    source = tmp_path / f"plus{suffix}"
+    source.write_text("int helper(int x);\n\nint plus(void) { return helper(3); }\n")
+    (tmp_path / "helper.c").write_text("int helper(int x) { return x; }\n")
+    expected = (str(source), "opjit_status plus_cpu(const opjit_tensor *x)") if suffix != ".cpp" else None
+    error = diagnosis.diagnose(output, "keytest::plus", "cpu", tmp_path / "logs", expected)
+    assert told in str(error), error
+    assert str(error).startswith(("ptxas", str(source), output.splitlines()[0].rstrip("."))), error

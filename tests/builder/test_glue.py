@@ -19,7 +19,6 @@ from opjit.backends import targets
 from opjit.errors import CompileError, NoKernel
 from opjit.recipe import schema
 
-pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 Growth = Callable[[Callable[[], object], int], int]
 
@@ -59,6 +58,7 @@ def _report(tensor: torch.Tensor) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("values", [FULL, EMPTY], ids=["full", "none"])
 def test_every_type_arrives_as_it_was_passed(everything: Op, values: dict[str, Any]) -> None:
     report = _report(everything(*values.values())[0])
@@ -93,6 +93,7 @@ def test_infinities_and_nan_pass_through(make_op: MakeOp, number: float) -> None
         assert struct.pack("d", got) == struct.pack("d", number)
 
 
+@pytest.mark.torch
 def test_every_kind_of_result_comes_back(everything: Op) -> None:
     values = {**FULL, "n": -(2**61), "f": 1.25}
     _, n2, f2, nb, copy = everything(*values.values())
@@ -102,6 +103,7 @@ def test_every_kind_of_result_comes_back(everything: Op) -> None:
     assert everything(*EMPTY.values())[1:4] == (0, 0.0, True)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("x", [
     torch.tensor(2.0),
     torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
@@ -121,6 +123,7 @@ def test_views_arrive_with_their_layout(everything: Op, x: torch.Tensor) -> None
     assert copy.stride() == torch.empty_like(x).stride()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float16,
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128])
@@ -133,6 +136,7 @@ def test_every_dtype_arrives_and_returns(everything: Op, dtype: torch.dtype) -> 
     assert torch.equal(copy, x)
 
 
+@pytest.mark.torch
 def test_a_dtype_that_c_has_no_name_for_is_seen_as_such(everything: Op) -> None:
     found = _report(everything(*{**FULL, "d": torch.float8_e5m2fnuz, "maybe": torch.ones(2).to(torch.float8_e4m3fnuz)}.values())[0])
     assert found["d"] == found["maybe"]["dtype"] == "an unsupported dtype"
@@ -178,6 +182,7 @@ def test_several_tensors_come_back_in_order(make_op: MakeOp) -> None:
 # Writing ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_a_written_argument_is_written_and_its_version_counts_one(increment: Op) -> None:
     for x in (torch.zeros(3), torch.zeros(4, 4).t()[1:, ::2], torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0), torch.tensor(0.0)):
         version = x._version
@@ -186,6 +191,7 @@ def test_a_written_argument_is_written_and_its_version_counts_one(increment: Op)
         assert x._version == version + 1
 
 
+@pytest.mark.torch
 def test_a_view_and_its_base_share_the_version(increment: Op) -> None:
     base = torch.zeros(4)
     increment(base[1:3])
@@ -193,6 +199,7 @@ def test_a_view_and_its_base_share_the_version(increment: Op) -> None:
     assert base._version == 1
 
 
+@pytest.mark.torch
 def test_reading_does_not_count_a_version(double: Op) -> None:
     x = torch.ones(3)
     double(x)
@@ -216,6 +223,7 @@ MANY = """
     """
 
 
+@pytest.mark.torch
 def test_optional_and_listed_arguments_are_written(make_op: MakeOp) -> None:
     op = make_op("many(Tensor(a!) x, Tensor(b!)? y, Tensor(c!)[] zs, Tensor(d!)[]? more, Tensor r) -> ()", MANY)
     x, y, z0, z1, m, r = (torch.zeros(1) for _ in range(6))
@@ -226,6 +234,7 @@ def test_optional_and_listed_arguments_are_written(make_op: MakeOp) -> None:
     assert [t._version for t in (x, y, z0, z1, m, r)] == [2, 1, 1, 1, 1, 0]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("listed", [False, True])
 def test_autograd_refuses_a_tensor_that_it_saved_and_an_op_wrote(increment: Op, make_op: MakeOp, listed: bool) -> None:
     w = torch.ones(3, requires_grad=True)
@@ -240,6 +249,7 @@ def test_autograd_refuses_a_tensor_that_it_saved_and_an_op_wrote(increment: Op, 
         torch.autograd.backward(loss)
 
 
+@pytest.mark.torch
 def test_a_lazy_clone_is_not_written_through(increment: Op) -> None:
     base = torch.zeros(3)
     clone = torch._lazy_clone(base)
@@ -251,12 +261,14 @@ def test_a_lazy_clone_is_not_written_through(increment: Op) -> None:
     assert (base.tolist(), second.tolist()) == ([1, 1, 1], [0, 0, 0])
 
 
+@pytest.mark.torch
 def test_a_lazy_clone_that_is_only_read_is_not_copied(double: Op) -> None:
     clone = torch._lazy_clone(torch.ones(3))
     assert double(clone).tolist() == [2, 2, 2]
     assert torch._C._is_cow_tensor(clone)  # type: ignore[attr-defined]
 
 
+@pytest.mark.torch
 def test_inference_tensors_are_written_in_inference_mode(increment: Op, double: Op) -> None:
     with torch.inference_mode():
         x = torch.zeros(3)
@@ -271,6 +283,7 @@ def test_inference_tensors_are_written_in_inference_mode(increment: Op, double: 
     assert outside.tolist() == [1, 1]
 
 
+@pytest.mark.torch
 def test_no_grad_and_grad_mode_are_left_as_they_were(increment: Op) -> None:
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
@@ -278,6 +291,7 @@ def test_no_grad_and_grad_mode_are_left_as_they_were(increment: Op) -> None:
             assert torch.is_grad_enabled() == enabled
 
 
+@pytest.mark.torch
 def test_conjugate_and_negative_views_are_resolved(make_op: MakeOp, double: Op, increment: Op) -> None:
     op = make_op("parts(Tensor z) -> Tensor", """
         opjit_status parts_cpu(const opjit_tensor *z, opjit_tensor *out)
@@ -322,6 +336,7 @@ RETURN_INPUT = """
     """
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("how", "says"), [
     (0, "the output `out0` is an input or another output.*copy it, or declare the input Tensor"),
     (1, "failed with an input in an output"),
@@ -535,6 +550,7 @@ LEAKY_SCHEMA = ("leaky(Tensor x, Tensor? y, Tensor[] zs, Tensor[]? more, str s, 
                 "bool[] bs, bool fail) -> (Tensor, Tensor)")
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("fail", [True, False], ids=["raises", "calls"])
 def test_memory_stays_flat(make_op: MakeOp, growth: Growth, fail: bool) -> None:
@@ -556,6 +572,7 @@ def test_memory_stays_flat(make_op: MakeOp, growth: Growth, fail: bool) -> None:
     assert growth(call, 100_000) < 8 << 20
 
 
+@pytest.mark.torch
 def test_memory_stays_flat_when_an_argument_is_refused(make_op: MakeOp, growth: Growth) -> None:
     op = make_op("same(Tensor x, int how) -> (Tensor, Tensor)", RETURN_INPUT)
     x = torch.ones(1000)
@@ -644,6 +661,7 @@ def four_threads() -> Any:
     torch.set_num_threads(before)
 
 
+@pytest.mark.torch
 @pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("grain", [1, 3, 100, 10**9])
@@ -807,6 +825,7 @@ def test_an_argument_may_have_the_name_of_a_macro_in_the_kernels_headers(make_op
     assert request.entry(op, targets.named("sm_90", backends.for_device("cuda"), "13.0")).library.exists()
 
 
+@pytest.mark.torch
 @pytest.mark.nvcc
 def test_cuda_ops_build_without_a_gpu(double: Op, increment: Op) -> None:
     for op in (double, increment):
@@ -814,6 +833,7 @@ def test_cuda_ops_build_without_a_gpu(double: Op, increment: Op) -> None:
         assert entry.library.is_file()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("value", [2, 2.5, 1j, True])
 def test_torch_passes_no_scalar_to_c(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch, value: complex) -> None:
     """Why a schema with a Scalar is refused. Once this fails, a version of torch can pass one."""

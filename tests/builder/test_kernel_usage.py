@@ -10,7 +10,7 @@ import pytest
 from opjit import backends
 from opjit.backends import targets
 from opjit.builder import build, kernel_usage
-from opjit.builder.kernel_usage import Usage
+from opjit.builder.kernel_usage import KernelUsage
 from opjit.recipe import toolchain
 from opjit.store.store import Store
 from tests import helpers
@@ -63,7 +63,7 @@ def test_a_c_kernel_has_no_table(op: Path, here: Path) -> None:
     ("sm_90a", 32, 0, 32, 0.5), ("sm_999", 32, 0, 256, None),
 ])
 def test_the_occupancy_is_that_of_nvidia_s_calculator(arch: str, registers: int, shared: int, threads: int, expected: float | None) -> None:
-    found = Usage("kernel", arch, registers, shared, 0, 0).occupancy(threads)
+    found = KernelUsage("kernel", arch, registers, shared, 0, 0).occupancy(threads)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
@@ -77,5 +77,5 @@ ptxas info    : Used 40 registers, used 1 barriers, 64 bytes cumulative stack si
 ptxas info    : Function properties for _Z6helperf
     8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 """
-    assert kernel_usage.parse(output) == [Usage("copy", "sm_90", 40, 2048, 64, 20)]
+    assert kernel_usage.parse(output) == [KernelUsage("copy", "sm_90", 40, 2048, 64, 20)]
     assert kernel_usage.parse("") == []

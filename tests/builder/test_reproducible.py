@@ -14,7 +14,6 @@ import pytest
 from tests import helpers
 from tests.helpers import SOMEBODY, as_root, built, cuda_target, write_op
 
-pytestmark = pytest.mark.torch
 CODE = """\
 import hashlib, sys
 from pathlib import Path

@@ -10,7 +10,6 @@ import torch
 from opjit import Op
 from opjit.builder import glue
 
-pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 Growth = Callable[[Callable[[], object], int], int]
 
@@ -63,6 +62,7 @@ def rows(make_op: MakeOp) -> Op:
 X = torch.arange(6.0).reshape(3, 2)
 
 
+@pytest.mark.torch
 def test_a_list_and_a_missing_result_come_back(rows: Op) -> None:
     found, total, n = rows(X, True)
     assert [row.tolist() for row in found] == X.tolist()
@@ -89,6 +89,7 @@ def test_a_mistake_is_an_error_that_leaks_nothing(rows: Op, growth: Growth, fail
     assert growth(call, 300) < 1 << 19
 
 
+@pytest.mark.torch
 def test_calls_leak_nothing(rows: Op, growth: Growth) -> None:
     x = torch.ones(3, 1024)
     assert growth(lambda: rows(x, True), 1000) < 1 << 19
@@ -106,11 +107,13 @@ def test_a_list_without_a_length_is_an_error(make_op: MakeOp) -> None:
         op(X)
 
 
+@pytest.mark.torch
 def test_torch_s_own_checks_pass(rows: Op) -> None:
     for total in (True, False):
         torch.library.opcheck(rows.overload, (X, total))
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own imports
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -127,6 +130,7 @@ def test_they_compile_and_export(rows: Op, backend: str, total: bool) -> None:
     assert torch.equal(torch.export.export(Sum(), (X,)).module()(X), expected)
 
 
+@pytest.mark.torch
 def test_a_backward_gets_the_gradients_of_a_list(make_op: MakeOp) -> None:
     op = make_op("pieces(Tensor x, bool want) -> (Tensor[] rows, Tensor? total, int n)",
                  ROWS.replace("rows_cpu", "pieces_cpu").replace(" int64_t fail,", "").replace("{\n        const float", "{\n"
@@ -142,6 +146,7 @@ def test_a_backward_gets_the_gradients_of_a_list(make_op: MakeOp) -> None:
         assert x.grad.tolist() == [[6 * total + 1 - total] * 2, [7 * total + 2 * (1 - total)] * 2, [8 * total + 3 * (1 - total)] * 2]
 
 
+@pytest.mark.torch
 def test_a_single_optional_result(make_op: MakeOp) -> None:
     op = make_op("maybe(Tensor x, bool b) -> Tensor?", """
         opjit_status maybe_cpu(const opjit_tensor *x, bool b, opjit_tensor *out)

@@ -16,7 +16,7 @@ import pytest
 import opjit
 from opjit import cache
 from opjit.cache import verification
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import BadSetting
 from opjit.recipe.recipe import document_key
 from opjit.store import manifest
@@ -162,7 +162,7 @@ def test_verify_builds_again_what_a_declared_op_would_have_today(tmp_path: Path,
     root, op = tmp_path / "cache", write_op(tmp_path / "plus")
     monkeypatch.setenv("OPJIT_CACHE", str(root))
     entry = built(op, root)
-    catalog.declare_folder(op)
+    registry.declare_folder(op)
     before = helpers.snapshot(root)
     result = cache_command("verify", "--rebuild")
     assert (result.exit_code, result.output) == (0, "1 entry: 1 the same when built again\n")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,8 @@ from click.testing import CliRunner
 
 import opjit
 from opjit.cli import main
-from opjit.cli.help import _CACHE, _GROUPS, EXAMPLES, FIRST_STEPS, OPTIONS, Command
-from tests.helpers import command, fresh
+from opjit.cli.help import EXAMPLES, FIRST_STEPS, SECTIONS, Command
+from tests.helpers import command, environment, fresh
 
 
 def all_commands(group: click.Group = main, path: str = "") -> Iterator[str]:
@@ -29,23 +31,28 @@ def all_commands(group: click.Group = main, path: str = "") -> Iterator[str]:
             yield f"{path}{name}"
 
 
-def test_each_command_has_examples_and_a_heading() -> None:
+def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
     assert sorted(EXAMPLES) == sorted(all_commands())
-    for groups, group in ((_GROUPS, main), (_CACHE, main.commands["cache"])):
-        assert isinstance(group, click.Group)
-        assert sorted(name for names in groups.values() for name in names) == sorted(group.commands)
+    cache = main.commands["cache"]
+    assert isinstance(cache, click.Group)
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted([*main.commands, *cache.commands])
+    for arguments in (["--help"], ["cache", "--help"]):
+        listed = CliRunner().invoke(main, arguments, prog_name="opjit", terminal_width=80).output.partition("Options:")[2]
+        assert "..." not in listed
+        assert all(re.match(r"  \w+ +[A-Z]", line) for line in listed.partition("exit.")[2].splitlines() if line.startswith("  "))
 
 
-def test_more_than_three_options_stand_under_headings_each_once() -> None:
+def test_more_than_three_options_stand_under_headings() -> None:
     for path in all_commands():
         found: click.Command = main
         for word in path.split():
             assert isinstance(found, click.Group)
             found = found.commands[word]
-        names = sorted(str(each.name) for each in found.params if isinstance(each, click.Option))
-        titled = sorted(name for group in OPTIONS.get(path, {}).values() for name in group)
-        assert titled == (names if len(names) > 3 else []), path
+        options = [each for each in found.params if isinstance(each, click.Option)]
         assert isinstance(found, Command)
+        titles = found.option_groups(click.Context(found, info_name=path))
+        assert ("Options" in titles) == (len(options) <= 3), path
+        assert len(options) <= 3 or [flag.endswith("--help") for flag, _ in titles["Help"]] == [True], path
 
 
 def test_help_shows_all_headings_with_one_column_of_meanings() -> None:
@@ -143,9 +150,14 @@ def imported(*words: str) -> list[str]:
     return [name for name in ("torch", "opjit.cli.help") if name in names]
 
 
-def test_the_installed_script_does_not_wait_for_torch_either(tmp_path: Path) -> None:
-    (script := tmp_path / "opjit").write_text("from opjit.cli import main\nmain()\n")
-    assert imported(str(script), "cache", "path") == ["opjit.cli.help"]
+def test_the_installed_script_does_not_wait_for_torch_either() -> None:
+    assert imported(os.path.join(sysconfig.get_path("scripts"), "opjit"), "cache", "path") == ["opjit.cli.help"]
+
+
+def test_a_program_called_opjit_has_the_bundled_ops(tmp_path: Path) -> None:
+    (script := tmp_path / "opjit").write_text("import torch, opjit\nprint(torch.ops.opjit.allreduce)\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "opjit.allreduce\n", done.stderr
 
 
 def test_a_program_has_the_bundled_ops_in_whichever_order_it_imports() -> None:
@@ -153,10 +165,20 @@ def test_a_program_has_the_bundled_ops_in_whichever_order_it_imports() -> None:
         fresh(f"import {first}, {second}; torch.ops.opjit.allreduce, opjit.get, opjit.errors.OpjitError", cold=True)
 
 
-def test_every_public_name_is_there_in_the_command_too(tmp_path: Path) -> None:
-    (script := tmp_path / "opjit").write_text(
-        "import sys, opjit\nassert 'torch' not in sys.modules\n"
+def test_every_public_name_is_there_in_the_command_too() -> None:
+    code = (
+        "import sys\nsys.argv, sys.orig_argv = ['-m'], ['python', '-m', 'opjit']\nimport opjit\nassert 'torch' not in sys.modules\n"
         "opjit.get, opjit.Op, opjit.op, opjit.cache.path, opjit.errors.OpjitError\n"
         "assert [name for name in opjit.__all__ if not hasattr(opjit, name)] == [] and dir(opjit) == sorted(opjit.__all__)\n"
         "from opjit import *\n")
-    assert imported(str(script)) == ["torch"]
+    assert imported("-c", code) == ["torch"]
+
+
+def test_keygen_does_without_torch(tmp_path: Path) -> None:
+    """It writes two small files; torch takes seconds to import."""
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "opjit", "keygen", "ci", str(tmp_path)], capture_output=True,
+                          text=True, check=False, env=environment())
+    if "pip install" in done.stderr and done.returncode:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert (tmp_path / "ci.pub").is_file(), done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)

@@ -1,0 +1,18 @@
+"""Modules whose tests are not in the file of their name, and where these are:
+
+arguments: cpp_extension/test_dropin.py
+binary: cpp_extension/test_cluster.py
+binding: cpp_extension/test_light.py
+build: cpp_extension/test_dropin.py
+compiler_launcher: cpp_extension/test_objects.py
+flags: cpp_extension/test_extension_key.py
+headers: cpp_extension/test_light.py
+identity: cpp_extension/test_extension_key.py
+macros: cpp_extension/test_light.py
+policy: cpp_extension/test_light.py
+program: cpp_extension/test_patched.py
+recorded: cpp_extension/test_cluster.py
+sitecustomize: cpp_extension/test_patched.py
+static_init: cpp_extension/test_dropin.py
+table: cpp_extension/test_light.py
+"""

@@ -16,6 +16,7 @@ import opjit
 from opjit import distributed
 from opjit.ahead.plan import plan_recorded
 from opjit.cache import transfer
+from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.declare import oplist
 from opjit.declare.oplist import RecordedExtension
 from opjit.errors import CacheWarning, PrecompileError
@@ -24,8 +25,6 @@ from opjit.store import bundle
 from tests import helpers, remotes
 from tests.helpers import cache_command, fresh, program
 from tests.remotes import from_folder, serving
-
-pytestmark = pytest.mark.torch
 
 # What it returns stands in a header that a scan finds, and in one that only the compiler does.
 SOURCE = """\
@@ -89,6 +88,7 @@ def is_missed(tmp_path: Path, name: str, source: Path, **changes: str | None) ->
 # --- layers ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays_as_it_is(
     cache: Path, name: str, source: Path, tmp_path: Path
 ) -> None:
@@ -349,6 +349,7 @@ def repository(name: str, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.torch
 def test_the_list_has_each_call_once_with_paths_that_move_with_it(repository: Path, name: str) -> None:
     path = repository / "ops.json"
     inline, plain = sorted(oplist.read_extensions(path), key=lambda each: each.function, reverse=True)
@@ -401,7 +402,8 @@ def test_a_recorded_arch_is_built_for_without_a_gpu(tmp_path: Path, monkeypatch:
     arguments = {"name": "ext", "sources": [str(source)], "with_cuda": True}
     (tmp_path / "ops.json").write_text(oplist.dump_list([], [RecordedExtension("load", arguments, "9.0+PTX")]))
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    [wanted] = plan_recorded(tmp_path / "ops.json", [], None, extensions=True).extensions
+    [wanted] = plan_recorded(tmp_path / "ops.json", [], None, extensions=True).wanted
+    assert isinstance(wanted, ExtensionBinary)
     assert wanted.extension.archs == "9.0+PTX"
 
 

@@ -12,10 +12,11 @@ import torch
 
 import opjit
 from opjit.builder import nvrtc
-from opjit.builder.cuda import Unit
-from opjit.builder.tokens import Unsupported
-from opjit.cpp_extension import build, cuda, facade, identity
+from opjit.builder.compile_step import NvccOnly
+from opjit.builder.cuda import CudaFile
+from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Nvcc
@@ -140,14 +141,14 @@ def test_archs_of_nvcc_s_flags(flags: list[str], archs: list[str]) -> None:
 def test_flags_of_nvcc_are_sorted() -> None:
     flags = ["-I/a", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90", "--ptxas-options=-v"]
     assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-std=c++17"], ["sm_90", "compute_90"])
-    with pytest.raises(Unsupported, match="no arch"):
+    with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
 
 
 FLAGS = ["-arch=sm_90", "-std=c++17"]
 
 
-def unit_of(code: str, folder: Path, flags: list[str]) -> Unit:
+def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
     (folder / "cuda").mkdir(exist_ok=True)
     (folder / "cuda.cu").write_text(code, encoding="utf-8")
     alone = cast("Extension", SimpleNamespace(include=()))
@@ -165,7 +166,7 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> Unit:
 ], ids=["condition", "macro", "reference", "parentheses", "host-macro", "host-macros", "list"])
 def test_code_that_would_mean_something_else_is_left_to_nvcc(tmp_path: Path, code: str, flags: list[str]) -> None:
     assert unit_of(KERNEL, tmp_path, FLAGS).archs == ["sm_90", "compute_90"]
-    with pytest.raises(Unsupported):
+    with pytest.raises(NvccOnly):
         unit_of(code, tmp_path, [*FLAGS, *flags])
 
 
@@ -180,10 +181,10 @@ def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double
     if found is None:
         pytest.skip("this torch has no NVRTC")
     code = f"__global__ void k(float x, int n) {{ static_assert(sizeof({expression}) == {8 if in_double else 4}); }}"
-    folders = [str(facade.HEADERS), str(Path(torch.__file__).parent / "include"), *found.headers.split(":")]
+    folders = [str(light.OWN), str(Path(torch.__file__).parent / "include"), *found.headers.split(":")]
     options = ["--gpu-architecture=sm_90", "-default-device", "-std=c++17", "--pre-include=opjit_device.h",
                *(f"--include-path={folder}" for folder in folders)]
-    assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(), options, []).code
+    assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
 
 
 def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
@@ -191,5 +192,5 @@ def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
     (tmp_path / "build.ninja").write_text("".join(["cuda_cflags = -arch=sm_90\n", *edges]))
     nothing = cast("Any", None)
     block = cuda.compiled(nothing, tmp_path, nothing, nothing, "")
-    with pytest.raises(Unsupported, match="several"), block:
+    with pytest.raises(NvccOnly, match="several"), block:
         pass

@@ -17,13 +17,12 @@ from opjit.cpp_extension.entries import entries
 from opjit.store.store import Store
 from tests import helpers
 
-pytestmark = pytest.mark.torch
-
 
 def why(*words: str) -> Result:
     return CliRunner().invoke(main, ["why", *words])
 
 
+@pytest.mark.torch
 def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     source, header = tmp_path / "plain.cpp", tmp_path / "value.h"

@@ -65,7 +65,7 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
             patched.setattr(owner, name, value)
             with pytest.raises(BuildError, match="is in no cache"):
                 load(path)
-            shelves.add(described(path).shelf(Store(here)))
+            shelves.add(described(path).entries_folder(Store(here)))
     assert len(shelves) == len(changes)
     assert load(path) == first
 
@@ -88,7 +88,7 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
     bases = [described(path, with_cuda=True).base]
     monkeypatch.setattr(torchs, "COMMON_NVCC_FLAGS", torchs.COMMON_NVCC_FLAGS[1:])
     bases.append(described(path, with_cuda=True).base)
-    assert torch_builder._names({}, torch_builder.settings(), None, [])["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS
+    assert torch_builder.settings()["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS != torch_builder.copy().COMMON_NVCC_FLAGS
     monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
     bases.append(described(path, with_cuda=True).base)
     assert len(set(bases)) == 3
@@ -121,10 +121,10 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
         "archs": one._replace(archs="9.0"),
         "inputs": one._replace(inputs={**one.inputs, "plain.cpp": "0" * 64}),
         "toolchain": one._replace(toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
-        "facade": one._replace(facade="0" * 16),
+        "light": one._replace(light="0"),
     }
-    # The content of these is in other fields; `reason` is for people.
-    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "light_toolchains", "reason"}
+    # The content of these is in other fields; `reason` is for people, and code and compilers decide `pybind11`.
+    assert changed.keys() == set(Extension._fields) - {"roots", "texts", "libraries", "include", "light_toolchains", "reason", "pybind11"}
     assert len({one.key, *(another.key for another in changed.values())}) == len(changed) + 1
 
 

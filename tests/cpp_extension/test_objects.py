@@ -20,13 +20,11 @@ import torch
 
 import opjit
 from opjit import cache, files
-from opjit.cpp_extension import keep, objects
+from opjit.cpp_extension import compiler_launcher, objects
 from opjit.errors import BuildError, CompileError
 from opjit.store.entry import Entry, verify
 from tests import helpers
 from tests.helpers import DAY, cache_command, environment, fresh, program
-
-pytestmark = pytest.mark.torch
 
 ALL = ["s0", "s1", "s2", "s3", "s4"]
 
@@ -121,6 +119,7 @@ def plain_build(project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -
         return Path(project.load()).parent
 
 
+@pytest.mark.torch
 def test_an_edit_of_one_of_five_sources_compiles_that_one(built: Project) -> None:
     built.write("s4.cpp", "int f4() { return 20000; }\n")
     assert built.sum() == 21111
@@ -211,6 +210,7 @@ def another_torch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.git_version", "0" * 40)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("change", [another_compiler, another_variable, another_torch])
 def test_another_compiler_environment_or_torch_compiles_all(
     built: Project, monkeypatch: pytest.MonkeyPatch, change: Callable[[Project, pytest.MonkeyPatch], None]
@@ -250,6 +250,7 @@ def test_a_folder_that_others_can_write_is_not_used(built: Project, here: Path) 
     assert (built.compiled(), kept(here)) == (ALL, before)
 
 
+@pytest.mark.torch
 def test_a_failed_build_keeps_the_objects_that_are_complete_and_its_error_shows_torchs_command(project: Project, here: Path) -> None:
     project.before(f"if [ $name = s4 ]; then while [ $(ls '{here}/v1/objects' | wc -l) -lt 4 ]; do sleep 0.02; done; fi\n")
     project.write("s4.cpp", "int f4() { return nothing; }\n")
@@ -258,7 +259,7 @@ def test_a_failed_build_keeps_the_objects_that_are_complete_and_its_error_shows_
     assert refused.value.command is not None
     assert refused.value.command.startswith(str(project.folder / "bin" / "c++"))
     assert refused.value.log is not None
-    assert "keep.py" not in Path(refused.value.log).read_text()
+    assert "compiler_launcher.py" not in Path(refused.value.log).read_text()
     assert project.compiled() == ALL
     project.write("s4.cpp", "int f4() { return 20000; }\n")
     assert project.sum() == 21111
@@ -316,7 +317,7 @@ def test_an_object_of_other_text_than_the_plan_has_is_not_kept_whatever_the_file
     plan = {"folder": str(tmp_path / "kept"), "started": 2**62, "trusted": [],
             "objects": {"one.o": {"key": "a" * 64, "inputs": {str(source): digest}}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    assert keep.main("plan.json", "c++", "-MMD", "-MF", "one.o.d", "-c", str(source), "-o", "one.o") == 0
+    assert compiler_launcher.main("plan.json", "c++", "-MMD", "-MF", "one.o.d", "-c", str(source), "-o", "one.o") == 0
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a" * 64] * as_planned
 
 
@@ -343,6 +344,7 @@ def test_the_only_source_of_an_extension_is_not_kept(project: Project, here: Pat
     assert not (here / "v1" / "objects").exists()
 
 
+@pytest.mark.torch
 def test_the_entry_is_the_same_bytes_as_without_kept_objects(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built.edit("s3.cpp")
     mixed = Path(built.load()).parent
@@ -408,12 +410,12 @@ def test_an_edit_of_one_of_three_cuda_sources_compiles_that_one(here: Path, tmp_
 
 
 def test_what_was_packed_is_unpacked_and_a_changed_byte_is_an_error() -> None:
-    packed = keep.pack({"/a": "b"}, b"one.o: one.cpp\n", b"object\n")
-    assert keep.unpack(packed) == ({"/a": "b"}, b"one.o: one.cpp\n", b"object\n")
+    packed = compiler_launcher.pack({"/a": "b"}, b"one.o: one.cpp\n", b"object\n")
+    assert compiler_launcher.unpack(packed) == ({"/a": "b"}, b"one.o: one.cpp\n", b"object\n")
     for place in range(len(packed)):
         if place != 64:  # the newline after the digest
             with pytest.raises(ValueError, match="SHA-256"):
-                keep.unpack(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1:])
+                compiler_launcher.unpack(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1:])
 
 
 # --- the cache's commands -----------------------------------------------------------------------------------------------------------------

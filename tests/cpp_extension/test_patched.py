@@ -13,7 +13,6 @@ import torch
 from tests import helpers
 from tests.helpers import fresh
 
-pytestmark = pytest.mark.torch
 SOURCE = 'extern "C" int value() { return 7; }\n'
 LOAD = "print(ctypes.CDLL(load('patched', [{source!r}], is_python_module=False)).value())\n"
 
@@ -31,6 +30,7 @@ def source(tmp_path: Path) -> str:
     return str(tmp_path / "plain.cpp")
 
 
+@pytest.mark.torch
 def test_torchs_names_may_be_opjits(source: str) -> None:
     done = fresh("""
 import ctypes, opjit, torch.utils.cpp_extension
@@ -41,6 +41,7 @@ from torch.utils.cpp_extension import load
     assert done.stdout == "7\n3.0\n"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("imported", [True, False])
 def test_torchs_module_may_be_opjits(source: str, imported: bool) -> None:
     done = fresh(("import torch.utils.cpp_extension\n" if imported else "") + """
@@ -53,6 +54,7 @@ print(issubclass(BuildExtension, Command), len(include_paths()) > 0)
     assert done.stdout == "True True\n7\n"
 
 
+@pytest.mark.torch
 def test_in_the_block_torchs_functions_are_opjits(source: str) -> None:
     done = fresh("""
 import ctypes, opjit, torch, torch.utils.cpp_extension as torchs

@@ -11,8 +11,6 @@ import pytest
 from tests import helpers
 from tests.helpers import BUNDLED
 
-pytestmark = pytest.mark.torch
-
 # Runs functions in a thread each, at once, and raises what they raise.
 TOGETHER = """
 import sys, threading
@@ -40,18 +38,20 @@ def fresh(code: str, tmp_path: Path) -> str:
     return helpers.fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
+@pytest.mark.torch
 def test_importing_opjit_declares_every_bundled_op_to_torch_so_that_c_plus_plus_finds_it_too(tmp_path: Path) -> None:
     fresh(f"""
 import torch, opjit
 found = {{name: torch._C._jit_get_operation(name)[0] for name in {BUNDLED!r}}}
 assert all(found.values()), found
 for name in found:
-    op = opjit.catalog.find(name)
-    assert op.qualified == name and op is opjit.catalog.find(op.schema.name)
+    op = opjit.registry.find(name)
+    assert op.qualified == name and op is opjit.registry.find(op.schema.name)
     assert op.overload is getattr(torch.ops.opjit, op.schema.name).default
 """, tmp_path)
 
 
+@pytest.mark.torch
 def test_a_namespace_taken_from_torch_before_the_import_has_the_ops_after_it(tmp_path: Path) -> None:
     fresh("""
 import torch
@@ -72,7 +72,7 @@ def use(get):
     get()(x).backward()
     assert x.grad.tolist() == [1.0] * 4
 
-ways = [lambda: torch.ops.opjit.allreduce, lambda: opjit.get("allreduce", "cpu"), lambda: opjit.catalog.find("opjit::allreduce")]
+ways = [lambda: torch.ops.opjit.allreduce, lambda: opjit.get("allreduce", "cpu"), lambda: opjit.registry.find("opjit::allreduce")]
 together([lambda way=ways[i % 3]: use(way) for i in range(8)])
 """, tmp_path)
 
@@ -81,7 +81,7 @@ def test_all_threads_get_one_overload_of_an_op(tmp_path: Path) -> None:
     fresh(TOGETHER + f"""
 import torch, opjit
 for name in {[name.removeprefix("opjit::") for name in BUNDLED]!r}:
-    ways = [lambda: getattr(torch.ops.opjit, name).default, lambda: opjit.catalog.find(name).overload]
+    ways = [lambda: getattr(torch.ops.opjit, name).default, lambda: opjit.registry.find(name).overload]
     got = together([ways[i % 2] for i in range(8)])
     assert len(got) == 8 and len(set(map(id, got))) == 1, name
 """, tmp_path)
@@ -109,7 +109,7 @@ half.wait()
 child = os.fork()
 if child == 0:
     try:
-        found = opjit.catalog.find("bundletest::same")
+        found = opjit.registry.find("bundletest::same")
         os._exit(found(torch.ones(3, device="meta")).shape != (3,))
     except BaseException:
         os._exit(2)
@@ -137,12 +137,12 @@ def test_a_bundled_folder_that_is_added_as_a_path_is_declared_once(tmp_path: Pat
 import sys
 import opjit
 from opjit import resources
-from opjit.declare import catalog
+from opjit.declare import registry
 ops = opjit.add_path(resources.folder("kernels_c") / "lltm")
 assert [name for name in sys.modules if "lltm" in name] == ["opjit_bundled_lltm"]
 assert [op.schema.name for op in ops] == ["lltm_backward", "lltm_forward"]
-assert all(op is catalog.find(op.qualified) and op.handle is not None for op in ops)
-assert sys.modules["opjit_bundled_lltm"].lltm_forward is catalog.find("lltm_forward")
+assert all(op is registry.find(op.qualified) and op.handle is not None for op in ops)
+assert sys.modules["opjit_bundled_lltm"].lltm_forward is registry.find("lltm_forward")
 """, tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_a_module_of_the_user_s_keeps_its_name_beside_a_bundled_folder_of_the_sa
 import sys
 import torch, opjit
 opjit.add_path({os.fspath(folder)!r})
-assert sys.modules["opjit_ops_round_ste"].plus is opjit.catalog.find("keytest::plus")
+assert sys.modules["opjit_ops_round_ste"].plus is opjit.registry.find("keytest::plus")
 """, tmp_path)
 
 
@@ -163,38 +163,17 @@ assert set({[name.removeprefix("opjit::") for name in BUNDLED]!r}) <= set(dir(to
 """, tmp_path)
 
 
+@pytest.mark.torch
 def test_importing_opjit_again_leaves_its_ops_as_they_are(tmp_path: Path) -> None:
     fresh("""
 import importlib
 import torch, opjit
-used = opjit.catalog.find("allreduce")
+used = opjit.registry.find("allreduce")
 handle = used.handle
 importlib.reload(opjit)
-assert len(opjit.catalog.all_ops()) > 5
-assert used is opjit.catalog.find("allreduce") and used.handle is handle
+assert len(opjit.registry.all_ops()) > 5
+assert used is opjit.registry.find("allreduce") and used.handle is handle
 assert opjit.get("allreduce", "cpu")(torch.ones(3)).item() == 3
-""", tmp_path)
-
-
-def test_an_interrupt_while_torch_is_told_of_an_op_leaves_its_name_free(tmp_path: Path) -> None:
-    fresh("""
-import torch, opjit
-register, kept = torch.library.register_fake, []
-
-def same(x):
-    return torch.empty_like(x)
-
-def interrupted(*args, **kwargs):
-    torch.library.register_fake = register
-    raise KeyboardInterrupt
-
-torch.library.register_fake = interrupted
-try:
-    opjit.op("bundletest::same(Tensor x) -> Tensor")(same)
-except KeyboardInterrupt as error:
-    kept.append(error)  # as an interactive Python keeps the last one, with its traceback
-opjit.op("bundletest::same(Tensor x) -> Tensor")(same)
-assert torch.ops.bundletest.same(torch.ones(3, device="meta")).shape == (3,)
 """, tmp_path)
 
 
@@ -209,6 +188,7 @@ except opjit.errors.DeclarationError as error:
     assert re.search(r"two ops are named opjit::round_ste: .*kernels_c/round_ste, the other in inline code", said), said
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_an_exported_program_runs_where_only_opjit_was_imported(tmp_path: Path) -> None:
     program = tmp_path / "program.pt2"

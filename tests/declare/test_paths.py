@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import opjit
-from opjit.declare import arguments, catalog
+from opjit.declare import arguments, registry
 from opjit.errors import DeclarationError, UnknownOp
 from tests.helpers import PLUS, fresh, until
 
@@ -62,9 +63,9 @@ def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> Non
     write(tmp_path / "two", "pathtest::two")
     (tmp_path / "common").mkdir()  # headers, say
     assert names(opjit.add_path(tmp_path / "one")) == ["pathtest::one"]
-    known = catalog.find("pathtest::one")
+    known = registry.find("pathtest::one")
     assert names(opjit.add_path(str(tmp_path))) == ["pathtest::one", "pathtest::two"]
-    assert catalog.find("pathtest::one") is known
+    assert registry.find("pathtest::one") is known
     assert opjit.get("pathtest::two", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
@@ -83,7 +84,7 @@ def test_two_ops_of_one_name_are_refused_with_both_places(tmp_path: Path) -> Non
         opjit.add_path(second)
     assert str(first) in str(caught.value)
     assert str(second) in str(caught.value)
-    assert catalog.find("pathtest::same").folder == first
+    assert registry.find("pathtest::same").folder == first
 
 
 @pytest.mark.parametrize("made", ["nothing", "a folder", "a file", "an op.py without an op"])
@@ -119,9 +120,9 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, m
     (folder / "op.py").write_text(text + "\n\nimport whole\n\nraise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         opjit.add_path(folder)
-    assert catalog.declared("pathtest::broken") is None
+    assert registry.declared("pathtest::broken") is None
     assert torch._C._jit_get_operation("pathtest::broken")[0] is None
-    assert catalog.declared("pathtest::whole") is not None, "its module can be imported only once"
+    assert registry.declared("pathtest::whole") is not None, "its module can be imported only once"
     (folder / "op.py").write_text(text)
     assert names(opjit.add_path(folder)) == ["pathtest::broken"]
     assert opjit.get("pathtest::broken", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
@@ -130,13 +131,13 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, m
 def test_an_op_py_finds_its_own_ops_and_those_of_the_op_py_that_added_it(tmp_path: Path) -> None:
     inner = write(tmp_path / "inner", "pathtest::inner")
     outer = write(tmp_path / "outer", "pathtest::outer")
-    look = "\n\nfrom opjit.declare import catalog\n\nassert [catalog.find(name) for name in {!r}] == [{}]\n"
+    look = "\n\nfrom opjit.declare import registry\n\nassert [registry.find(name) for name in {!r}] == [{}]\n"
     with (inner / "op.py").open("a") as file:
-        file.write(look.format(["pathtest::outer", "pathtest::inner"], "catalog.declared('pathtest::outer'), inner"))
+        file.write(look.format(["pathtest::outer", "pathtest::inner"], "registry.declared('pathtest::outer'), inner"))
     with (outer / "op.py").open("a") as file:
         file.write(f"\n\nopjit.add_path({os.fspath(inner)!r})\n" + look.format(["pathtest::outer"], "outer"))
     assert names(opjit.add_path(outer)) == ["pathtest::outer"]
-    assert catalog.find("pathtest::inner").folder == inner
+    assert registry.find("pathtest::inner").folder == inner
 
 
 def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +146,11 @@ def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, mon
         file.write("\n\nimport time\ntime.sleep(0.5)\n\n\n@slowly.backward\ndef backward(ctx, grad):\n    return grad\n")
     monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "ops"))
     with ThreadPoolExecutor(1) as other:
-        first = other.submit(catalog.find, "pathtest::slowly")
+        first = other.submit(registry.find, "pathtest::slowly")
         until(lambda: torch._C._jit_get_operation("pathtest::slowly")[0] is not None)
         assert not first.done()
-        assert catalog.find("pathtest::slowly")._backward is not None
-        assert first.result() is catalog.find("pathtest::slowly")
+        assert registry.find("pathtest::slowly")._backward is not None
+        assert first.result() is registry.find("pathtest::slowly")
 
 
 def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) ->
             time.sleep(0.001)
         child = os.fork()
         if child == 0:
-            found = opjit.catalog.declared("pathtest::slowly")
+            found = opjit.registry.declared("pathtest::slowly")
             os._exit(found is None or found._backward is None)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         thread.join()
@@ -191,7 +192,7 @@ def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_
         adding.start()
         adding.join(60)
         assert not adding.is_alive()
-        assert opjit.catalog.find("pathtest::declares") and opjit.catalog.find("pathtest::importer")
+        assert opjit.registry.find("pathtest::declares") and opjit.registry.find("pathtest::importer")
         """)
 
 
@@ -202,9 +203,9 @@ def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Pa
     one, two = write(tmp_path / "a" / "env_one", "pathtest::env_one"), write(tmp_path / "env_two", "pathtest::env_two")
     monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(["", str(one.parent), str(two), ""]))
     opjit.get("allreduce", "cpu")
-    assert catalog.declared("pathtest::env_one") is None
+    assert registry.declared("pathtest::env_one") is None
     assert opjit.get("pathtest::env_one", "cpu")(torch.ones(1)).tolist() == [2.0]
-    assert catalog.declared("pathtest::env_two") is not None
+    assert registry.declared("pathtest::env_two") is not None
 
 
 def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp_path: Path) -> None:
@@ -249,9 +250,9 @@ def fail():
     code = """
         import inspect, pickle, sys, traceback, typing
         import torch, opjit
-        from opjit.declare import catalog
+        from opjit.declare import registry
         for place, kind in (("a", int), ("b", float)):
-            module = sys.modules[catalog.find(f"pathtest::shared_{place}").fake.__module__]
+            module = sys.modules[registry.find(f"pathtest::shared_{place}").fake.__module__]
             assert type(pickle.loads(pickle.dumps(module.Options()))) is module.Options
             assert typing.get_type_hints(module.Options)["number"] is kind
             assert f"# of {place}" in inspect.getsource(module.Options)
@@ -283,7 +284,7 @@ def test_a_folder_of_the_environment_that_cannot_be_trusted_or_used_is_named(tmp
     for _ in range(2):
         with pytest.raises(DeclarationError, match=f"OPJIT_PATH names '{bad}'.*{reason}"):
             opjit.get("pathtest::flawed", "cpu")
-    assert catalog.declared("pathtest::flawed") is None
+    assert registry.declared("pathtest::flawed") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -335,8 +336,8 @@ def test_a_folder_is_not_run_if_others_can_write_anything_in_it(tmp_path: Path, 
     if way == "the environment":
         monkeypatch.setenv("OPJIT_PATH", str(op))
     with pytest.raises(DeclarationError, match=rf"the op.py files in .*planted are not run: {writable} can be written by others .*chmod"):
-        catalog.find("pathtest::planted") if way == "the environment" else arguments.ops(str(op))
-    assert catalog.declared("pathtest::planted") is None
+        registry.find("pathtest::planted") if way == "the environment" else arguments.ops(str(op))
+    assert registry.declared("pathtest::planted") is None
 
 
 def test_a_folder_is_named_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,13 +359,24 @@ def test_a_folder_of_another_user_is_not_run_by_its_name(tmp_path: Path, monkeyp
         arguments.ops("somebodys")
     with pytest.raises(DeclarationError, match="belongs to user 12345"):
         arguments.ops("./somebodys")
-    assert catalog.declared("pathtest::somebodys") is None
+    assert registry.declared("pathtest::somebodys") is None
 
 
 def test_a_folder_that_python_code_names_is_run_even_if_others_can_write_it(tmp_path: Path) -> None:
     op = write(tmp_path / "shared", "pathtest::shared")
     op.chmod(0o777)
     assert names(opjit.add_path(op)) == ["pathtest::shared"]
+
+
+def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
+    [op] = opjit.add_path(write(tmp_path / "thawed", "pathtest::thawed"))
+    pickled = pickle.dumps([op, op.overload])
+    registry.remove(op)
+    op.folder.chmod(0o777)
+    with pytest.raises(DeclarationError, match=r"the op\.py files in .*/thawed are not run: .*can be written by others"):
+        pickle.loads(pickled)
+    op.folder.chmod(0o755)
+    assert pickle.loads(pickled)[0].qualified == "pathtest::thawed"
 
 
 # --- entry points --------------------------------------------------------------------------------------------------------------------
@@ -381,17 +393,17 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     code = """
         import sys, warnings
         import torch, opjit
-        from opjit.declare import catalog
+        from opjit.declare import registry
         warnings.simplefilter("error")
         opjit.get("allreduce", "cpu")
         assert not {"alpha_ops", "beta_ops", "gamma_ops"} & set(sys.modules)
-        print(catalog.find("alphaops::grow"))
+        print(registry.find("alphaops::grow"))
         assert not {"beta_ops", "gamma_ops"} & set(sys.modules)
-        print(catalog.find("betaops::shrink"))
+        print(registry.find("betaops::shrink"))
         warnings.simplefilter("always")
         for _ in range(2):
             try:
-                catalog.find("nobody::has_this")
+                registry.find("nobody::has_this")
             except opjit.errors.UnknownOp as error:
                 print(error)
         """
@@ -410,7 +422,7 @@ def test_a_clash_with_a_package_s_op_names_both_places(tmp_path: Path) -> None:
 def test_an_unknown_op_is_still_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_PATH", "")
     with pytest.raises(UnknownOp, match=r"did you mean allreduce\?"):
-        catalog.find("alreduce")
+        registry.find("alreduce")
 
 
 def test_an_op_py_that_raises_leaves_no_module_behind(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 import opjit
 from opjit import Op, backends, request
 from opjit.backends import targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import NoKernel
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ CPU = backends.for_device("cpu")
 
 @pytest.fixture(scope="module")
 def allreduce() -> Op:
-    return catalog.find("allreduce")
+    return registry.find("allreduce")
 
 
 def _entries(cache: Path) -> list[Path]:
@@ -57,7 +57,7 @@ def test_second_derivatives(double: Op, name: str, view: str) -> None:
     make: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "contiguous": lambda x: x, "permuted": lambda x: x.permute(2, 0, 1), "sliced": lambda x: x[:, ::2, 1:],
         "expanded": lambda x: x[:, :1].expand(2, 3, 4), "0-d": lambda x: x[0, 0, 0], "empty": lambda x: x[:0]}
-    op = catalog.find(name).overload
+    op = registry.find(name).overload
     assert torch.autograd.gradgradcheck(lambda x: op(make[view](x)), (base,))
 
 
@@ -82,7 +82,7 @@ COMPILED = """
     import os, sys, warnings
     from pathlib import Path
     import torch, opjit
-    opjit.catalog.declare_folder(Path({double!r}))
+    opjit.registry.declare_folder(Path({double!r}))
     cache = Path(os.environ["OPJIT_CACHE"])
 
     def entries():
@@ -139,7 +139,7 @@ def test_compile_of_a_mutating_op(run_python: RunPython, tmp_path: Path) -> None
     code = f"""
         from pathlib import Path
         import torch, opjit
-        opjit.catalog.declare_folder(Path({str(Path(DOUBLE).parent / 'increment')!r}))
+        opjit.registry.declare_folder(Path({str(Path(DOUBLE).parent / 'increment')!r}))
 
         @torch.compile(fullgraph=True, backend="aot_eager")
         def f(x):
@@ -161,7 +161,7 @@ def test_export_before_anything_was_built(run_python: RunPython, tmp_path: Path)
         import io, os
         from pathlib import Path
         import torch, opjit
-        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+        opjit.registry.declare_folder(Path({DOUBLE!r}))
 
         class Model(torch.nn.Module):
             def forward(self, x):
@@ -188,7 +188,7 @@ def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Pa
         from pathlib import Path
         import torch, opjit
         from torch._subclasses.fake_tensor import FakeTensorMode
-        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+        opjit.registry.declare_folder(Path({DOUBLE!r}))
         for dtype, expected in ((torch.float32, torch.float32), (torch.bool, torch.int64), (torch.int8, torch.int64)):
             out = torch.ops.opjit.allreduce(torch.ones(3, 4, device="meta", dtype=dtype))
             assert (out.device.type, out.dtype, out.shape) == ("meta", expected, ()), out
@@ -396,7 +396,7 @@ FORKED = """
     from pathlib import Path
     import torch, opjit
     torch.set_num_threads(1)  # torch's own pool does not survive a fork
-    opjit.catalog.declare_folder(Path({double!r}))
+    opjit.registry.declare_folder(Path({double!r}))
     x = torch.ones(3)
     if {loaded}:
         assert torch.ops.optest.double(x).tolist() == [2, 2, 2]
@@ -439,7 +439,7 @@ def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: Run
         from pathlib import Path
         import torch, opjit
         from opjit.builder import build
-        opjit.catalog.declare_folder(Path({DOUBLE!r}))
+        opjit.registry.declare_folder(Path({DOUBLE!r}))
         started, go = threading.Event(), threading.Event()
         original = build._make_entry
 
@@ -529,7 +529,7 @@ def test_an_op_declared_again_takes_the_place_of_the_first(tmp_path: Path) -> No
     for value in (1, 2):
         (folder / "again.c").write_text('#include "opjit.h"\n' + ONE.replace("one_cpu", "again_cpu").replace("*out = 1", f"*out = {value}"))
         (folder / "op.py").write_text("import opjit\n@opjit.op('optest::again(Tensor x) -> int')\ndef again(x): return 0\n")
-        catalog.declare_folder(folder)
+        registry.declare_folder(folder)
         assert torch.ops.optest.again(torch.ones(1)) == value
 
 

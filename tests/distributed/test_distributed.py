@@ -25,15 +25,17 @@ import opjit
 import opjit.distributed
 from opjit import errors, request
 from opjit.backends import targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.distributed import presence, ranks, rendezvous
+from opjit.distributed.rank_task import RankTask
 from opjit.distributed.ranks import Rank
 from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.store import bundle
+from opjit.store.store import Store, default_root
+from opjit.wanted import OpBinary, describe
 from tests import helpers
 from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
 
-pytestmark = pytest.mark.torch
 OP = """
 #include "opjit.h"
 
@@ -63,7 +65,7 @@ import torch.distributed as dist
 from pathlib import Path
 from opjit.ahead import precompile
 from opjit.distributed import job, presence, rendezvous
-from opjit.declare import catalog
+from opjit.declare import registry
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
 
@@ -72,6 +74,8 @@ def rank(started, before, after):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
+            while not (folder / os.environ.get("AFTER", ".")).exists():
+                time.sleep(0.01)
             time.sleep(float(os.environ.get("DELAY", "0")))
             names = os.environ["NAMES"].split(",")
             exec(before, globals())
@@ -95,7 +99,7 @@ for line in sys.stdin:
     if os.fork() == 0:
         os.environ.clear()
         os.environ.update(request["environment"])
-        catalog.declare_folder(Path(request["ops"]))
+        registry.declare_folder(Path(request["ops"]))
         started, children = time.monotonic(), []
         for number, changes in enumerate(request["ranks"]):
             child = os.fork()
@@ -262,6 +266,7 @@ def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_whil
 # --- once in the whole job ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all(
     tmp_path: Path, nodes: list[Node], ops: Path, log: Path
 ) -> None:
@@ -321,8 +326,8 @@ def test_a_node_that_starts_late_keeps_nobody_waiting_and_takes_what_the_others_
 ) -> None:
     run(tmp_path, ops, [nodes[0].rank()], ALL)
     assert compiled(log) == 4
-    early, late = run(tmp_path, ops, [nodes[0].rank(), nodes[1].rank(DELAY="4")], ALL)
-    assert early["seconds"] < 4
+    early, late = run(tmp_path, ops, [nodes[0].rank(), nodes[1].rank(AFTER="0.json")], ALL)
+    assert early["values"] == [1, 2, 3, 4]
     assert (late["values"], late["warnings"]) == ([1, 2, 3, 4], [])
     assert compiled(log) == 4
 
@@ -506,12 +511,12 @@ def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(tmp_pat
 def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``shared(fill)``: rank 1 of 2 readies an op with a store that `fill(store, name, good)` has written to; its outcome."""
 
-    for declared in [op for op in catalog.all_ops() if op.qualified.startswith("jobtest::")]:
-        catalog.remove(declared)
-    catalog.declare_folder(ops)
+    for declared in [op for op in registry.all_ops() if op.qualified.startswith("jobtest::")]:
+        registry.remove(declared)
+    registry.declare_folder(ops)
 
-    def ask(fill: Any) -> opjit.distributed.Outcome:
-        op, target = catalog.find("jobtest::add1"), targets.here(helpers.cpu())
+    def ask(fill: Any) -> RankTask:
+        op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
         good = request.entry(op, target)
         inner = HashStore()
@@ -520,8 +525,9 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(opjit.distributed, "connect", lambda *_: rendezvous.JobStore(lambda: inner))
         monkeypatch.setattr(presence, "TIMEOUT", 0.5)
-        (outcome,) = opjit.distributed.share([(op, target)])
-        return outcome
+        local = Store(default_root())
+        [task] = opjit.distributed.share([OpBinary(op, target, describe(op, target, local))], local)
+        return task
 
     return ask
 
@@ -541,7 +547,7 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
     def fill(store: Any, good: Any) -> None:
         content = bundle.of(good.folder).dump()
         if damage == "other-entry":
-            op = catalog.find("jobtest::add2")
+            op = registry.find("jobtest::add2")
             content = bundle.of(request.entry(op, targets.here(helpers.cpu())).folder).dump()
         bad = {"empty": b"", "cut": content[:-7], "changed": content[:-200] + b"\0" * 200, "other-entry": content}
         if damage == "no-bytes":
@@ -590,17 +596,31 @@ def test_a_claim_that_nobody_renews_is_taken_over(shared: Any) -> None:
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
+@pytest.mark.parametrize("claim", [b"1 rank-\xff-on-x-abc 3", b"\xff\xfe", b"1 \x1b[31m-x-y-z \xff", b"x" * 5000])
+def test_a_claim_of_a_hostile_rank_is_taken_over(shared: Any, claim: bytes) -> None:
+    outcome = shared(lambda store, good: store.set(f"claim/{good.key}", claim))
+    assert (outcome.origin, outcome.error) == ("built", None)
+
+
+@pytest.mark.parametrize("token", [b"x" * 5000, b"..", b"\xff", b"a\0b"])
+def test_a_token_of_a_hostile_rank_is_no_folder(shared: Any, token: bytes) -> None:
+    outcome = shared(lambda store, good: store.set("token", token))
+    assert (outcome.origin, outcome.error) == ("built", None)
+
+
 # --- with torch's own -----------------------------------------------------------------------------------------------------------------
 
 SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nresult['sum'] = x.tolist()\ndist.barrier()\n"
        "dist.destroy_process_group()")
 
 
+@pytest.mark.torch
 def test_a_process_group_is_made_afterwards_on_the_same_port(tmp_path: Path, nodes: list[Node], ops: Path) -> None:
     results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=f"dist.init_process_group('gloo')\n{SUM}")
     assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
 
 
+@pytest.mark.torch
 def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
     results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=SUM,
                   before="dist.init_process_group('gloo')\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]")
@@ -608,6 +628,7 @@ def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list
     assert compiled(log) == 1
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> None:
     script = tmp_path / "train.py"
@@ -615,9 +636,9 @@ def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> N
 import os, sys
 os.environ["OPJIT_CACHE"] = {str(tmp_path)!r} + "/cache-" + os.environ["RANK"]
 import torch, opjit, opjit.distributed, torch.distributed as dist
-from opjit.declare import catalog
+from opjit.declare import registry
 from pathlib import Path
-catalog.declare_folder(Path({str(ops)!r}))
+registry.declare_folder(Path({str(ops)!r}))
 assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 got = opjit.distributed.ready({["jobtest::add1"]!r}, "cpu")
 dist.init_process_group("gloo")
@@ -711,7 +732,7 @@ def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_p
 
 def test_importing_opjit_imports_nothing_of_this() -> None:
     done = helpers.fresh("import sys, opjit\nprint([name for name in sys.modules if name in "
-                         "('opjit.distributed', 'opjit.distributed.wanted_entry', 'opjit.distributed.job', "
+                         "('opjit.distributed', 'opjit.distributed.rank_task', 'opjit.distributed.job', "
                          "'opjit.distributed.rendezvous', 'opjit.distributed.presence', 'opjit.distributed.ranks')])")
     assert done.stdout == "[]\n"
 

@@ -9,7 +9,7 @@ import torch
 
 import opjit
 from opjit.builder import diagnosis
-from opjit.declare import catalog
+from opjit.declare import registry
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "examples" / "06_from_caffe" / "round"
@@ -33,13 +33,13 @@ opjit_status failing_cuda(const opjit_tensor *x, int64_t threads, opjit_tensor *
 
 @pytest.mark.nvcc
 def test_the_documents_kernel_compiles_as_it_stands(tmp_path: Path) -> None:
-    [op] = catalog.add_path(FOLDER)
+    [op] = registry.add_path(FOLDER)
     assert opjit.build_library(op.qualified, tmp_path, arch="sm_90").is_file()
 
 
 @pytest.mark.gpu
 def test_the_documents_kernel_computes() -> None:
-    [op] = catalog.add_path(FOLDER)
+    [op] = registry.add_path(FOLDER)
     for size in (0, 1, 511, 513, 100_000):
         x = torch.linspace(-1, 2, size, device="cuda", requires_grad=True)
         y = op(x)

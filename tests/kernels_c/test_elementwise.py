@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from opjit.declare import catalog
+from opjit.declare import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING
 
 INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -30,7 +30,7 @@ def operands(name: str, dtype: torch.dtype, device: str, *shape: int) -> list[to
 
 
 def assert_exact(name: str, args: list[torch.Tensor]) -> None:
-    got, expected = catalog.find(name)(*args), REFERENCES[name](*args)
+    got, expected = registry.find(name)(*args), REFERENCES[name](*args)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert got.stride() == torch.empty_like(args[0]).stride()
     if name == "round_ste":

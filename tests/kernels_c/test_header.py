@@ -11,7 +11,6 @@ import torch
 import opjit
 from opjit import Op
 
-pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TWICE = """
@@ -72,6 +71,7 @@ def check(op: Op, device: str) -> None:
             assert view._version == before
 
 
+@pytest.mark.torch
 def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp) -> None:
     op = make_op("twice(Tensor x) -> Tensor", TWICE)
     check(op, "cpu")
@@ -84,6 +84,7 @@ def test_they_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
     assert opjit.build_library(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA).qualified, tmp_path, arch="sm_90").is_file()
 
 
+@pytest.mark.torch
 @pytest.mark.gpu
 def test_contiguous_copies_sizes_scratch_and_half_precision_on_cuda(make_op: MakeOp) -> None:
     check(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA), "cuda")

@@ -17,7 +17,7 @@ from torch.autograd import gradcheck
 
 from opjit import Op, backends
 from opjit.backends import targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from tests import helpers
 from tests.tensors import COMPILES, DEVICES
 
@@ -29,12 +29,12 @@ Tensor = torch.Tensor
 
 @pytest.fixture(scope="module")
 def forward() -> Op:
-    return catalog.find("lltm_forward")
+    return registry.find("lltm_forward")
 
 
 @pytest.fixture(scope="module")
 def backward() -> Op:
-    return catalog.find("lltm_backward")
+    return registry.find("lltm_backward")
 
 
 def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Tensor]:
@@ -51,11 +51,11 @@ def gradient_arguments(forward: Op, args: list[Tensor], seed: int = 9) -> list[A
     generator = torch.Generator().manual_seed(seed)
     x, weights, _, old_h, old_cell = args
     grads = [torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell) for _ in range(2)]
-    return [*grads, forward.plain(*args)[2], x, weights, old_h, True, True]
+    return [*grads, forward.reference_function(*args)[2], x, weights, old_h, True, True]
 
 
 def exact(op: Op, args: list[Any]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = op.plain(*(x.double() if isinstance(x, Tensor) else x for x in args))
+    found: tuple[Tensor, ...] = op.reference_function(*(x.double() if isinstance(x, Tensor) else x for x in args))
     return found
 
 
@@ -124,7 +124,7 @@ def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: 
                                                               lambda h, cell: cell.sum()]
     for combine in combinations:
         found = []
-        for function in (forward, forward.plain):
+        for function in (forward, forward.reference_function):
             leaves = [x.requires_grad_(index == wanted) for index, x in enumerate(arguments(16, 8, 24, dtype))]
             combine(*function(*leaves)[:2]).backward()
             assert [leaf.grad is not None for leaf in leaves] == [index == wanted for index in range(5)]
@@ -156,7 +156,7 @@ def test_a_zero_keeps_its_sign(forward: Op, dtype: torch.dtype) -> None:
     args = [torch.zeros_like(x) for x in arguments(2, 3, 4, dtype)]
     for zero in (0.0, -0.0):
         args[4].fill_(zero)
-        for mine, theirs in zip(forward(*args), forward.plain(*args), strict=True):
+        for mine, theirs in zip(forward(*args), forward.reference_function(*args), strict=True):
             assert torch.equal(mine.signbit(), theirs.signbit())
 
 
@@ -166,7 +166,7 @@ def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dty
     args = arguments(2, 3, 4, dtype)
     args[1].zero_()
     slopes = []
-    for function in (forward, forward.plain):
+    for function in (forward, forward.reference_function):
         bias = torch.zeros(12, dtype=dtype, requires_grad=True)
         function(args[0], args[1], bias, args[3], args[4])[1].sum().backward()
         assert bias.grad is not None
@@ -259,11 +259,11 @@ def test_infinities_and_nan_come_through_as_torchs(forward: Op, backward: Op, dt
     for at in range(5):
         args = arguments(18, 5, 20, dtype)
         args[at].view(-1)[7] = special
-        for got, wanted in zip(forward(*args), forward.plain(*args), strict=True):
+        for got, wanted in zip(forward(*args), forward.reference_function(*args), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5, equal_nan=True)
         given_back = gradient_arguments(forward, arguments(18, 5, 20, dtype))
         given_back[at].view(-1)[7] = special
-        for got, wanted in zip(backward(*given_back), backward.plain(*given_back), strict=True):
+        for got, wanted in zip(backward(*given_back), backward.reference_function(*given_back), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
@@ -276,7 +276,7 @@ def error_ratios(forward: Op, op: Op, sizes: tuple[int, int, int], device: str) 
     for seed in range(6):
         args: list[Any] = arguments(*sizes, torch.float32, device, seed)
         args = args if op is forward else gradient_arguments(forward, args, seed)
-        for index, (got, torchs, right) in enumerate(zip(op(*args), op.plain(*args), exact(op, args), strict=True)):
+        for index, (got, torchs, right) in enumerate(zip(op(*args), op.reference_function(*args), exact(op, args), strict=True)):
             mine[index] += (got.double() - right).square().mean().item()
             theirs[index] += (torchs.double() - right).square().mean().item()
     return [math.sqrt(ours / torchs) for ours, torchs in zip(mine, theirs, strict=True) if torchs]
@@ -347,12 +347,12 @@ def test_every_level_of_the_cpu_is_right(run_python: Callable[..., str], tmp_pat
         pytest.skip(f"this CPU is no {arch}")
     run_python("""
         import torch
-        from opjit.declare import catalog
+        from opjit.declare import registry
         torch.set_num_threads(1)
         for name in ("lltm_forward", "lltm_backward"):
-            op = catalog.find(name)
-            for args, *_ in op.sample("cpu"):
-                for got, wanted in zip(op(*args), op.plain(*args), strict=True):
+            op = registry.find(name)
+            for args, *_ in op.samples_on("cpu"):
+                for got, wanted in zip(op(*args), op.reference_function(*args), strict=True):
                     torch.testing.assert_close(got, wanted, rtol=1e-4 if got.dtype == torch.float32 else 1e-11, atol=1e-5)
             assert op.loaded["cpu"].key
     """, env={"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)})
@@ -360,16 +360,16 @@ def test_every_level_of_the_cpu_is_right(run_python: Callable[..., str], tmp_pat
 
 
 BAD_FORWARD: list[tuple[Callable[[list[Tensor]], None], str]] = [
-    (lambda a: a.__setitem__(0, a[0][0]), "`x` must have 2 dimensions, not 1"),
+    (lambda a: a.__setitem__(0, a[0][0]), "`x` and `old_h` must have 2 dimensions, not 1 and 2"),
     (lambda a: a.__setitem__(2, a[2][None]), "`bias` must have 1 dimension, not 2"),
     (lambda a: a.__setitem__(4, a[4][None]), "`old_cell` must have 2 dimensions, not 3"),
-    (lambda a: a.__setitem__(3, a[3][:2]), "dimension 0 of `old_h` is 2, but the batch of `x` is 3"),
-    (lambda a: a.__setitem__(4, a[4][:2]), "dimension 0 of `old_cell` is 2, but the batch of `x` is 3"),
-    (lambda a: a.__setitem__(4, a[4][:, :4]), "dimension 1 of `old_cell` is 4, but the state size of `old_h` is 5"),
-    (lambda a: a.__setitem__(1, a[1][:14]), "dimension 0 of `weights` is 14, but three times the state size of `old_h` is 15"),
-    (lambda a: a.__setitem__(1, a[1][:, :8]),
-     "dimension 1 of `weights` is 8, but the state size of `old_h` and the features of `x` together are 9"),
-    (lambda a: a.__setitem__(2, a[2][:5]), "dimension 0 of `bias` is 5, but three times the state size of `old_h` is 15"),
+    (lambda a: a.__setitem__(3, a[3][:2]),
+     "dimension 0 of `old_h` is 2, but must be 3 for a batch of 3, 4 features (`x`) and 5 states (`old_h`)"),
+    (lambda a: a.__setitem__(4, a[4][:2]), "dimension 0 of `old_cell` is 2, but must be 3"),
+    (lambda a: a.__setitem__(4, a[4][:, :4]), "dimension 1 of `old_cell` is 4, but must be 5"),
+    (lambda a: a.__setitem__(1, a[1][:14]), "dimension 0 of `weights` is 14, but must be 15"),
+    (lambda a: a.__setitem__(1, a[1][:, :8]), "dimension 1 of `weights` is 8, but must be 9"),
+    (lambda a: a.__setitem__(2, a[2][:5]), "dimension 0 of `bias` is 5, but must be 15"),
     (lambda a: a.__setitem__(1, a[1].double()), "`weights` is float64, but `x` is float32"),
     (lambda a: a.__setitem__(slice(None), [x.half() for x in a]), "lltm_forward takes float32 and float64, not float16"),
     (lambda a: a.__setitem__(slice(None), [x.long() for x in a]), "lltm_forward takes float32 and float64, not int64"),
@@ -394,11 +394,11 @@ def assert_refused_while_traced(op: Op, args: list[Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("at", "changed", "message"), [
-    (0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but the batch of `x` is 3"),
-    (1, lambda x: x[:, :1], "dimension 1 of `grad_cell` is 1, but the state size of `old_h` is 5"),
-    (2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but four times the state size of `old_h` is 20"),
+    (0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but must be 3"),
+    (1, lambda x: x[:, :1], "dimension 1 of `grad_cell` is 1, but must be 5"),
+    (2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but must be 20"),
     (0, lambda x: x.double(), "`grad_h` is float64, but `x` is float32"),
-    (5, lambda x: x[0], "`old_h` must have 2 dimensions, not 1"),
+    (5, lambda x: x[0], "`x` and `old_h` must have 2 dimensions, not 2 and 1"),
 ])
 def test_bad_arguments_of_the_backward_are_named(forward: Op, backward: Op, at: int, changed: Callable[[Tensor], Tensor],
                                                  message: str) -> None:

@@ -14,41 +14,46 @@ import pytest
 import torch
 
 from opjit import testing
-from opjit.declare import catalog
+from opjit.declare import registry
+from opjit.testing import integration, transforms
 from opjit.testing.samples import samples
 from tests.helpers import BUNDLED
 
-pytestmark = pytest.mark.torch
+OF_TORCH = [integration.__name__, transforms.__name__]
 OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
-    catalog.declare_folder(OPS / _folder)
+    registry.declare_folder(OPS / _folder)
 OWN = ["optest::double", "optest::parts", "optest::joined"]
+TRACED = ["opjit::add_custom", "opjit::allreduce"]  # of which the fast tier has the checks that compile and export
 
 
 def _cases() -> Iterator[Any]:
     """Every op on every device that it has a source for; double's CUDA kernel takes less than its samples."""
     for name in [*BUNDLED, *OWN]:
-        for device in ("cpu",) if name == "optest::double" else catalog.find(name).backends():
+        for device in ("cpu",) if name == "optest::double" else registry.find(name).backends():
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
-                    yield pytest.param(check, name, device, id=f"{check}-{name.partition('::')[2]}-{device}",
-                                       marks=pytest.mark.gpu if device == "cuda" else ())
+                    marks = [pytest.mark.gpu] if device == "cuda" else []
+                    marks += [pytest.mark.torch] if check.run.__module__ in OF_TORCH else []
+                    marks += [pytest.mark.slow] if check.name.startswith(("compile", "export")) and name not in TRACED else []
+                    yield pytest.param(check, name, device, id=f"{check}-{name.partition('::')[2]}-{device}", marks=marks)
 
 
-# What torch 2.11 says of itself when torch._dynamo.reset() imports inductor.
+# What torch 2.11 says of itself, once in a process: when torch._dynamo.reset() imports inductor, and of each first sparse tensor.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("check", "name", "device"), list(_cases()))
 def test_an_op_holds_its_promises(check: testing.Check, name: str, device: str) -> None:
-    check(catalog.find(name), device)
+    check(registry.find(name), device)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_op_declares_all_that_the_table_needs(name: str) -> None:
-    op = catalog.find(name)
+    op = registry.find(name)
     declared = [t for sample in samples(op, "cpu") for t in sample.tensors()]
-    assert callable(op.plain)
+    assert callable(op.reference_function)
     assert {"cpu", "cuda"} <= set(op.backends())
     assert any(t.numel() == 0 for t in declared), "no empty tensor"
     assert any(not t.is_contiguous() for t in declared), "no strided tensor"
     assert {torch.float32, torch.float64} <= {t.dtype for t in declared}
-    assert next(op.work("cpu"), None) is not None, "no workload"
+    assert next(op.workloads_on("cpu"), None) is not None, "no workload"

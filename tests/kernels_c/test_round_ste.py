@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opjit import Op
-from opjit.declare import catalog
+from opjit.declare import registry
 from tests import helpers
 from tests.tensors import DEVICES, FLOATING, Seen
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def round_ste() -> Op:
-    return catalog.find("round_ste")
+    return registry.find("round_ste")
 
 
 def assert_rounded(op: Op, x: torch.Tensor) -> None:

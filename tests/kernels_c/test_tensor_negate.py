@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opjit import Op
-from opjit.declare import catalog
+from opjit.declare import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED
 
 INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -14,7 +14,7 @@ INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 @pytest.fixture(scope="module")
 def tensor_negate() -> Op:
-    return catalog.find("tensor_negate")
+    return registry.find("tensor_negate")
 
 
 def numbers(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ import pytest
 import torch
 
 import opjit
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
 from opjit.live import inline
-from tests.helpers import ROOT, fresh, script
+from tests.helpers import ROOT, ended, fresh, script
 
-pytestmark = pytest.mark.torch
 SIGNATURE = "(Tensor x, float a) -> Tensor"
 BODY = """(const opjit_tensor *x, double a, opjit_tensor *out)
 {
@@ -56,6 +56,7 @@ def declare(name: str, formula: str = TIMES, **more: Any) -> opjit.Op:
     return opjit.inline(name + SIGNATURE, c=source(name, formula), **{"like": "x", **more})
 
 
+@pytest.mark.torch
 def test_a_string_is_an_op(tmp_path: Path) -> None:
     scale = declare("scale")
     x = torch.arange(4.0)
@@ -72,7 +73,7 @@ def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again.op is op
     told = pickle.dumps(op)
-    catalog.remove(catalog.find("inline::copied"))
+    registry.remove(registry.find("inline::copied"))
     with pytest.raises(UnknownOp, match="inline::copied was pickled by a process that declared it in inline code at"):
         pickle.loads(told)
 
@@ -102,6 +103,7 @@ def test_declared_again_unchanged_nothing_is_built(monkeypatch: pytest.MonkeyPat
     assert declare("unchanged") is op
 
 
+@pytest.mark.torch
 def test_with_another_schema_it_is_another_op_of_the_name_and_who_holds_the_old_one_is_safe() -> None:
     op = declare("changed")
     old = op.overload
@@ -174,6 +176,7 @@ def test_the_word_main_elsewhere_is_nothing_special() -> None:
     assert op(torch.ones(1), 3.0).tolist() == [3.0]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("schema", ["bad(Tensr x) -> Tensor", "bad(Tensor x", "bad", "", "bad(Tensor x) - Tensor", "1bad(Tensor x) -> int"])
 def test_a_schema_that_torch_cannot_parse_is_shown_with_the_place(schema: str) -> None:
     refused(SchemaError, "torch cannot parse the schema", schema=schema)
@@ -210,6 +213,7 @@ def test_two_modules_cannot_declare_one_name(tmp_path: Path) -> None:
 # --- fake kernels, flags, backwards --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_without_like_or_fake_it_runs_and_tracing_it_says_what_is_missing() -> None:
     op = declare("untraced", like=None)
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
@@ -251,6 +255,7 @@ def test_flags_and_include_folders_from_the_current_one(tmp_path: Path, monkeypa
     assert op(torch.ones(1), 1.0).tolist() == [16.0]
 
 
+@pytest.mark.torch
 def test_a_backward_is_added_replaced_and_missed() -> None:
     def slope(op: opjit.Op) -> float:
         x = torch.ones(1, requires_grad=True)
@@ -310,7 +315,7 @@ def test_threads_that_declare_one_op_agree() -> None:
     for thread in threads:
         thread.join()
     assert len(ops) == 8
-    assert {id(op) for op in ops} == {id(catalog.find("inline::threads"))}
+    assert {id(op) for op in ops} == {id(registry.find("inline::threads"))}
     assert ops[0](torch.ones(1), 2.0).tolist() == [2.0]
 
 
@@ -347,3 +352,33 @@ def test_both_languages_serve_both_devices() -> None:
         op = opjit.inline("both" + SIGNATURE, c=source("both", cpu), cuda=cuda, like="x")
         for device in ("cpu", "cuda"):
             assert op(torch.full((1000,), 2.0, device=device), 3.0).eq(expected).all()
+
+
+def test_an_error_of_the_code_ends_in_the_caller_s_lines() -> None:
+    """The frames of opjit's request, cache and build tell a user nothing: N14 showed 46 lines."""
+    code = ("import torch, opjit\n"
+            'op = opjit.inline("f(Tensor x) -> Tensor", c="opjit_status f_cpu(const opjit_tensor *x, opjit_tensor *out) {{ {} }}")\n{}')
+    for text, call in (("retrun OPJIT_OK;", "op(torch.ones(1))"), ("retrun OPJIT_OK;", "opjit.get('inline::f', 'cpu')"),
+                       ("return OPJIT_OK;", "op(torch.ones(1).to_sparse())")):
+        done = ended(code.format(text, call))
+        frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+        assert frames[0].startswith('  File "<string>", line 3')
+        assert len(frames) <= 2, done.stderr
+        assert not [line for line in frames if "builder" in line or "request.py" in line], done.stderr
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    done = ended("""
+import tempfile, opjit
+tempfile.tempdir = "/proc/nowhere"
+opjit.inline("f(Tensor x) -> Tensor", c="opjit_status f_cpu(const opjit_tensor *x, opjit_tensor *out);")
+""")
+    assert re.search(r"DeclarationError: the code of inline::f cannot be written to a temporary folder: .*set TMPDIR to a folder",
+                     done.stderr), done.stderr
+
+
+def test_a_cell_s_op_without_a_fake_kernel_is_told_the_cell_s_own_options() -> None:
+    code = "opjit_status celled_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_empty_like(out, x, x->dtype); }"
+    op = inline.make("celled(Tensor x) -> Tensor", {"cpu": code}, None, None, "__main__", "cell", shown="cell:1")
+    with pytest.raises(DeclarationError, match=r"declare it with --like X,Y or --fake NAME"):
+        op.fake(torch.empty(2))

@@ -20,7 +20,7 @@ from opjit import request, wanted
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.builder import build, torch_builder
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import BuildError, CompileError, DeclarationError
 from opjit.recipe import toolchain
 from opjit.recipe.flags import check, join
@@ -323,7 +323,7 @@ def test_a_flag_that_would_break_a_promise_is_refused_with_another_way(parameter
     with pytest.raises(DeclarationError, match=says) as caught:
         opjit.op("flagtest::refused(Tensor x) -> ()", **given)(lambda x: None)
     assert str(caught.value).startswith(f"flagtest::refused: {parameter} cannot hold {flag!r}: ")
-    assert catalog.declared("flagtest::refused") is None
+    assert registry.declared("flagtest::refused") is None
 
 
 @pytest.mark.parametrize(("parameter", "flags"), [

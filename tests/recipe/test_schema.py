@@ -13,9 +13,8 @@ from opjit.builder import glue
 from opjit.errors import DeclarationError, OpjitError, SchemaError
 from opjit.recipe.schema import Argument, Result, parse
 
-pytestmark = pytest.mark.torch
 
-
+@pytest.mark.torch
 @pytest.mark.parametrize(("text", "c_type"), [
     ("Tensor a", "const opjit_tensor *a"),
     ("Tensor(z!) a", "opjit_tensor *a"),
@@ -57,6 +56,7 @@ def test_every_type_of_the_table_has_its_c_type(text: str, c_type: str) -> None:
     assert glue.parameters(parsed) == ["const opjit_tensor *x", c_type]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("returns", "c_types"), [
     ("()", []),
     ("Tensor", ["opjit_tensor *out"]),
@@ -90,14 +90,17 @@ def test_without_a_namespace_it_is_opjits() -> None:
     assert parse(" f (Tensor x) -> Tensor").qualified == "opjit::f"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("schema", "says"), [
     ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
     ("f(Tensor x, Device? d) -> Tensor", "take the device from a Tensor argument"),
     ("f(Tensor x, Scalar s) -> Tensor", "`s` is a Scalar, which has no form in C; use float or int"),
     ("f(Tensor x, Scalar? s) -> Tensor", "use float or int"),
     ("f(Tensor x, Scalar[] s) -> Tensor", "use float or int"),
-    ("f(Tensor x, Generator g) -> Tensor", "pass a seed as an int"),
-    ("f(Tensor x, Generator? g) -> Tensor", "pass a seed as an int"),
+    ("f(Tensor x, Generator g) -> Tensor", "SymInt seed"),
+    ("f(Tensor x, flaot a) -> Tensor", "argument `a` is a flaot, which has no form in C; did you mean float?"),
+    ("f(Tensor x, float a=1.0, int b) -> Tensor", "argument `b` has no default and comes after one that has; give it one"),
+    ("f(Tensor x, Generator? g) -> Tensor", "SymInt seed"),
     ("f(Tensor x, Stream s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Stream? s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
@@ -143,6 +146,7 @@ def test_a_refusal_names_the_way_out(schema: str, says: str) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("schema", "says"), [
     ("f(Tensor x", "expected )"),
     ("f(Tensr x) -> Tensor", "unknown type specifier"),
@@ -165,7 +169,7 @@ def test_a_name_with_other_letters_is_refused_in_a_sentence() -> None:
 
 
 def test_a_refusal_comes_at_declaration_and_declares_nothing(make_op: Callable[..., Op]) -> None:
-    with pytest.raises(SchemaError, match="pass a seed as an int"):
+    with pytest.raises(SchemaError, match="SymInt seed"):
         make_op("seeded(Tensor x, Generator g) -> Tensor")
 
 
@@ -215,6 +219,7 @@ def _legal(word: str) -> bool:
     return True
 
 
+@pytest.mark.torch
 def test_torch_takes_most_c_words_as_names() -> None:
     assert {"default", "register", "double", "bool", "linux", "typeof"} <= {word for word in C_WORDS if _legal(word)}
 

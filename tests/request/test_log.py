@@ -11,7 +11,7 @@ import pytest
 
 import opjit
 from opjit.backends import targets
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import CompileError
 from opjit.request import entry
 from tests import helpers
@@ -23,7 +23,7 @@ USE = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
 @pytest.fixture
 def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    known = catalog.declared("logtest::plus")
+    known = registry.declared("logtest::plus")
     if known is None:
         [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", "logtest")))
     folder = write_op(tmp_path / "plus")

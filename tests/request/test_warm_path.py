@@ -20,8 +20,6 @@ from tests import helpers
 from tests.helpers import as_root, fresh, mounted, write_op
 from tests.tracing import traced
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -41,6 +39,7 @@ def test_the_trace_sees_what_it_looks_for(tmp_path: Path) -> None:
     assert {"opjit.builder.build", "opjit.builder.torch_builder"} <= set(found["heavy"])
 
 
+@pytest.mark.torch
 def test_an_import_writes_nothing_starts_nothing_and_imports_nothing_heavy(tmp_path: Path) -> None:
     found = traced("tracing.append(1)\nimport opjit\nreport()", {"OPJIT_CACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)})
     assert (found["seen"], found["heavy"]) == ([], [])
@@ -51,6 +50,7 @@ def test_an_import_writes_nothing_starts_nothing_and_imports_nothing_heavy(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.torch
 def test_a_warm_get_writes_nothing_starts_nothing_locks_nothing_and_imports_nothing_heavy(warm: tuple[Path, Path]) -> None:
     before = helpers.snapshot(warm[1])
     found = traced(
@@ -105,6 +105,7 @@ def test_a_hit_needs_no_compiler_no_ninja_and_no_home(warm: tuple[Path, Path], t
     assert helpers.snapshot(warm[1]) == before
 
 
+@pytest.mark.torch
 def test_the_first_call_through_torch_builds(tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     code = (
@@ -115,6 +116,7 @@ def test_the_first_call_through_torch_builds(tmp_path: Path) -> None:
     assert len(helpers.entries(tmp_path / "cache")) == 1
 
 
+@pytest.mark.torch
 def test_the_first_call_under_compile_and_in_inference_mode_builds(tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     code = helpers.declare(op) + (
@@ -124,6 +126,7 @@ def test_the_first_call_under_compile_and_in_inference_mode_builds(tmp_path: Pat
     assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[4.0, 4.0]\n"
 
 
+@pytest.mark.torch
 def test_torch_itself_is_the_only_package_that_an_import_needs(warm: tuple[Path, Path]) -> None:
     """Where the build tools were never installed, a hit still works."""
     hide = "import sys\nfor name in ('filelock', 'ninja', 'rich', 'click', 'setuptools', 'jinja2'): sys.modules[name] = None\n"
@@ -150,7 +153,7 @@ def test_an_op_declared_anew_is_got_anew(tmp_path: Path) -> None:
         + f"""
 first = opjit.get('keytest::plus', 'cpu')
 Path({str(op / "amount.h")!r}).write_text('#define AMOUNT 9.0f')
-catalog.declare_folder(Path({str(op)!r}))
+registry.declare_folder(Path({str(op)!r}))
 print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), torch.ops.keytest.plus(torch.ones(1)).tolist())
 """
     )

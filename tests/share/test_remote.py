@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -167,7 +169,7 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "again"))
         objects._system(published.pointer)[0].rm(objects._system(published.name)[1])
         monkeypatch.setattr(remote, "_store", None)
-        missing = remote.sought(published.recipe(tmp_path / "again"))
+        missing = remote.query_for(published.recipe(tmp_path / "again"))
         assert remote.fetch(missing, Store(tmp_path / "again")) is None  # not there is no failure
     finally:
         server.stop()
@@ -222,7 +224,7 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
     with serving(behave) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         recipe = published.recipe(tmp_path / "first")
-        thread = threading.Thread(target=remote.fetch, args=(remote.sought(recipe), Store(tmp_path / "first")))
+        thread = threading.Thread(target=remote.fetch, args=(remote.query_for(recipe), Store(tmp_path / "first")))
         thread.start()
         assert asked.wait(10)
         assert _in_child(lambda: _fetched_anew(published, tmp_path / "child"))
@@ -313,7 +315,7 @@ FAULTS: dict[str, Behaviour] = {
     "status-with-escape-codes": lambda handler: handler.send_response(500, "\x1b[2J" * 50),
     "reset-at-once": lambda handler: handler.reset(),
     "reset-mid-body": half_then_reset,
-    "hang": lambda handler: time.sleep(30),
+    "hang": lambda handler: time.sleep(600),
     "slow-drip": drip,
     "slow-drip-of-headers": _drip_header,
     "endless-body": endless,
@@ -337,7 +339,7 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         asked = len(server.asked)
         assert was_built_with_one_warning(first, published, server.url)
         assert first.warnings[0].isprintable()
-        assert first.seconds < 10  # of which the build is most on a busy machine; the benchmark holds it against a second
+        assert first.seconds < 100  # of which the build is most on a busy machine; the benchmark holds it against a second
         second = ask(other.op)
         assert second.was_built
         assert second.warnings == []
@@ -352,9 +354,9 @@ def test_a_request_that_was_given_up_ends_by_itself(
     with serving(behave) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         with pytest.warns(CacheWarning):
-            remote.fetch(remote.sought(published.recipe(tmp_path)), Store(tmp_path))
-        # The server goes on for 30 s.
-        until(lambda: not any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before), 10)
+            remote.fetch(remote.query_for(published.recipe(tmp_path)), Store(tmp_path))
+        # The server goes on for 600 s.
+        until(lambda: not any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before), 100)
 
 
 def test_no_more_is_read_than_an_object_may_have() -> None:
@@ -387,7 +389,7 @@ def test_a_remote_that_drops_connections_costs_one_warning(published: Published,
         monkeypatch.setenv("OPJIT_REMOTE", url)
         answer = ask(published.op)
         assert was_built_with_one_warning(answer, published, url)
-        assert answer.seconds < 10
+        assert answer.seconds < 100
 
 
 def test_a_host_that_nobody_knows_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,17 +424,18 @@ def test_what_is_not_there_is_no_failure(published: Published, other: Published,
 
 
 def test_many_threads_that_meet_a_dead_remote_warn_once(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remote, "_IN_ALL", 3.0)
     with serving(FAULTS["hang"]) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         recipe, started = published.recipe(tmp_path), time.monotonic()
         with cache_warnings() as texts:
-            threads = [threading.Thread(target=remote.fetch, args=(remote.sought(recipe), Store(tmp_path))) for _ in range(16)]
+            threads = [threading.Thread(target=remote.fetch, args=(remote.query_for(recipe), Store(tmp_path))) for _ in range(16)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
         assert len(texts) == 1
-        assert time.monotonic() - started < 8  # not one after the other
+        assert time.monotonic() - started < 40  # not one after the other, in 48
 
 
 def test_a_process_ends_while_its_remote_still_hangs(published: Published) -> None:
@@ -443,7 +446,7 @@ def test_a_process_ends_while_its_remote_still_hangs(published: Published) -> No
         started = time.monotonic()
         done = helpers.fresh(code, {"OPJIT_REMOTE": server.url})
         assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
-        assert time.monotonic() - started < 25  # the server would take 30
+        assert time.monotonic() - started < 200  # the server would take 600
 
 
 def test_offline_asks_no_remote_and_says_so(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,6 +612,35 @@ def test_the_command_makes_a_pair_of_keys_and_overwrites_none(tmp_path: Path) ->
     assert len(public) == len("ed25519:") + 44
 
 
+def test_keys_that_cannot_be_written_are_an_error_in_a_sentence_though_they_cannot_be_removed(tmp_path: Path,
+                                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, "the disk is faulty")
+
+    monkeypatch.setattr(Path, "unlink", full)
+    (tmp_path / "ci.pub").touch()
+    with pytest.raises(RemoteError, match="the keys were not written"):
+        trust.keygen("ci", tmp_path)
+
+
+def test_an_object_without_bytes_is_read_though_the_store_has_no_range_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
+
+    def cat_file(self: Any, path: str, start: int, end: int) -> bytes:
+        content: bytes = self.open(path).read()
+        if start >= len(content):
+            raise OSError(errno.EINVAL, "The requested range is not satisfiable")
+        return content[start:end]
+
+    monkeypatch.setattr(memory, "cat_file", cat_file)
+    objects = Objects("memory://opjit-empty")
+    objects.write("a", b"")
+    objects.write("b", b"text")
+    assert [objects.read(name, 10, 0.0) for name in ("a", "b")] == [b"", b"text"]
+    with pytest.raises(FileNotFoundError):
+        objects.read("c", 10, 0.0)
+
+
 def test_a_private_key_that_others_can_read_or_that_is_none_signs_nothing(published: Published, tmp_path: Path) -> None:
     key = tmp_path / "ci.key"
     shutil.copy(published.private, key)
@@ -634,7 +666,7 @@ def test_nothing_is_parsed_before_its_signature_is_right(
         (held / published.name).write_bytes(content.dump())
         remotes.forget(monkeypatch)
         with pytest.warns(CacheWarning, match="sign"):
-            assert remote.fetch(remote.sought(recipe), Store(tmp_path / "nothing")) is None
+            assert remote.fetch(remote.query_for(recipe), Store(tmp_path / "nothing")) is None
     assert parsed == []
 
 
@@ -702,7 +734,7 @@ def test_an_entry_that_is_not_what_a_trusted_key_signed_is_refused_with_one_warn
 ) -> None:
     (held / published.name).write_bytes(attack(published, other).dump())
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(remote.sought(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.query_for(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
     assert not (tmp_path / "fresh").exists()
     remotes.forget(monkeypatch)
@@ -733,7 +765,7 @@ def test_a_hostile_body_is_refused_with_one_warning_whether_or_not_a_signature_i
         monkeypatch.setenv("OPJIT_TRUST", "unsigned")
         monkeypatch.setattr(trust, "_warned", {"unsigned"})
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(remote.sought(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.query_for(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
     assert not (tmp_path / "fresh").exists()
 
@@ -743,7 +775,7 @@ def test_a_pointer_that_names_no_key_is_refused(published: Published, held: Path
     (held / published.pointer).write_bytes(content)
     unknown = published.recipe(tmp_path)._replace(toolchain=None)
     with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(remote.sought(unknown), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.query_for(unknown), Store(tmp_path / "fresh")) is None
     assert len(seen) == 1
 
 
@@ -756,7 +788,7 @@ def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
     (held / published.pointer).write_text(other.entry.key)
     with pytest.warns(CacheWarning, match="built from other sources"):
-        assert remote.fetch(remote.sought(unknown), Store(tmp_path / "fresh")) is None
+        assert remote.fetch(remote.query_for(unknown), Store(tmp_path / "fresh")) is None
     assert not (tmp_path / "fresh").exists()
 
 

@@ -109,6 +109,19 @@ def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
     assert Store(root).find(describe(op)) is None, "and from now on without a word"
 
 
+def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not_linked(op: Path, root: Path) -> None:
+    first = caught(op, root).entry.library.read_bytes()
+    shutil.rmtree(root / "v1" / "keytest.plus")
+    [parts] = (root / "v1" / "parts").iterdir()
+    (root / "v1" / "parts").chmod(0o777)
+    before = helpers.snapshot(parts.parent)
+    after = caught(op, root)
+    assert [f"{parts.parent} can be written by others" in text for text in after.warnings] == [True]
+    assert not after.entry.folder.is_relative_to(root)
+    assert after.entry.library.read_bytes() == first
+    assert helpers.snapshot(parts.parent) == before
+
+
 @pytest.mark.parametrize("danger", ["parent-world-writable", "link-to-where-others-write", "op-folder-world-writable"])
 def test_a_process_that_gets_an_op_there_warns_once_and_is_right(op: Path, root: Path, danger: str) -> None:
     DANGERS[danger](root)

@@ -100,7 +100,7 @@ def test_it_names_the_limits_and_versions_of_the_code() -> None:
     assert f"{manifest.MAX_BYTES:,} bytes" in SPEC
     assert f"at most {remote.MAX_BYTES >> 20} MiB" in SPEC
     assert f"| `format`, in manifest and document | {FORMAT} |" in SPEC
-    assert f"| folder `{store.Store(Path('/')).base.name}` | {FORMAT} |" in SPEC
+    assert f"| folder `{store.Store(Path('/')).base.name}` | 1 |" in SPEC
     assert set(re.findall(r"`(\w+)`", re.search(r"^- (.*) never hold entries", SPEC, re.MULTILINE)[1])) == store.SPECIAL  # type: ignore[index]
 
 

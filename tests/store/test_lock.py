@@ -118,7 +118,7 @@ def test_a_waiter_takes_over_when_its_holder_is_killed() -> None:
             killed.append(time.monotonic())
 
         assert hold("key", waiting) == []
-        assert time.monotonic() - killed[0] < 1  # the machine may be busy
+        assert time.monotonic() - killed[0] < 30  # at once; the machine may be busy
     assert len(killed) == 1
 
 

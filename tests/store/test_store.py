@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from opjit import files, request
 from opjit.backends import targets
 from opjit.builder import build
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
@@ -316,7 +316,7 @@ def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(built_once: 
 @pytest.mark.parametrize("depth", [200, 900, 1000, 3000, 20_000, 100_000])
 def test_a_deeply_nested_document_is_refused(depth: int) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
-    fields = '{"format": 1, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": ' + nested + "}"
+    fields = '{"format": 2, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": ' + nested + "}"
     with pytest.raises(EntryError):
         manifest.parse(fields.encode())
 
@@ -367,7 +367,7 @@ def test_a_table_that_lies_beyond_all_memory_is_damage(built_once: tuple[Path, E
 @given(content=st.binary(max_size=400))
 def test_no_bytes_behind_an_elf_header_make_the_reader_of_libraries_raise_anything_else(content: bytes) -> None:
     with contextlib.suppress(EntryError):
-        elf.inspect(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00" + content)
+        assert elf.inspect(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00" + content)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------------------
@@ -713,6 +713,6 @@ def test_damaged_stubs_are_made_again(op: Path, cache: Path) -> None:
 
 
 def test_the_names_of_ops_are_names_of_libraries_that_a_manifest_takes() -> None:
-    for declared in catalog.all_ops():
+    for declared in registry.all_ops():
         name = f"{declared.schema.namespace}.{declared.schema.name}.so"
         assert set(name) <= set(string.ascii_letters + string.digits + "._")

@@ -53,7 +53,7 @@ def test_a_forked_child_counts_its_own_and_one_that_is_killed_counts_nothing(ent
         "for end in (lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: sys.exit(0)):\n"
         "    sys.stdout.flush()\n"
         "    if os.fork() == 0:\n"
-        "        request.entry(catalog.find('keytest::plus'), wanted.target_of('cpu', None))\n"
+        "        request.entry(registry.find('keytest::plus'), wanted.target_of('cpu', None))\n"
         "        end()\n"
         "    os.wait()\n"
     )

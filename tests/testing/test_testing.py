@@ -13,12 +13,11 @@ from click.testing import CliRunner
 
 from opjit import Op, Sample, testing
 from opjit.cli import main
-from opjit.declare import catalog
+from opjit.declare import registry
 from opjit.testing.checks import outcome_of
 from opjit.testing.samples import LAYOUTS, Skipped, assert_same_gradients, with_layout
 from tests.helpers import command
 
-pytestmark = pytest.mark.torch
 CHECKS = {check.name: check for check in testing.CHECKS}
 NEGATED = """
     #include <stdlib.h>
@@ -60,6 +59,7 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     return op
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("name", "wrong", "told"), [
     ("results", {"value": f"{RIGHT} + 1"}, r"got 3, expected 2 at \[0, 0\] on \(float32 \(4, 6\)\); 24 of 24"),
     ("strides", {"value": "-from[i]"}, r"got .*, expected .* strides \("),
@@ -77,7 +77,8 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("canaries", {"after": "if (x->numel && x->contiguous) from[x->numel] = 0;"}, r"writes 0 bytes after the end of tensor 0"),
     ("memory", {"after": "volatile char *kept = malloc(1000); kept[0] = 0;"},
      r"the op kept \d{3,4} bytes of host memory per call on \(float32"),
-    ("second gradients", {"backward": lambda ctx, grad: -grad.detach()}, r"got .*, expected .* of the second gradient of tensor 1 on \("),
+    ("second gradients", {"backward": lambda ctx, grad: -grad.detach()},
+     r"got .*, expected .* of the second gradient of the weight of result 0 on \("),
     ("empties", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "must raise a one-line error"),
     ("drawn shapes", {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"},
      r"got 0, expected .* on \(float(32|64) \(\d+, (31|64|65)\)"),
@@ -87,7 +88,7 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("compile static", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
     ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
     ("float8", {"name": "negated", "before": "if (opjit_is_float8(x->dtype)) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
-     "must raise a RuntimeError, but it returns a result"),
+     r"got int8 \(\) on cpu, expected float32 \(4, 6\) on cpu"),
 ])
 def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wrong: dict[str, Any], told: str) -> None:
     op = _negated(make_op, **wrong)
@@ -119,6 +120,7 @@ def test_a_gradient_that_only_torch_func_gets_wrong_is_noticed(make_op: Callable
     assert re.search(r"got .*, expected .* of the gradient by torch\.func", line.note), line.note
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
     op = _negated(make_op, backward=lambda ctx, grad: -grad)
@@ -200,6 +202,59 @@ def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_met
     assert outcome_of("opcheck", lambda: CHECKS["opcheck"].run(op, "cpu")).status == "ok"
 
 
+COPIED = """
+opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->contiguous, "expected a contiguous tensor");
+    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+    memcpy(out->data, x->data, (size_t)x->numel * opjit_dtype_size(x->dtype));
+    return OPJIT_OK;
+}
+"""
+
+
+@pytest.mark.parametrize("reference", [torch.clone, lambda x: x * 1], ids=["takes float8", "takes no float8"])
+def test_an_op_that_copies_bytes_may_take_float8(make_op: Callable[..., Op], reference: Callable[..., Any]) -> None:
+    op = make_op("copied(Tensor x) -> Tensor", COPIED, fake=_fake)
+    op.reference(reference)
+    op.samples(lambda device: iter([torch.linspace(-2, 3, 24, device=device)]))
+    assert outcome_of("float8", lambda: CHECKS["float8"].run(op, "cpu")) == ("float8", "ok", "1 sample", None, 0)
+
+
+def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: Callable[..., Op]) -> None:
+    """The mistake of a float4 pointer, in vectors that short samples do not fill."""
+    op = make_op("copied(Tensor x) -> Tensor", COPIED.replace("return OPJIT_OK", """
+        OPJIT_CHECK(x->numel < 64 || (uintptr_t)x->data % 16 == 0, "stands in for a kernel\\nthat dies"); return OPJIT_OK"""), fake=_fake)
+    op.reference(torch.clone)
+    op.samples(lambda device: iter([torch.arange(5.0, device=device)]))
+    line = outcome_of("strides", lambda: CHECKS["strides"].run(op, "cpu"))
+    assert "on (float32 (67,)) the op must raise a one-line error" in line.note, line
+
+
+@pytest.mark.usefixtures("increment")
+def test_other_arguments_than_the_written_ones_are_kept(make_op: Callable[..., Op]) -> None:
+    op = make_op("accumulated(Tensor(a!) x, Tensor y) -> ()", """
+        opjit_status accumulated_cpu(opjit_tensor *x, const opjit_tensor *y)
+        {
+            ((float *)x->data)[0] += 1;
+            ((float *)y->data)[0] += 1;
+            return OPJIT_OK;
+        }
+        """)
+    op.samples(lambda device: iter([(torch.zeros(2), torch.zeros(2))]))
+    line = outcome_of("inputs kept", lambda: CHECKS["inputs kept"].run(op, "cpu"))
+    assert "the kernel writes into tensor 1, an input that the schema does not mark" in line.note, line
+
+
+def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: Callable[..., Op]) -> None:
+    sample = Sample((torch.ones(2, dtype=torch.int64), torch.ones(2), torch.ones(2)), {})
+    both, one = lambda i, x, y: x * y, lambda i, x, y: x * y.detach()
+    for calls, told in (((both, one), "the reference has a gradient for tensor 2 and the op has none"),
+                        ((one, both), "the op has a gradient for tensor 2 and the reference has none")):
+        with pytest.raises(AssertionError, match=told):
+            assert_same_gradients(sample, *calls)
+
+
 def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
     op = _negated(make_op)
     for name, why in (("gradcheck", "the op has no backward"), ("two devices", "the op takes one tensor"), ("cuda graph", "for CUDA")):
@@ -245,7 +300,7 @@ opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
 
 def _forget(op: Op) -> None:
     """So that the next folder may declare the name."""
-    catalog.remove(op)
+    registry.remove(op)
 
 
 def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
@@ -293,7 +348,7 @@ def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command
     folder = _folder(tmp_path, "")
     (folder / "wrong.c").unlink()
     done = CliRunner().invoke(main, [command, str(folder)])
-    _forget(catalog.find("kittest::wrong"))
+    _forget(registry.find("kittest::wrong"))
     assert done.output.splitlines() == ["kittest::wrong runs on no device of this machine: it has kernels for nothing", last]
     assert done.exit_code == 1
 

@@ -30,8 +30,8 @@ class _Finder(MetaPathFinder):
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        known = find_spec("opjit")
-        if known is None or known.origin is None:  # it ran from a checkout, or this is another Python: take the one beside this file
+        spec = find_spec("opjit")
+        if spec is None or spec.origin is None:  # it ran from a checkout, or this is another Python: take the one beside this file
             sys.path.append(os.path.normpath(os.path.join(_FOLDER, *[os.pardir] * 3)))
         from opjit import cpp_extension
 

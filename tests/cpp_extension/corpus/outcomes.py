@@ -29,7 +29,8 @@ def results(module: Any, program: Program, device: str = "cpu") -> list[Outcome]
     torch.set_num_threads(2)
     try:
         said = [] if program.library else [_contents(module, program)]
-        return said + [_outcome(call, module, program, device) for call in [*program.calls, *program.wrong]]
+        clean = _normal(module, program)
+        return said + [outcome(call, {**scope(device), "m": module}, clean) for call in [*program.calls, *program.wrong]]
     finally:
         torch.set_num_threads(threads)
 
@@ -41,13 +42,13 @@ def _contents(module: Any, program: Program) -> Outcome:
     return {"call": "dir(m)", "names": {name: [type(one).__name__, clean(str(one.__doc__))] for name, one in found.items()}}
 
 
-def _outcome(call: str, module: Any, program: Program, device: str) -> Outcome:
-    clean = _normal(module, program)
+def outcome(call: str, names: dict[str, Any], clean: Callable[[str], str]) -> Outcome:
+    """What a call gives; `clean` takes out of a text what may differ."""
     found: Outcome = {"call": call}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            value = eval(call, {**scope(device), "m": module})
+            value = eval(call, names)
             found["value"] = _described(value, clean)
         except Exception as error:
             found["error"] = [type(error).__name__, clean(str(error))]
@@ -62,16 +63,20 @@ def _normal(module: Any, program: Program) -> Callable[[str], str]:
     def clean(text: str) -> str:
         for name in (f"{program.identifier}::", f"{getattr(module, '__name__', program.identifier)}."):
             text = text.replace(name, "")
-        for pattern, instead in _PLACES:
-            text = pattern.sub(instead, text)
-        return text
+        return without_places(text)
 
     return clean
 
 
+def without_places(text: str) -> str:
+    for pattern, instead in _PLACES:
+        text = pattern.sub(instead, text)
+    return text
+
+
 def _described(value: object, clean: Callable[[str], str]) -> object:
     if isinstance(value, torch.Tensor):
-        return _tensor(value)
+        return _tensor(value, clean)
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *(_described(one, clean) for one in value)]
     if isinstance(value, dict):
@@ -81,8 +86,10 @@ def _described(value: object, clean: Callable[[str], str]) -> object:
     return [type(value).__name__, clean(repr(value))]
 
 
-def _tensor(value: torch.Tensor) -> dict[str, object]:
+def _tensor(value: torch.Tensor, clean: Callable[[str], str]) -> dict[str, object]:
     grad_fn = value.grad_fn
+    if value.layout != torch.strided or value.is_quantized or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return {"type": type(value).__name__, "repr": clean(repr(value)), "requires_grad": value.requires_grad}
     plain = value.detach().resolve_conj().resolve_neg()
     content = "" if value.is_meta else bytes(plain.cpu().contiguous().reshape(-1).view(torch.uint8).tolist()).hex()
     return {

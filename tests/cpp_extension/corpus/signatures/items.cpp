@@ -1,4 +1,5 @@
 #include <torch/extension.h>
+#include <pybind11/complex.h>
 
 double item_double(torch::Tensor x) { return x.item<double>(); }
 int item_int(torch::Tensor x) { return x.item<int>(); }

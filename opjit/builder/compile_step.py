@@ -1,0 +1,77 @@
+"""What every compilation has in common: its tools, how one of them fails, and which compiler takes CUDA code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from opjit import progress
+from opjit.errors import BuildError, ToolMissing
+from opjit.recipe import toolchain
+from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc, Own
+
+_Result = TypeVar("_Result")
+
+
+class CompilerFailed(Exception):
+    """A compiler refused the code. The message is its output."""
+
+
+class NvccOnly(Exception):
+    """NVRTC cannot take the code or a flag. The message is the reason."""
+
+
+class BuildTools(NamedTuple):
+    """The tools of a build.
+
+    Attributes:
+        compiler: the compiler of the host's code, which is C in an op and C++ in an extension.
+        ninja: folder of its executable.
+        own: the device's compiler.
+        nvccs: nvcc's compiler of the host's code in an extension, for the key.
+    """
+
+    compiler: Compiler
+    nvcc: Nvcc | None
+    nvrtc: Nvrtc | None
+    ninja: str
+    own: Own | None = None
+    nvccs: Compiler | None = None
+
+
+def run_tool(command: Sequence[str], work: Path) -> str:
+    """Run a compiler or its like in a folder, and return its output. Raises CompilerFailed, or OSError if the disk is full."""
+    done = toolchain.run(command, work)
+    if done.returncode:
+        toolchain.refuse_full_disk(done.stdout, work)
+        raise CompilerFailed(done.stdout)
+    return done.stdout
+
+
+def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _Result], by_nvcc: Callable[[], _Result],
+                     diagnose: Callable[[str], BuildError]) -> tuple[_Result, str]:
+    """Compile with NVRTC, or else with nvcc. Returns the result, and a remark on the compiler for the manifest, empty without either.
+
+    Args:
+        name: the op's or the extension's, for messages.
+        diagnose: makes an error of a compiler's output.
+
+    Raises:
+        ToolMissing: only nvcc can compile it, and there is none.
+    """
+    reason = ""
+    if tools.nvrtc is not None:
+        try:
+            return by_nvrtc(tools.nvrtc), f"NVRTC {tools.nvrtc.version}"
+        except NvccOnly as refusal:
+            reason = str(refusal)
+            if tools.nvcc is None:
+                raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; install the CUDA Toolkit") from None
+        except CompilerFailed as failed:
+            if tools.nvcc is None:
+                raise diagnose(str(failed)) from None
+            first = next((line.strip() for line in str(failed).splitlines() if "error" in line), "no message")
+            reason = f"NVRTC or the C++ compiler refused it: {first}"
+        progress.log(f"{name} is compiled by nvcc, as {reason}")
+    return by_nvcc(), f"nvcc {tools.nvcc.build}{f', as {reason}' if reason else ''}" if tools.nvcc else ""

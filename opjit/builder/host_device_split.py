@@ -1,0 +1,399 @@
+"""Splits a .cu file, as nvcc does: the host's part for g++, the device's part for NVRTC, which takes no host code.
+
+    part            kernel's body   other device functions   host functions   kernel<<<grid, block>>>(x)
+    host            launches it     declarations             as they are      configure(grid, block), then kernel(x)
+    device          as it is        as they are              removed          removed with its function
+
+Variables of the host go with its functions.
+
+Both parts keep every line of the file at its number, so that messages point into it. Files that the split does not understand raise
+`NvccOnly`, and nvcc compiles them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from opjit.builder.compile_step import NvccOnly
+from opjit.builder.tokens import MATCHING, Token, angle_begin, angle_end, matched, tokens_of
+
+_DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)")
+# Names whose parentheses do not hold parameters.
+_ATTRIBUTES = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__cluster_dims__", "__maxnreg__", "__block_size__",
+               "decltype", "noexcept", "__declspec", "asm", "__asm__", "requires", "explicit"}
+_REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
+_TYPES = {"using", "typedef", "struct", "class", "union", "enum", "namespace", "static_assert", "friend"}  # not of the host alone
+_SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
+
+
+class Variable(NamedTuple):
+    """A variable in device memory: its name with namespaces, and whether it is ``__constant__``."""
+
+    name: str
+    constant: bool
+
+
+class Halves(NamedTuple):
+    """A split file.
+
+    Attributes:
+        kernels: names with namespaces.
+        templates: whether a kernel is a template.
+    """
+
+    host: str
+    device: str
+    kernels: frozenset[str]
+    templates: bool
+    variables: tuple[Variable, ...]
+
+
+def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
+    """Return the execution spaces that each macro of some files expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
+    bodies: dict[str, set[str]] = {}
+    for text in texts:
+        for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE):
+            bodies.setdefault(match[1], set()).update(re.findall(r"[A-Za-z_]\w*", match[2]))
+    spaces = {name: words & _SPACES for name, words in bodies.items()}
+    for _ in range(8):  # a macro may use another
+        for name, words in bodies.items():
+            for other in words & spaces.keys():
+                spaces[name] = spaces[name] | spaces[other]
+    return {name: found for name, found in spaces.items() if found}
+
+
+def split(text: str, macros: Mapping[str, set[str]]) -> Halves:
+    """Split a file.
+
+    Args:
+        macros: execution spaces of the macros in it and in its headers; see `macros_of`.
+
+    Raises:
+        NvccOnly: only nvcc compiles it.
+    """
+    splitter = _Splitter(text, macros)
+    splitter.scope(0, len(splitter.tokens), ())
+    return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), splitter.templates,
+                 tuple(splitter.variables))
+
+
+class _Edit(NamedTuple):
+    start: int
+    end: int
+    text: str
+
+
+def _edited(text: str, edits: list[_Edit]) -> str:
+    pieces, at = [], 0
+    for edit in sorted(edits):
+        if edit.start < at:
+            continue  # inside a part that is removed
+        pieces += [text[at:edit.start], edit.text]
+        at = edit.end
+    return "".join([*pieces, text[at:]])
+
+
+class _Splitter:
+    """One file, on its way to two parts."""
+
+    def __init__(self, text: str, macros: Mapping[str, set[str]]) -> None:
+        every = tokens_of(text)
+        self.text, self.macros = text, macros
+        self.tokens = [token for token in every if token.kind != "directive"]
+        self.host: list[_Edit] = []
+        self.device: list[_Edit] = []
+        self.kernels: set[str] = set()
+        self.templates = False
+        self.variables: list[Variable] = []
+        refused = _REFUSED & {token.text for token in self.tokens}
+        if refused:
+            raise NvccOnly(f"it uses {min(refused)}")
+        self.closing = matched(self.tokens)
+        self._launches(self.tokens, self.closing)
+        self._leave_out(every)
+        for directive in (token for token in every if token.kind == "directive" and "<<<" in token.text):
+            at = directive.start + directive.text.index("#") + 1
+            inner = [token._replace(start=token.start + at, end=token.end + at) for token in tokens_of(self.text[at:directive.end])]
+            self._launches(inner, matched(inner))
+
+    def _leave_out(self, every: list[Token]) -> None:
+        """Take from the host's part headers for the device alone, and ``__noinline__``, which g++ knows only as an attribute's name."""
+        for before, token in zip([None, *every], every, strict=False):
+            if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
+                    token.text == "__noinline__" and before is not None and before.text != "("):
+                self.host.append(_Edit(token.start, token.end, self._lines(token.start, token.end)))
+
+    # --- launches ---
+
+    def _launches(self, tokens: list[Token], closing: Mapping[int, int]) -> None:
+        """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
+        for index, token in enumerate(tokens):
+            if token.text != "<<<":
+                continue
+            end = _configuration_end(tokens, index, closing)
+            if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
+                raise NvccOnly("it has a launch without arguments in parentheses")
+            first, last = tokens[_callee(tokens, index)], tokens[closing[end + 3]]
+            configuration = self.text[token.end:tokens[end].start]
+            self.host += [_Edit(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
+                          _Edit(token.start, tokens[end + 2].end, ""), _Edit(last.end, last.end, ")")]
+
+    # --- declarations ---
+
+    def scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
+        """Walk the declarations of a namespace or class."""
+        begin = at
+        while at < end:
+            token = self.tokens[at]
+            if token.text == ";" or (in_class and token.text == ":" and at == begin + 1):
+                if token.text == ";" and not in_class:
+                    self._declaration(begin, at, names)
+                begin = at + 1
+            elif token.text == "{":
+                at, begin = self._block(begin, at, names, in_class)
+                continue
+            elif token.text in MATCHING:
+                at = self.closing[at]
+            at += 1
+
+    def _block(self, begin: int, at: int, names: tuple[str, ...], in_class: bool) -> tuple[int, int]:
+        """Handle a brace and the declaration before it. Returns where to go on, and where the declaration in progress begins."""
+        begin = self._after_macros(begin, at)
+        head, close = self.tokens[begin:at], self.closing[at]
+        words = [token.text for token in head]
+        if "namespace" in words and "(" not in words:
+            if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
+                for part in (self.host, self.device):
+                    part += [_Edit(head[0].start, head[0].start, "inline "), _Edit(head[-1].end, head[-1].end, " opjit_unnamed")]
+                inner = (*names, "opjit_unnamed")
+            else:
+                inner = (*names, *(word for word in words[words.index("namespace") + 1:] if word not in ("::", "inline")))
+            self.scope(at + 1, close, inner)
+            return close + 1, close + 1
+        if words[:1] == ["extern"] and len(head) == 2 and head[1].kind == "string":
+            self.scope(at + 1, close, names)
+            return close + 1, close + 1
+        declared = _after_template(head, self._angles(head))
+        if "enum" in words[declared:declared + 1]:
+            return close + 1, begin
+        parameters = self._parameters(begin + declared, at)
+        if parameters is not None and "=" not in (token.text for token in self._outer(begin + declared, parameters)):
+            self._function(begin, declared, parameters, at, names, in_class)
+            return close + 1, close + 1
+        if {"struct", "class", "union"} & set(words[declared:]):
+            if any(token.text == "<<<" for token in self.tokens[at:close]):
+                raise NvccOnly("it launches a kernel from a method")
+            self.scope(at + 1, close, (*names, "*"), in_class=True)
+        return close + 1, begin
+
+    def _after_macros(self, begin: int, end: int) -> int:
+        """Return the index after calls of macros, which need no semicolon, at the start of a declaration."""
+        at = begin
+        while at + 1 < end and self.tokens[at].text.isupper() and self.tokens[at + 1].text == "(":
+            begin, at = at, self.closing[at + 1] + 1
+        return at if at < end else begin
+
+    def _angles(self, head: list[Token]) -> Mapping[int, int]:
+        """Find the closing angle bracket of each ``template <``."""
+        found = {}
+        for index, token in enumerate(head[:-1]):
+            if token.text == "template" and head[index + 1].text == "<":
+                found[index] = angle_end(head, index + 1)
+        return found
+
+    def _outer(self, begin: int, end: int) -> Iterator[Token]:
+        """Yield the tokens outside of parentheses, brackets and braces."""
+        while begin < end:
+            yield self.tokens[begin]
+            begin = self.closing.get(begin, begin) + 1
+
+    def _parameters(self, begin: int, end: int) -> int | None:
+        """Return the index of the parenthesis that opens a function's parameters, or None."""
+        at, found = begin, None
+        while at < end and self.tokens[at].text != ":":
+            before = self.tokens[at - 1]
+            if self.tokens[at].text == "(" and at > begin and before.text not in _ATTRIBUTES \
+                    and (before.kind == "name" or before.text == ">" or (before.text == ")" and self.tokens[at - 3].text == "operator")):
+                found = at
+            at = self.closing.get(at, at) + 1
+        return found
+
+    def _spaces(self, begin: int, end: int) -> set[str]:
+        found: set[str] = set()
+        for token in self._outer(begin, end):
+            found |= {token.text} & _SPACES
+            found |= self.macros.get(token.text, set())
+        return found
+
+    def _function(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...], in_class: bool) -> None:
+        spaces = self._spaces(begin + declared, parameters)
+        first, after = self.tokens[begin], self.closing[body]
+        launches = any(token.text == "<<<" for token in self.tokens[body:after])
+        if "__global__" in spaces:
+            self._kernel(begin, declared, parameters, body, names)
+        elif "__device__" in spaces:
+            if launches:
+                raise NvccOnly("it launches a kernel from a kernel")
+            if "__host__" not in spaces and not spaces & {"constexpr", "consteval"}:
+                start = next((token for token in self._outer(self.closing[parameters] + 1, body) if token.text == ":"), self.tokens[body])
+                self.host.append(_Edit(start.start, self.tokens[after].end, ";" + self._lines(start.start, self.tokens[after].end)))
+        elif not in_class and not spaces & {"constexpr", "consteval"}:
+            self.device.append(_Edit(first.start, self.tokens[after].end, self._lines(first.start, self.tokens[after].end)))
+
+    def _lines(self, start: int, end: int) -> str:
+        return "\n" * self.text.count("\n", start, end)
+
+    def _kernel(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...]) -> None:
+        """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
+        if "*" in names:
+            raise NvccOnly("a kernel is a member of a class")
+        for token in self._outer(begin + declared, parameters):
+            if token.text in ("static", "inline", "__inline__", "__forceinline__"):
+                for part in (self.host, self.device):
+                    part.append(_Edit(token.start, token.end, ""))
+        at = parameters - 1
+        if self.tokens[at].text == ">":  # an explicit specialisation
+            at = angle_begin(self.tokens, at) - 1
+        name = self.tokens[at].text
+        arguments = "" if not declared or at != parameters - 1 else _template_arguments(self.tokens[begin:begin + declared])
+        named = [_parameter(group) for group in self._groups(parameters)]
+        types = ", ".join(self.text[group[0].start:end] for group, (_, end) in zip(self._groups(parameters), named, strict=True))
+        addresses = "".join(f"(void *)&{name}, " for name, _ in named)
+        callee = self.text[self.tokens[at].start:self.tokens[parameters].start].strip() + arguments
+        start, end = self.tokens[body].start, self.tokens[self.closing[body]].end
+        stub = (f"{{ void *opjit_arguments[] = {{{addresses}nullptr}}; "
+                f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}")
+        stub = stub.replace("\n", " ")
+        self.host.append(_Edit(start, end, stub + self._lines(start, end)))
+        self.kernels.add("::".join((*names, name)))
+        self.templates |= declared > 0
+
+    def _groups(self, parameters: int) -> list[list[Token]]:
+        """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
+        groups: list[list[Token]] = [[]]
+        at, end, angles = parameters + 1, self.closing[parameters], 0
+        while at < end:
+            token = self.tokens[at]
+            angles += (token.text == "<") - (token.text == ">")
+            if token.text == "," and angles <= 0:
+                groups.append([])
+            else:
+                groups[-1] += self.tokens[at:self.closing.get(at, at) + 1]
+            at = self.closing.get(at, at) + 1
+        return [] if [token.text for token in groups[0]] in ([], ["void"]) else groups
+
+    def _declaration(self, begin: int, end: int, names: tuple[str, ...]) -> None:
+        """Handle a declaration of variables or of a function that is defined elsewhere."""
+        begin = self._after_macros(begin, end)
+        declaration = self.tokens[begin:end]
+        if not declaration or declaration[0].text in _TYPES:
+            return
+        declared = _after_template(declaration, self._angles(declaration))
+        spaces = self._spaces(begin + declared, end)
+        parameters = self._parameters(begin + declared, end)
+        words = [token.text for token in declaration]
+        is_function = parameters is not None and parameters - begin - declared > 1
+        if spaces & {"__device__", "__constant__"} and not is_function and "__global__" not in spaces and words[0] != "template":
+            self._variable(declaration, begin, "__constant__" in spaces, names)
+        elif spaces or "__shared__" in words:
+            return
+        elif is_function or (parameters is None and len(words) > 1 and "const" not in words and not declared):
+            self.device.append(_Edit(declaration[0].start, declaration[-1].end, self._lines(declaration[0].start, declaration[-1].end)))
+
+    def _variable(self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]) -> None:
+        """Note a variable in device memory, and give it external linkage."""
+        words = [token.text for token in declaration]
+        if "extern" in words or "constexpr" in words:
+            raise NvccOnly("a device variable is extern or constexpr")
+        end = next((index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")), len(declaration))
+        if "," in (token.text for token in self._outer(begin, begin + end)):
+            raise NvccOnly("one declaration has several device variables")
+        for token in declaration[:end]:
+            if token.text == "static":
+                for part in (self.host, self.device):
+                    part.append(_Edit(token.start, token.end, ""))
+        if "const" in words:
+            self.host.append(_Edit(declaration[0].start, declaration[0].start, "extern "))
+        self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
+
+
+def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
+    """Return the index of the first of the three ``>`` that end a launch's configuration."""
+    at = index + 1
+    while at + 2 < len(tokens):
+        if [token.text for token in tokens[at:at + 3]] == [">", ">", ">"] and tokens[at].start + 2 == tokens[at + 2].start \
+                and (at + 3 == len(tokens) or tokens[at + 3].text == "("):
+            return at
+        at = closing.get(at, at) + 1
+    raise NvccOnly("it has <<< without >>>")
+
+
+def _callee(tokens: list[Token], index: int) -> int:
+    """Return the index at which the kernel's name before ``<<<`` begins."""
+    at = index - 1
+    if tokens[at].text == ")":
+        depth = 0
+        while True:
+            depth += (tokens[at].text == ")") - (tokens[at].text == "(")
+            if depth == 0:
+                return at
+            at -= 1
+    while True:
+        if tokens[at].text == ">":
+            at = angle_begin(tokens, at) - 1
+        if tokens[at].kind != "name":
+            raise NvccOnly("it launches something else than a name")
+        if tokens[at - 1].text == "##" and at >= 2:  # in a macro
+            at -= 2
+            continue
+        if at >= 2 and tokens[at - 1].text == "::" and (tokens[at - 2].kind == "name" or tokens[at - 2].text == ">"):
+            at -= 2
+            continue
+        if tokens[at - 1].text in ("template", "::"):
+            at -= 1
+        return at
+
+
+def _after_template(head: list[Token], angles: Mapping[int, int]) -> int:
+    """Return the index after ``template <...>``; 0 without it."""
+    at = 0
+    while at in angles:
+        at = angles[at] + 1
+    return at
+
+
+def _template_arguments(head: list[Token]) -> str:
+    """Return ``<T, n>`` for ``template <typename T, int n>``."""
+    if sum(token.text == "template" for token in head) > 1 or len(head) <= 3:
+        return ""
+    names, last, depth = [], "", 0
+    skipping = False
+    for token in head[2:]:
+        outer = depth == 0
+        depth += (token.text in "([{<") - (token.text in ")]}>")
+        if outer and (token.text == "," or token.text == ">"):
+            names.append(last)
+            last, skipping = "", False
+        elif outer and token.text == "=":
+            skipping = True
+        elif outer and not skipping and token.kind == "name":
+            last = token.text + ("..." if last == "..." else "")
+        elif outer and not skipping and token.text == "." and not last.endswith("..."):
+            last = "..."
+    if not all(names):
+        raise NvccOnly("a kernel has an unnamed template parameter")
+    return f"<{', '.join(names)}>"
+
+
+def _parameter(group: list[Token]) -> tuple[str, int]:
+    """Return a parameter's name, with ``...`` for a pack, and where its declaration ends, before a default argument."""
+    end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
+    named = next((index for index, token in enumerate(group) if token.text == "["), end)
+    name = group[named - 1]
+    if named < 2 or name.kind != "name" or name.text in ("int", "float", "double", "char", "bool", "long", "short", "unsigned", "const",
+                                                         "__restrict__", "half"):
+        raise NvccOnly("a kernel has an unnamed parameter")
+    pack = named >= 4 and group[named - 2].text == "."
+    return name.text + ("..." if pack else ""), group[end - 1].end

@@ -1,0 +1,133 @@
+"""The parts that every op is linked with: opjit's compiled runtime and stubs of torch's libraries, made once per compiler and flags.
+
+    <root>/v1/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, parts.json with their SHA-256
+
+A stub is a shared library with the soname of one of torch's and empty versions of the functions in opjit_shim.h. So the linker reports
+misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from opjit import files, resources
+from opjit.backends import Flags
+from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.builder.diagnosis import with_advice
+from opjit.errors import BuildError, EntryError, UntrustedFolder
+from opjit.recipe import headers
+from opjit.recipe.recipe import RUNTIME
+from opjit.recipe.toolchain import Compiler
+
+OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
+_LIST = "parts.json"
+_MAX_BYTES = 1 << 28  # of a part
+_OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
+_UNUSED = ("c10", "torch", "c10_cuda", "torch_cuda")  # named by torch's own link flags, needed by no op
+
+
+def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
+    """Return the folder with the parts for a compiler and a backend's flags. Verifies them, and replaces damaged ones. Raises OSError if
+    the folder is not writable, UntrustedFolder if others can write it, BuildError if the compiler failed.
+
+    Args:
+        base: folder of the store.
+    """
+    include = str(resources.folder("kernels_c"))
+    sources = headers.closure([f"{include}/{source}" for source in RUNTIME], (include,))
+    content = [sorted(sources.values()), compiler.version, compiler.machine, flags.c, flags.stubs]
+    return kept(base, content, OBJECTS, lambda staged: _make(staged, include, compiler, flags))
+
+
+def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
+    """Return a folder of parts that `make` writes, once for each content. Verifies them, and replaces damaged ones.
+
+    Args:
+        base: folder of the store.
+        content: decides the bytes of the parts, as JSON.
+        needed: the names of parts that must be there.
+
+    Raises:
+        UntrustedFolder: others can write the store's folder of parts.
+    """
+    def is_whole(place: Path) -> bool:
+        return _is_whole(place, needed)
+
+    place = base / "parts" / hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    files.make_private(place.parent)
+    problem = files.distrusted(place.parent)
+    if problem is not None:  # others could exchange the parts between their check and the link
+        raise UntrustedFolder(problem)
+    if not is_whole(place):
+        staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
+        staged.mkdir(mode=0o700)
+        try:
+            make(staged)
+            _list(staged)
+            files.put_in_place(staged, place, aside, is_whole)
+        finally:
+            files.remove_tree(staged)
+            files.remove_tree(aside)
+    with suppress(OSError):
+        os.utime(place)  # for `prune`, which leaves parts alone that a build may be linking with
+    return place
+
+
+def _is_whole(place: Path, needed: Collection[str]) -> bool:
+    """Return whether the parts are complete and unchanged, and no other user can have written them."""
+    try:
+        digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))
+        return digests.keys() >= set(needed) and files.distrusted(place) is None and all(
+            hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest for name, digest in digests.items())
+    except (OSError, EntryError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
+    """Make all parts, in an empty folder.
+
+    -O1 and side by side: the first get in an empty cache takes 0.45 s, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py).
+    """
+    def compile_one(source: str) -> None:
+        paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
+        options = [flag.format(**paths) for flag in flags.c]
+        run(compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_one, RUNTIME))
+    for headers_read in work.glob("*.deps"):  # only an op's build needs these lists
+        headers_read.unlink()
+    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
+    for library in flags.stubs:
+        functions = [name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")]
+        (work / f"{library}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
+        run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library}.so", "-o", f"{library}.so", f"{library}.c"], work)
+    for name in _UNUSED:
+        (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
+
+
+def _list(work: Path) -> None:
+    """Write the list of the parts in a folder, with their digests."""
+    parts = sorted(work.iterdir())
+    for path in parts:
+        path.chmod(0o644)
+        files.sync(path)
+    files.write_synced(work / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
+
+
+def run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
+    """Run a compiler for a part. Raises BuildError if it fails."""
+    try:
+        run_tool([compiler.path, *arguments], work)
+    except CompilerFailed as failed:
+        said = str(failed).strip()[:2000]
+        raise BuildError(f"{compiler.path} failed to compile opjit's runtime: {with_advice(said)}", op="opjit's runtime",
+                         target=compiler.machine, command=" ".join([compiler.path, *arguments])) from None

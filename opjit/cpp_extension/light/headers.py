@@ -1,0 +1,190 @@
+"""Writes light headers: torch's own, except for those that gather others, which bring only what a program names.
+
+torch/extension.h takes a C++ compiler 18 seconds, whatever a program uses: it brings 3,000 operators, torch::nn and pybind11. The folder
+that a program's compiler searches first has these:
+
+    torch/all.h, ATen/ATen.h, ...       torch's own text with fewer #include lines
+    ATen/Functions.h, ATen/ops/add.h    the operators that the program and torch's headers name
+    torch/python.h                      opjit's binding of functions, or pybind11's
+    opjit_names.h                       the headers that the program's names need; see table.py
+
+All classes and functions are torch's own, so a program that compiles means what it means with torch/extension.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from opjit import resources
+from opjit.cpp_extension.light import table
+
+OWN = resources.folder("kernels_c") / "light"
+INCLUDE = Path(torch.__file__).parent / "include"
+API = "torch/csrc/api/include/"  # torch's headers name those there with and without it
+_ALWAYS = "equal var var_mean std std_mean empty_like scalar_tensor"  # what torch's headers that are always there name
+_HEAVY = frozenset({"ATen/Context.h", "ATen/DeviceGuard.h"})  # what operators' headers include for nothing
+SMALL = {"torch/csrc/api/include/torch/detail/TensorDataContainer.h", "torch/headeronly/version.h", "torch/cuda.h"}  # take no time
+_SELF_CONTAINED = {*SMALL, "torch/library.h", "torch/csrc/utils/pybind.h", "torch/csrc/Exceptions.h"}  # need no includes of others
+_KEPT = {  # the #include lines that stay in headers that gather others, beside those of headers that a program's names need
+    "torch/all.h": {"torch/enum.h", "torch/types.h", "torch/utils.h", "torch/version.h"},
+    "torch/types.h": {"ATen/ATen.h", "optional", "torch/csrc/autograd/generated/variable_factories.h"},
+    "torch/utils.h": {"torch/csrc/api/include/torch/types.h", "torch/csrc/autograd/grad_mode.h"},
+    "ATen/ATen.h": {"ATen/Device.h", "ATen/DimVector.h", "ATen/Formatting.h", "ATen/Functions.h", "ATen/Tensor.h", "ATen/TensorOperators.h",
+                    "ATen/core/ATenGeneral.h", "ATen/core/Reduction.h", "ATen/core/Scalar.h", "c10/core/Allocator.h",
+                    "c10/core/InferenceMode.h", "c10/core/Layout.h", "c10/core/Storage.h", "c10/core/TensorOptions.h",
+                    "c10/util/Exception.h"},
+}
+_LISTS = "ATen/core/IListRef.h"  # of tensors, for at::cat: functions are declared without it
+_GATHERERS = {*_KEPT, "torch/extension.h", "torch/torch.h", "torch/python.h", "ATen/Functions.h"}
+_FACTORIES = "torch/csrc/autograd/generated/variable_factories.h"
+_VARIABLE = "torch/csrc/autograd/variable.h"
+_VALUES = f"{API}torch/detail/TensorDataContainer.h"  # of torch::tensor({1, 2})
+_GATHERS = re.compile(r"include <(?:ATen/(?:ATen|Functions)|torch/(?:all|types|torch))\.h>")
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"].*(?:\n|\Z)', re.MULTILINE)
+_USING = re.compile(r"^using at::(\w+);\n", re.MULTILINE)
+_OPERATOR = re.compile(r"ATen/ops/(\w+)\.h")
+_FACTORY = re.compile(r"^inline at::Tensor (\w+)\((?:.*\n)*?\}\n", re.MULTILINE)
+_LIBRARIES = re.compile("(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_COMMENT = re.compile(r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/', re.S)
+
+
+def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool) -> list[str]:
+    """Write the headers for a program. Returns torch's headers that its names need, beyond the narrow set.
+
+    Args:
+        code: the program's text, without comments.
+        includes: the headers that it names.
+        binding: the headers that bind functions to Python.
+        made_by_torch: whether tensors are made by torch's own make_variable, whose header costs seconds, and not by the compiled part's.
+    """
+    words = frozenset(_WORD.findall(code))
+    named = set(filter(None, map(_root, words)))
+    lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []
+    needed = [*lists, *table.headers_of(code, words), *([_VARIABLE] if made_by_torch else [])]
+    brought = tuple(name for name in (*needed, *binding, *includes) if name not in _GATHERERS)
+    operators = frozenset({*named, *_ALWAYS.split(), *_named_by(brought)})
+    heavy = _HEAVY if {one for one in brought if one.startswith("torch/")} <= _SELF_CONTAINED else frozenset()
+    files = {name: _filtered(name, kept.__contains__) for name, kept in _KEPT.items()}
+    of_aten = [one for one in needed if not one.startswith("torch/")]
+    files["ATen/ATen.h"] = included(table.NARROW) + files["ATen/ATen.h"] + included(of_aten)
+    files["torch/types.h"] += included(one for one in needed if one.startswith("torch/"))
+    files["torch/utils.h"] = _USING.sub(lambda line: line[0] if line[1] in words else "", files["torch/utils.h"])
+    files["ATen/Functions.h"] = _filtered("ATen/Functions.h", lambda one: _is_needed(one, operators, heavy))
+    files[_FACTORIES] = _factories(words - {"tensor"} | ({"tensor"} if _VALUES in needed else set()), made_by_torch)
+    files |= {f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy) for name in operators}
+    files |= {f"{API}{name}": included([name]) for name in _KEPT if name.startswith("torch/")}
+    files["torch/python.h"] = included(["torch/types.h", *binding])
+    if "opjit_bind.h" in binding:
+        files |= dict.fromkeys(("pybind11/pybind11.h", "pybind11/stl.h", "torch/csrc/utils/pybind.h"), included(binding))
+    if "ATen/cuda/CUDAContext.h" in closure(brought):
+        files["ATen/cuda/CUDAContextLight.h"] = _cuda_context(words)
+    for name, text in files.items():
+        if not text:
+            continue
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return needed
+
+
+def code_of(texts: Iterable[str]) -> str:
+    """Return programs' texts without comments."""
+    return "\n".join(_COMMENT.sub(lambda found: found[1] or " ", text) for text in texts)
+
+
+def includes(code: str) -> list[str]:
+    """Return the headers that a text names."""
+    return _INCLUDED.findall(code)
+
+
+def included(names: Iterable[str]) -> str:
+    """Return a header that includes others."""
+    return "#pragma once\n" + "".join(f"#include <{name}>\n" for name in names)
+
+
+@functools.cache
+def _text(name: str) -> str | None:
+    """Read one of torch's headers; None for a header of others."""
+    places = (INCLUDE / name, INCLUDE / API / name)
+    return next((place.read_text() for place in places if place.is_file()), None)
+
+
+def _filtered(name: str, keep: Callable[[str], bool]) -> str:
+    """Return one of torch's headers with some of its #include lines; an empty text for one that this torch lacks."""
+    return _INCLUDED.sub(lambda line: line[0] if keep(line[1]) else "", _text(name) or "")
+
+
+def _is_needed(header: str, operators: frozenset[str], heavy: frozenset[str]) -> bool:
+    found = _OPERATOR.fullmatch(header)
+    return found[1] in operators if found else header not in heavy
+
+
+@functools.cache
+def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
+    """Return the operators that some of torch's headers use."""
+    found: set[str] = set()
+    for name in closure((*table.NARROW, *headers)):
+        text = _text(name) or ""
+        named = set(_OPERATOR.findall(text))
+        if not named and _GATHERS.search(text):
+            named = set(filter(None, map(_root, _WORD.findall(code_of([text])))))
+        found |= named if name != _FACTORIES else set()
+    return frozenset(name for name in found if not name.endswith(("_ops", "_native")))
+
+
+@functools.cache
+def closure(names: tuple[str, ...]) -> frozenset[str]:
+    """Return the names of torch's headers that some include, as light headers do, without those of operators."""
+    found: set[str] = set()
+    rest = list(names)
+    while rest:
+        name = rest.pop().removeprefix(API)
+        text = None if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h" else _text(name)
+        if text is not None:
+            found.add(name)
+            kept = _KEPT.get(name)
+            rest += [one for one in _INCLUDED.findall(text) if kept is None or one in kept]
+    return frozenset(found)
+
+
+@functools.cache
+def _root(word: str) -> str | None:
+    """Return the header of ATen/ops that declares a function: add.h for add, add_ and add_out."""
+    for root in (word, word.removesuffix("_"), word.removesuffix("_out"), word.removesuffix("_symint")):
+        if root in _all_operators():
+            return root
+    return None
+
+
+@functools.cache
+def _all_operators() -> frozenset[str]:
+    names = {entry.name.removesuffix(".h") for entry in os.scandir(INCLUDE / "ATen/ops")}
+    return frozenset(name for name in names if f"{name}_ops" in names or name == "from_blob")
+
+
+def _factories(words: frozenset[str], made_by_torch: bool) -> str:
+    """Cut the functions of torch:: that make tensors to those that a program names. Their header brings Variable for one function."""
+    text = _filtered(_FACTORIES, lambda one: not _OPERATOR.fullmatch(one) and (one != _VALUES or "tensor" in words)
+                     and one != _VARIABLE)
+    text = _FACTORY.sub(lambda found: found[0] if found[1] in words else "", text)
+    if made_by_torch:
+        return text
+    declared = "namespace opjit { at::Tensor make_variable(at::Tensor data, bool requires_grad); }\nnamespace torch {\n"
+    return text.replace("namespace torch {\n", declared, 1).replace("autograd::make_variable(", "opjit::make_variable(")
+
+
+def _cuda_context(words: frozenset[str]) -> str:
+    """Return ATen's CUDA context without the handles of cuBLAS, cuSPARSE and cuSOLVER, whose headers a partial toolkit lacks."""
+    name = "ATen/cuda/CUDAContextLight.h"
+    if any(_LIBRARIES.search(word) for word in words):
+        return _filtered(name, lambda one: True)
+    text = _filtered(name, lambda one: not _LIBRARIES.search(one))
+    text = re.sub(r"^class TORCH_CUDA_CPP_API CUDABlas\w+ \{.*?^\};\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^TORCH_CUDA_CPP_API[^;{]*(?i:blas|sparse|solver|cudss)[^;{]*;\n", "", text, flags=re.MULTILINE)

@@ -1,0 +1,411 @@
+"""The ops declared in this process, by qualified name, and the folders that they are found in.
+
+`import opjit` declares the bundled ops. A request for any other op searches the folders in OPJIT_PATH, then the installed packages
+with an entry point ``opjit.ops``; neither is read before.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import difflib
+import functools
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import threading
+import warnings
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from opjit import files, processes, resources
+from opjit.backends import Backend
+from opjit.declare import registration
+from opjit.declare.op import Function, Op
+from opjit.errors import DeclarationError, UnknownOp
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "opjit.ops"
+
+_ops: dict[str, Op] = {}
+_searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
+
+
+class _Thread(threading.local):
+    """One thread's view of the registry.
+
+    Attributes:
+        ops: all published ops, and before them those of the op.py that this thread is running.
+        rerun: collects the declarations of an op.py that runs again; None otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.ops: ChainMap[str, Op] = ChainMap(_ops)
+        self.rerun: list[Op] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _publishing() -> Iterator[None]:
+    """Publish the ops that the block declares when it ends, so that no other thread sees one half declared. Ops of a module that raised
+    are removed, as Python then forgets the module."""
+    with processes.reading:
+        outer = _thread.ops
+        _thread.ops = inner = outer.new_child()
+        try:
+            yield
+        finally:
+            _thread.ops = outer
+            lost = [op for op in inner.maps[0].values() if op.file is not None and op.fake.__module__ not in sys.modules]
+            outer.update({name: op for name, op in inner.maps[0].items() if op not in lost})
+            for op in lost:
+                remove(op)
+
+
+def add(newer: Op) -> Op:
+    """Register an op; it replaces an earlier declaration of the same name from the same folder."""
+    if _thread.rerun is not None:
+        _thread.rerun.append(newer)
+        return newer
+    with processes.declaring:
+        registration.define(newer, declared(newer.qualified))
+        _thread.ops[newer.qualified] = newer
+    return newer
+
+
+def remove(op: Op) -> None:
+    """Take back an op that its op.py no longer declares."""
+    registration.forget(op)
+    _ops.pop(op.qualified, None)
+
+
+def declared(qualified: str) -> Op | None:
+    """Return the op of a qualified name, if this process declared it."""
+    return _thread.ops.get(qualified)
+
+
+def all_ops() -> list[Op]:
+    """Return every declared op, sorted by name."""
+    return [op for _, op in sorted(_thread.ops.items())]
+
+
+def find(name: str) -> Op:
+    """Return the op of a name; without a namespace, opjit's own.
+
+    Raises:
+        UnknownOp: with the most similar names.
+        DeclarationError: OPJIT_PATH names a folder without ops, or one that others can write.
+    """
+    qualified = name if "::" in name else f"opjit::{name}"
+    if declared(qualified) is None:
+        search(qualified)
+    op = declared(qualified)
+    if op is None:
+        short = [op.qualified.removeprefix("opjit::") for op in all_ops()]
+        closest = difflib.get_close_matches(qualified.removeprefix("opjit::"), short, n=3, cutoff=0.5)
+        raise UnknownOp(qualified, closest)
+    return op
+
+
+def may_have(namespace: str) -> bool:
+    """Return whether OPJIT_PATH or an installed package may declare an op of a namespace. False while an op.py is being imported."""
+    if _thread.ops.maps[0] is not _ops:
+        return False
+    unread = any(path and path not in _searched for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep))
+    return unread or namespace in _packaged_namespaces()
+
+
+@functools.cache
+def _packaged_namespaces() -> frozenset[str]:
+    """Return the names of the entry points, found once: it takes some milliseconds."""
+    from importlib.metadata import entry_points
+
+    return frozenset(point.name for point in entry_points(group=GROUP))
+
+
+def search(qualified: str | None = None, any_namespace: bool = True) -> None:
+    """Declare the ops of OPJIT_PATH, then those of installed packages until the op is found; None declares all of them.
+
+    Args:
+        any_namespace: also load entry points that have another name than the op's namespace.
+    """
+    with processes.reading:  # an op.py that another thread is running may declare it
+        if qualified is not None and declared(qualified) is not None:
+            return
+        for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep):
+            if path and path not in _searched:
+                _add_named(path)
+                _searched.add(path)
+        if qualified is None or declared(qualified) is None:
+            _search_packages(qualified, any_namespace)
+
+
+def _add_named(path: str) -> None:
+    """Add a folder that OPJIT_PATH names."""
+    folder = Path(os.path.expanduser(path))
+    if not folder.is_absolute():
+        raise DeclarationError(f"OPJIT_PATH names {path!r}, which depends on where the process starts; use an absolute path")
+    try:
+        add_trusted(folder)
+    except (DeclarationError, OSError) as error:
+        raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
+
+
+def add_trusted(folder: Path) -> list[Op]:
+    """Add a folder that no Python code names, as `add_path` does. Its op.py files are run and its kernels compiled, so only this user and
+    root may be able to write it and the op folders in it.
+
+    Raises:
+        DeclarationError: others can write there, or as for `add_path`.
+    """
+    ours = Path(os.path.abspath(folder))
+    paths = [ours]
+    for each in op_folders(ours) if _is_dir(ours) else ():
+        paths += [Path(place, name) for place, folders, names in os.walk(each) for name in (*folders, *names)]
+    problem = next(filter(None, map(files.swappable, paths)), None)
+    if problem is not None:
+        raise DeclarationError(f"the op.py files in {ours} are not run: {problem}")
+    return add_path(ours)
+
+
+def _search_packages(qualified: str | None, any_namespace: bool) -> None:
+    """Load entry points, those named like the op's namespace first, until the op is declared. One that fails gives one warning."""
+    from importlib.metadata import entry_points
+
+    namespace = (qualified or "").partition("::")[0]
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name != namespace, point.name)):
+        if qualified is not None and declared(qualified) is not None:
+            return
+        if f"{point.name}={point.value}" in _searched or not (any_namespace or point.name == namespace):
+            continue
+        _searched.add(f"{point.name}={point.value}")
+        try:
+            with _publishing():
+                _load(point)
+        except Exception as error:
+            origin = f" of {point.dist.name}" if point.dist else ""
+            warnings.warn(f"the ops of the entry point {point.name} = {point.value}{origin} are missing: {type(error).__name__}: {error}",
+                          RuntimeWarning, stacklevel=5)
+
+
+def _load(point: EntryPoint) -> None:
+    """Import the module or package of an entry point. A module declares its ops itself; a package may be a folder of ops."""
+    loaded = point.load()
+    for path in getattr(loaded, "__path__", []):
+        if op_folders(Path(path)):
+            add_path(path)
+
+
+def declare_bundled(ready: Callable[[Op, Backend], object]) -> None:
+    """Declare the ops of kernels_c, unless an earlier import of opjit did.
+
+    Args:
+        ready: gives an op its C kernel for a backend, at the first call of any op.
+    """
+    registration.ready = ready
+    if not _ops:
+        for folder in op_folders(resources.folder("kernels_c")):
+            declare_folder(folder, "opjit_bundled")
+
+
+def add_path(folder: str | os.PathLike[str]) -> list[Op]:
+    """Declare the ops of a folder by running its op.py; nothing is compiled.
+
+    Args:
+        folder: an op's folder, or a folder of such folders. An op.py runs once.
+
+    Returns:
+        Its ops, sorted by name.
+
+    Raises:
+        DeclarationError: the folder has no op, or an op elsewhere has the same name.
+
+    Example:
+        >>> opjit.add_path("my_ops")
+        [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
+        >>> scale = opjit.get("mylib::scale", "cpu")
+    """
+    place = Path(os.path.abspath(folder))
+    if not _is_dir(place):
+        raise DeclarationError(f"there is no folder {place}")
+    folders = op_folders(place)
+    if not folders:
+        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders")
+    ops = [op for each in folders for op in _declare(each / "op.py")]
+    return sorted(ops, key=lambda op: op.qualified)
+
+
+def op_folders(place: Path) -> list[Path]:
+    """Return the folder itself if it has an op.py, else its subfolders that have one. Raises DeclarationError if it cannot be read."""
+    try:
+        if (place / "op.py").is_file():
+            return [place]
+        return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
+    except OSError as error:
+        raise _unreadable(place, error) from error
+
+
+def _is_dir(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except OSError as error:
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: Path, error: OSError) -> DeclarationError:
+    return DeclarationError(f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it")
+
+
+def _declare(file: Path) -> list[Op]:
+    """Return the ops of an op.py, which runs unless it ran before."""
+    real = file.resolve()
+
+    def ops() -> list[Op]:
+        return [op for op in all_ops() if op.file == real]
+
+    with processes.reading:
+        if not ops():
+            declare_folder(file.parent)
+        if not ops():
+            raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
+        return ops()
+
+
+def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
+    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name.
+
+    The modules beside it are its submodules: ``from .shapes import rows``.
+    """
+    file = folder / "op.py"
+    name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file):  # a folder of the same name elsewhere
+        name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
+    module = _new_module(name, file, is_package=True)
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None  # a .py file always has one
+    with _publishing():
+        sys.modules[name] = module
+        try:
+            module.__spec__.loader.exec_module(module)
+        except BaseException:
+            for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[each]  # as after an import that failed
+            raise
+
+
+def _new_module(name: str, file: Path, is_package: bool) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)] if is_package else None)
+    assert spec is not None
+    return importlib.util.module_from_spec(spec)
+
+
+def rerun(op: Op) -> tuple[list[Op], ModuleType]:
+    """Run the op.py of an op once more, without telling torch or the registry.
+
+    Returns:
+        Its declarations, and the new module.
+    """
+    assert op.file is not None
+    name, stamp = op.fake.__module__, op.stamp_now()
+    module = _new_module(name, op.file, is_package=hasattr(sys.modules.get(name), "__path__"))
+    module.__package__ = getattr(sys.modules.get(name), "__package__", None)
+    outer, _thread.rerun = _thread.rerun, []
+    try:
+        # Compiled here: Python's cached byte code is good for a whole second, and an author may save twice within one.
+        exec(compile(op.file.read_bytes(), op.file, "exec", dont_inherit=True), vars(module))
+        newer = _thread.rerun
+    finally:
+        _thread.rerun = outer
+    for each in newer:
+        each.stamp = stamp  # from before the file was read
+    return newer, module
+
+
+def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
+       extra_cuda_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+       extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True,
+       elementwise: bool = False) -> Callable[[Function], Op]:
+    """Declare an op; the decorated function is its fake kernel.
+
+    The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
+    ``<name>_cuda``. The first request or call compiles them.
+
+    Args:
+        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; the default namespace is ``opjit``.
+        extra_cflags: flags for the ``.c`` kernel, after opjit's own, one argument each (no shell splits them): ``["-DTILE=64"]``.
+        extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
+        extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library: like libc, each machine
+            provides it, and its content is not part of the key. ``"vendor/libfft.a"`` and ``"table.o"`` are a static archive and an
+            object, relative to the op's folder; ``"-Lvendor", "-lfft"`` is a library in a folder. Their content is part of the key.
+            opjit opens a shared library in such a folder before the op's, so a wheel needs the folder inside the op's own.
+        extra_cuda_ldflags: the same for CUDA alone. ``["-lcublas"]`` and other CUDA libraries that torch needs are those of torch,
+            wherever pip, the CUDA Toolkit or the system put them.
+        extra_sources: more sources, relative to the op's folder: ``["solver.c", "solver.cu"]``. Each is compiled separately, for the
+            backend of its suffix; kernels and device functions of one ``.cu`` are unknown in another.
+        extra_include_paths: more header folders, relative to the op's folder; headers included from them enter the key.
+        differentiable: False makes autograd treat the results as constants. An op without a backward raises an error in
+            ``backward()`` otherwise, as one of torch.library.custom_op does.
+        elementwise: each element of a result depends only on the elements at its place in the arguments, which may broadcast. Then
+            torch.vmap calls the op once, for the whole batch, and DTensor's shards stay where they are.
+
+    Raises:
+        SchemaError: torch cannot parse the schema, or a type has no C form.
+        DeclarationError: an op of that name is declared elsewhere; or a flag would break a promise of opjit about its binaries,
+            and the message names an alternative.
+
+    Example:
+        >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DTILE=64"])
+        ... def scale(x, a):
+        ...     return torch.empty_like(x)
+    """
+
+    def declare(fake: Function) -> Op:
+        file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
+        folder = file.parent
+        extra = None
+        extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
+        if any(extras):
+            from opjit.recipe import flags
+
+            extra = flags.check(text.partition("(")[0], folder, *extras)
+        return add(Op(text, fake, folder, extra, file=file, constant=not differentiable, elementwise=elementwise))
+
+    return declare
+
+
+def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
+    """Pickle an op by its name, as a function: a copy is the op itself, and another process finds its own."""
+    return _restored, (declared.qualified, declared.where, str(declared.file or ""))
+
+
+def _restored(qualified: str, where: str, declaration: str) -> Op:
+    """Return the op that was pickled, maybe by another process.
+
+    Args:
+        where: the place of its declaration, for the message.
+        declaration: its op.py; an inline op has none, as its module declares it.
+
+    Raises:
+        UnknownOp: this process does not declare the op, and neither does that file.
+        DeclarationError: others can write that file.
+    """
+    folder = Path(declaration).parent
+    if declared(qualified) is None and Path(declaration).name == "op.py" and _is_dir(folder):
+        add_trusted(folder)  # the folder may be somebody else's by now
+    try:
+        return find(qualified)
+    except UnknownOp as error:
+        error.args = (f"{qualified} was pickled by a process that declared it in {where}; import or load that here first",)
+        raise
+
+
+copyreg.pickle(Op, _reduce)

@@ -1,0 +1,70 @@
+"""The machine's part in a measurement: caches, clocks, load, and the peaks of a GPU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+_UNKNOWN_CACHE = 64 << 20
+_LARGEST_CACHE = 128 << 20  # virtual machines report the cache of a whole socket
+# Operations of one multiprocessor in one cycle with dense 16-bit matrix instructions, by compute capability (NVIDIA's white papers).
+_MATRIX_OPERATIONS = {(8, 0): 2048, (8, 6): 1024, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 2048}
+_BY_ELEMENT_SIZE = {1: 2.0, 2: 1.0, 4: 0.5, 8: 0.0625}  # of that rate: 8-bit, 16-bit, TF32, float64
+
+
+def cache_bytes(device: str) -> int:
+    """Return the size of the cache before the memory: the GPU's L2, or the CPU's last level."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties().L2_cache_size)
+    try:
+        size = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (ValueError, OSError):
+        size = 0
+    return min(size, _LARGEST_CACHE) if size > 0 else _UNKNOWN_CACHE
+
+
+class Flush:
+    """Fills the cache with other data, which it reads: written lines would go to memory while the next call is timed."""
+
+    def __init__(self, device: str) -> None:
+        self._data = torch.zeros(cache_bytes(device) // 4 * 2, dtype=torch.int32, device=device)
+
+    def __call__(self) -> None:
+        self._data.max()
+
+
+def clock(device: str) -> int | None:
+    """Read the MHz of the GPU's multiprocessors, or None where NVML does not tell (`pip install nvidia-ml-py`)."""
+    if device != "cuda":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return int(torch.cuda.clock_rate())
+        except Exception:  # no module, no library, no permission
+            return None
+
+
+def bound(device: str, moved: int, flops: int, element_size: int) -> float | None:
+    """Compute the seconds that the device takes at least to move bytes and to do operations on elements of a size; None if it is not known.
+
+    The peaks are those of the data sheet: memory clock times bus, and matrix instructions at the highest clock.
+    """
+    if device != "cuda":
+        return None
+    device_properties = torch.cuda.get_device_properties()
+    bandwidth = 2e3 * getattr(device_properties, "memory_clock_rate", 0) * getattr(device_properties, "memory_bus_width", 0) / 8
+    rate = (_MATRIX_OPERATIONS.get((device_properties.major, device_properties.minor), 0) * _BY_ELEMENT_SIZE.get(element_size, 2.0)
+            * device_properties.multi_processor_count * 1e3 * getattr(device_properties, "clock_rate", 0))
+    times = [amount / peak for amount, peak in ((moved, bandwidth), (flops, rate)) if amount and peak]
+    return max(times, default=None)
+
+
+def describe(device: str) -> str:
+    """Describe the device, and on the CPU the threads and the load: ``"2 threads, load 0.4 on 16 CPUs, torch 2.13.0"``."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return (f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} CPUs, "
+            f"torch {torch.__version__}")

@@ -1,0 +1,148 @@
+"""What is to be measured, and what came out: a plan of calls, and a measurement of each side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+_MOST_INPUTS = 256
+
+
+class Inputs(NamedTuple):
+    """The arguments of one call, in memory of their own."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = {}  # never changed
+
+    @property
+    def nbytes(self) -> int:
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """Functions to measure with the same inputs, in turns.
+
+    Attributes:
+        sides: the functions by their names; the caller has checked their results.
+        inputs: one set, or several at different addresses through which the calls rotate; `plan_of` makes copies of one.
+        device: the type of the device on which the functions work, such as ``"cuda"``.
+        cold: each burst begins with caches that hold none of the inputs.
+        bytes, flops: the fewest bytes that a call must move and operations that it must do; 0 if they do not bound its time.
+        seen: takes a side's name and each result of a timed burst, after its clock has stopped; for a caller that trusts no function.
+        rounds: bursts of each side that are timed.
+        seconds: about how long a burst takes. Short ones leave a GPU's clocks alone.
+
+    Example:
+        >>> x = torch.rand(1 << 20)
+        >>> plan = plan_of({"exp": torch.exp, "sin": torch.sin}, Inputs((x,)), "cpu", cold=True, moved=2 * x.nbytes)
+        >>> exp, sin = measure(plan).values()
+        >>> assert exp.lower <= exp.median <= exp.upper
+    """
+
+    sides: Mapping[str, Callable[..., Any]]
+    inputs: Sequence[Inputs]
+    device: str
+    cold: bool
+    bytes: int = 0
+    flops: int = 0
+    seen: Callable[[str, Any], None] | None = None
+    rounds: int = 9
+    seconds: float = 0.02
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time of one side's calls.
+
+    Attributes:
+        seconds: the mean time of a call in each burst; on CUDA, the device's.
+        host: on CUDA the seconds in which the host issues a call, the median of bursts; None on the CPU, where `seconds` is all.
+        way: ``"clock"`` of the CPU, ``"events"`` around calls on CUDA, ``"graph"`` for events around a CUDA graph of short calls,
+            ``"issue"`` where calls are short but no graph takes them: `seconds` then holds the host's time, too.
+        calls, inputs: the calls of a burst, and the sets of inputs that it rotates through.
+        bound: seconds that the device takes at least for the plan's bytes and operations (roofline); None where its peaks are unknown.
+        floor: the part of the bound that no cache explains away: a shorter time is impossible.
+        agrees: on CUDA, events and a synchronisation of the whole device measured the same in most bursts; work on another stream makes it
+            False.
+        clock: MHz of a GPU's multiprocessors before and after all rounds; None where no library tells.
+    """
+
+    side: str
+    seconds: tuple[float, ...]
+    host: float | None
+    way: str
+    calls: int
+    inputs: int
+    cold: bool
+    bytes: int
+    flops: int
+    bound: float | None = None
+    floor: float = 0.0
+    agrees: bool = True
+    clock: tuple[int, int] | None = None
+    median: float = field(init=False)
+    lower: float = field(init=False)
+    upper: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else self.seconds * 3
+        for name, value in zip(("lower", "median", "upper"), quartiles, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def possible(self) -> bool:
+        """False if the time is below what the device can do, or if two clocks disagree about it."""
+        return self.agrees and self.median >= self.floor
+
+    @property
+    def of_bound(self) -> float | None:
+        """The reached fraction of the roofline."""
+        return self.bound / self.median if self.bound else None
+
+
+def ratio(one: Measurement, other: Measurement) -> tuple[float, float]:
+    """Return the median of one side's time over the other's, and half of the distance between the quartiles, relative to it."""
+    ratios = [mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return middle, (high - low) / 2 / middle
+
+
+def copies(inputs: Inputs, cache: int) -> list[Inputs]:
+    """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times; at most 256 sets.
+
+    Copies have the strides, the alignment and the shared tensors of the original.
+    """
+    count = min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes)))
+    return [inputs, *(_copied(inputs) for _ in range(count - 1))]
+
+
+def _copied(inputs: Inputs) -> Inputs:
+    duplicates: dict[int, torch.Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in duplicates:
+            duplicates[id(value)] = _copy(value)
+        return duplicates[id(value)]
+
+    return Inputs(*tree_map(copy, (inputs.args, dict(inputs.kwargs))))
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to other memory, with its strides and its alignment."""
+    if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.numel() == 0:
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    with torch.no_grad():
+        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        offset = x.data_ptr() % 256 // x.element_size()
+        memory = x.new_empty(offset + span)
+        memory[offset:].copy_(x.as_strided((span,), (1,)))
+        return memory.as_strided(x.shape, x.stride(), offset).requires_grad_(x.requires_grad)

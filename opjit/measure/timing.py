@@ -1,0 +1,210 @@
+"""The one timing loop: bursts of each side in turns, on the CPU's clock or between CUDA events."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from opjit.measure import machine
+from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies
+
+_MOST_CALLS = 20_000
+_SHORT = 10e-6  # device seconds of a call below which a graph issues the calls
+_GRAPH_CALLS = 64  # of one set of inputs
+_QUEUE = 64  # calls that a device's queue holds without making the host wait
+_LATENCY = 200e-6  # of a synchronisation, at most
+
+
+def plan_of(sides: Mapping[str, Callable[..., Any]], inputs: Inputs, device: str, cold: bool | None = None, moved: int = 0,
+            flops: int = 0) -> TimingPlan:
+    """Make a plan with one call's inputs, and with copies of them where caches are to be cold; None is cold on CUDA and hot on the CPU."""
+    cold = device == "cuda" if cold is None else cold
+    return TimingPlan(sides, copies(inputs, machine.cache_bytes(device)) if cold else [inputs], device, cold, moved, flops)
+
+
+def measure(plan: TimingPlan) -> dict[str, Measurement]:
+    """Measure each side of a plan. The sides take turns, in alternating order.
+
+    Each side must have run before, since a first call may build or compile. The caller chooses the modes: users of an op without autograd
+    see what `torch.inference_mode` gives.
+    """
+    flush = machine.Flush(plan.device) if plan.cold else _nothing
+    burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
+    bursts: dict[str, _HostBurst | _DeviceBurst] = {name: burst_of(plan, name, flush) for name in plan.sides}
+    for burst in bursts.values():
+        burst()  # warms up
+    before = machine.clock(plan.device)
+    seconds: dict[str, list[float]] = {name: [] for name in bursts}
+    for turn in range(plan.rounds):
+        for name in reversed(bursts) if turn % 2 else bursts:
+            seconds[name].append(bursts[name]())
+    after = machine.clock(plan.device)
+    clock = None if before is None or after is None else (before, after)
+    return {name: _measurement(plan, name, tuple(seconds[name]), burst, clock) for name, burst in bursts.items()}
+
+
+def _measurement(plan: TimingPlan, side: str, seconds: tuple[float, ...], burst: _HostBurst | _DeviceBurst,
+                 clock: tuple[int, int] | None) -> Measurement:
+    sizes = [leaf.element_size() for leaf in tree_leaves(plan.inputs[0]) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    held = machine.cache_bytes(plan.device) // (burst.calls if plan.cold else 1)  # bytes of a call that stay in the cache
+    return Measurement(side, seconds, burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes, plan.flops,
+                       machine.bound(plan.device, plan.bytes, plan.flops, min(sizes, default=4)),
+                       machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0, burst.agrees, clock)
+
+
+def _nothing() -> None:
+    """Flush nothing: the caches stay hot."""
+
+
+def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
+    """Return the inputs of a burst whose calls take so many seconds each: in a cold cache that holds all of them, each is used once."""
+    count = max(1, min(_MOST_CALLS, int(plan.seconds / max(seconds, 1e-9))))
+    fits = sum(each.nbytes for each in plan.inputs) < 2 * machine.cache_bytes(plan.device)
+    return list(islice(cycle(plan.inputs), min(count, len(plan.inputs)) if plan.cold and fits else count))
+
+
+def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int | None) -> deque[Any]:
+    """Make the calls of a turn; keep the last results, so that later ones lie elsewhere. None keeps all."""
+    return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave Python's garbage where it is while a clock runs."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _HostBurst:
+    """Calls on the CPU, or on a device whose clock is unknown."""
+
+    way = "clock"
+    host: float | None = None
+    agrees = True
+
+    def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
+        self._plan, self._side, self._flush = plan, side, flush
+        self._turn = plan.inputs[:1]
+        self._turn = _turn(plan, min(self() for _ in range(3)))
+
+    @property
+    def calls(self) -> int:
+        return len(self._turn)
+
+    def __call__(self) -> float:
+        self._flush()
+        _wait(self._plan.device)
+        with _no_collection():
+            started = time.perf_counter()
+            results = _run(self._plan.sides[self._side], self._turn, None if self._plan.seen else 0)
+            _wait(self._plan.device)
+            seconds = time.perf_counter() - started
+        _report(self._plan, self._side, results)
+        return seconds / self.calls
+
+
+def _wait(device: str) -> None:
+    if device != "cpu" and torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _report(plan: TimingPlan, side: str, results: Sequence[Any]) -> None:
+    if plan.seen is not None:
+        for result in results:
+            plan.seen(side, result)
+
+
+class _Span(NamedTuple):
+    """One burst by three clocks: CUDA events, the host until the calls are issued, and the host until the whole device is idle."""
+
+    device: float
+    issued: float
+    whole: float
+    results: deque[Any]
+
+
+def _span(run: Callable[[], deque[Any]]) -> _Span:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    with _no_collection():
+        began = time.perf_counter()
+        start.record()
+        results = run()
+        end.record()
+        issued = time.perf_counter() - began
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - began
+    return _Span(start.elapsed_time(end) / 1e3, issued, whole, results)
+
+
+class _DeviceBurst:
+    """Calls on CUDA, timed by the device. Where the host is slower than the device, a graph issues them."""
+
+    def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
+        self._plan, self._side, self._flush = plan, side, flush
+        self._function = plan.sides[side]
+        once = _span(lambda: _run(self._function, plan.inputs[:1], None))
+        size = sum(leaf.nbytes for leaf in tree_leaves(list(once.results)) if isinstance(leaf, torch.Tensor))
+        self._window = None if plan.seen else 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
+        queue = list(islice(cycle(plan.inputs), max(1, min(_QUEUE, int(plan.seconds / once.whole)))))
+        spans = [_span(lambda: _run(self._function, queue, self._window)) for _ in range(5)]
+        device, self.host = (median(times) / len(queue) for times in zip(*((span.device, span.issued) for span in spans), strict=True))
+        self._turn, self._repeats, self.way = _turn(plan, device), 1, "events"
+        self._agreed: list[bool] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device < _SHORT or self.host > 0.8 * device:
+            self._capture()
+
+    @property
+    def calls(self) -> int:
+        return len(self._turn) * self._repeats
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both clocks agree about most bursts: another process may take the GPU between them."""
+        return sum(self._agreed) * 2 > len(self._agreed)
+
+    def _capture(self) -> None:
+        """Let a graph issue the calls, if one takes them: a function that waits for the device cannot be captured."""
+        turn = (self._plan.inputs if len(self._plan.inputs) > 1 else [*self._plan.inputs] * _GRAPH_CALLS)[:len(self._turn)]
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._results = _run(self._function, turn, self._window)
+        except Exception:  # torch's, CUDA's or the function's own: it is measured without
+            torch.cuda.synchronize()
+            generator.graphsafe_set_state(before)  # torch leaves it in a capture, where it draws no numbers
+            self.way = "issue"
+            return
+        self._graph, self.way = graph, "graph"
+        replays = len(_turn(self._plan, _span(self._replay).device / len(turn))) // len(turn)
+        self._turn, self._repeats = list(turn), max(1, replays)
+
+    def _replay(self) -> deque[Any]:
+        assert self._graph is not None
+        for _ in range(self._repeats):
+            self._graph.replay()
+        return self._results
+
+    def __call__(self) -> float:
+        self._flush()
+        span = _span(self._replay if self._graph else lambda: _run(self._function, self._turn, self._window))
+        self._agreed.append(abs(span.whole - span.device) <= 0.1 * span.whole + _LATENCY)
+        _report(self._plan, self._side, span.results)
+        return span.device / self.calls

@@ -1,0 +1,96 @@
+"""The flags of nvcc: for which part of a .cu file each is, and which an op's author may give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+DEVICE, HOST, BOTH, NEITHER, FOLDER, NVCC = "device", "host", "both", "neither", "folder of headers", "nvcc"
+LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
+
+
+class NvccFlag(NamedTuple):
+    """A flag, or several of one kind.
+
+    Attributes:
+        name: a pattern.
+        value: a pattern of what follows the name. A value that begins with ``=`` may be the next argument instead.
+        part: `NEITHER` has no meaning where other compilers replace nvcc, and `NVCC` none in other compilers.
+        author: a pattern of the values that an op's author may give; None if it is not the author's to give.
+        unseen: whether it makes nvcc read or run what no list of inputs shows.
+    """
+
+    name: str
+    value: str
+    part: str
+    author: str | None = None
+    unseen: bool = False
+
+
+FLAGS = (
+    NvccFlag(r"-U__CUDA_NO_", r"\w*", NEITHER),
+    NvccFlag(r"-[DU]", r".*", BOTH, r"[A-Za-z_]\w*([(=].*)?"),
+    NvccFlag(r"--?std", r"=.*", BOTH, r"=c\+\+(17|2\d)"),
+    NvccFlag(r"-w", r"", BOTH, r""),
+    NvccFlag(r"-O", r"\d", HOST, r"[0-3]"),
+    NvccFlag(r"-W", r".*", NEITHER, r"[a-z][\w=-]*"),
+    NvccFlag(r"-Xcompiler", r"=.*", HOST, r"=[\w=.,+-]+"),
+    NvccFlag(r"--compiler-options", r"=.*", HOST),
+    NvccFlag(r"-Xptxas", r"=.*", DEVICE, r"=[\w=,-]+"),
+    NvccFlag(r"--ptxas-options", r"=.*", DEVICE),
+    NvccFlag(r"--?use_fast_math|--?restrict|--?extra-device-vectorization|--?lineinfo|--?generate-line-info", r"", DEVICE, r""),
+    NvccFlag(r"--?(ftz|prec-div|prec-sqrt|fmad)", r"=\w+", DEVICE, r"=\w+"),
+    NvccFlag(r"--?maxrregcount", r"=\d+", DEVICE, r"=\d+"),
+    NvccFlag(r"--?diag-(suppress|warn|error)", r"=[\d,]+", DEVICE, r"=[\d,]+"),
+    NvccFlag(r"--split-compile|--frandom-seed", r"=\w+", DEVICE),
+    NvccFlag(r"-G", r"", DEVICE),
+    NvccFlag(r"--?(expt-)?relaxed-constexpr", r"", NEITHER, r""),
+    NvccFlag(r"--?(expt-)?extended-lambda", r"", NVCC, r""),
+    NvccFlag(r"-Xcudafe", r"=.*", NEITHER,
+             r"=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)"),
+    NvccFlag(r"-gencode", r"=.*", NEITHER),
+    NvccFlag(r"--generate-code|-arch|--gpu-architecture", r"=.*", NVCC),
+    NvccFlag(r"-I|-isystem|--include-path|--system-include", r"=?.+", FOLDER),
+    NvccFlag(r"--threads|-t", r"=\d+", NEITHER),
+    NvccFlag(r"-MD", r"", NEITHER),
+    NvccFlag(r"-MF", r"=.*", NEITHER),
+    NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER, unseen=True),
+    NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC, unseen=True),
+)
+_PATTERNS = [(flag, re.compile(f"({flag.name})({flag.value})")) for flag in FLAGS]
+OF_AUTHORS = re.compile("|".join(f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None))
+UNSEEN = "|".join(flag.name for flag in FLAGS if flag.unseen)
+_WITH_VALUE = re.compile("|".join(flag.name for flag in FLAGS if flag.value.startswith("=")))
+
+
+def joined(words: Iterable[str]) -> Iterator[str]:
+    """Yield each flag of a command line with its value in one argument."""
+    waiting = iter(words)
+    for word in waiting:
+        yield f"{word}={next(waiting, '')}" if _WITH_VALUE.fullmatch(word) else word
+
+
+def part_of(flag: str) -> str:
+    """Return the part that a flag is for; `NVCC` for one that is not in the table."""
+    return next((row.part for row, pattern in _PATTERNS if pattern.fullmatch(flag)), NVCC)
+
+
+def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return flags as NVRTC and the host's compiler take them. Raises KeyError with the first one that neither has."""
+    device, host = [], []
+    for flag in joined(flags):
+        part, (name, _, value) = part_of(flag), flag.partition("=")
+        if part in (NVCC, FOLDER):
+            raise KeyError(flag)
+        if name in ("-Xcompiler", "--compiler-options"):
+            host += value.split(",")
+        elif name in ("-Xptxas", "--ptxas-options"):
+            device += [f"--ptxas-options={each}" for each in value.split(",")]
+        else:
+            device += [_NVRTC.get(flag, flag)] if part in (DEVICE, BOTH) else []
+            host += [flag] if part in (HOST, BOTH) else []
+    return device, host
+
+
+_NVRTC = {"-G": "--device-debug", **dict.fromkeys(LINE_INFO, "--generate-line-info")}

@@ -1,0 +1,287 @@
+"""Checks in child processes: an op that ends or blocks its process fails the check that called it, and the others go on.
+
+A check's child is a fork of this process, which has imported torch but called no op. It says over a pipe at which call it is, so that a
+death has a place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opjit.declare.op import Op
+from opjit.errors import OpjitError
+from opjit.testing.checks import Check, Line, outcome_of
+from opjit.testing.trials import CallWatch, watch
+
+_PR_SET_PDEATHSIG, _M_PERTURB = 1, -6
+_DYING = 20.0  # seconds that a sanitizer gets for its report
+_ASLEEP = 1.0  # seconds without a thread that runs, after which none will
+_MOST = 1 << 20  # bytes of stderr
+_FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
+
+
+class Limits(NamedTuple):
+    """What ends a call.
+
+    Attributes:
+        seconds: for one call of a check; checks within torch, which compiles, get their multiple of it.
+        on_limit: the signal for a call that takes longer; sanitizers answer SIGABRT with the place.
+    """
+
+    seconds: float
+    on_limit: signal.Signals = signal.SIGKILL
+
+
+class Child:
+    """A forked process that runs a function, and what it says through its pipe.
+
+    Args:
+        work: takes the pipe's end; its process ends when it returns.
+    """
+
+    def __init__(self, work: Callable[[Connection], object]) -> None:
+        self._errors, self._read = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed in __exit__
+        self.messages, theirs = Pipe(duplex=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                self._settle(parent)
+                work(theirs)
+                code = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                with suppress(Exception):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                ctypes.CDLL(None).fflush(None)
+                os._exit(code)
+        theirs.close()
+
+    def _settle(self, parent: int) -> None:
+        """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
+        os.setpgid(0, 0)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_PERTURB, _FRESH)
+        os.dup2(self._errors.fileno(), 2)
+
+    def stderr(self) -> str:
+        """The text that the process has written to stderr since the last call."""
+        text = os.pread(self._errors.fileno(), _MOST, self._read)
+        self._read += len(text)
+        return text.decode(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def end(self) -> str:
+        """Wait for the process, and say how it ended."""
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            with suppress(ValueError):
+                return f"died of {signal.Signals(number).name}"
+            return f"died of signal {number}"
+        return f"ended the process with exit({os.WEXITSTATUS(status)})"
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.messages.close()
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # compilers, too
+            self.send(signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self._errors.close()
+
+
+def apart(work: Callable[[], object]) -> None:
+    """Run a function in a child, for what it prints, so that this process does not initialise CUDA."""
+    with Child(lambda pipe: work()) as child:
+        with suppress(EOFError):
+            child.messages.recv()
+        _echo(child.stderr())
+
+
+def _echo(text: str) -> None:
+    if text:
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+class _Clock:
+    """The time that a call takes: the CPU time of a process's busiest thread, as other processes may have the processors."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.start = pid, {tid: seconds for tid, seconds, _ in _threads(pid)}
+
+    def await_message(self, messages: Connection, limit: float) -> bool:
+        """Whether a message arrives before a thread has run for so many seconds, or all have waited so long for nothing."""
+        left = limit
+        while not messages.poll(left):
+            before = _threads(self.pid)
+            left = limit - max((seconds - self.start.get(tid, 0) for tid, seconds, _ in before), default=limit)
+            if left <= 0:
+                return False
+            if all(state == "S" for _, _, state in before):  # they wait for each other, or for what never comes
+                if messages.poll(_ASLEEP):
+                    return True
+                if _threads(self.pid) == before:
+                    return False
+        return True
+
+
+def _threads(pid: int) -> list[tuple[str, float, str]]:
+    """The threads of a process: each one's number, its CPU time in seconds and its state, as proc(5) calls it."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            state, *fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
+            found.append((path.parent.name, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"), state))
+    return found
+
+
+class Death(NamedTuple):
+    """The end of a child in a check.
+
+    Attributes:
+        number, sample: of the call; None and "" if the check had not made one.
+        how: such as ``"died of SIGSEGV"``.
+        stderr: the last that the process wrote there.
+        late: whether it was ended because it took too long.
+        subject: what ran: ``"kernel"`` or ``"reference"``.
+    """
+
+    check: str
+    number: int | None
+    sample: str
+    how: str
+    stderr: str
+    late: bool
+    subject: str = "kernel"
+
+    def line(self) -> Line:
+        said = [text for text in self.stderr.strip().splitlines() if text.strip()]
+        where = f" on ({self.sample})" if self.number is not None else " before its first call"
+        return Line(self.check, "failed", f"the {self.subject} {self.how}{where}{f': {said[-1].strip()}' if said else ''}", self.number)
+
+
+def supervise(op: Op, device: str, checks: Sequence[Check], limits: Limits, prepare: Callable[[], object],
+              only: int | None = None) -> Iterator[Line | Death]:
+    """Run checks, in one child while none dies. Yields each check's line, or its death.
+
+    Args:
+        prepare: runs first in each child, and makes the op's kernel known to torch. If it raises an error, no check is run.
+        only: the number of the only call to make; None is all.
+    """
+    left, late = list(checks), 0
+    while left:
+        with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:
+            for event in _events(child, left, limits):
+                yield event
+                late += isinstance(event, Death) and event.late
+                if isinstance(event, Line) and event.name == "build":
+                    return
+        if late > 1:
+            yield from (Line(check.name, "skipped", "not run, as two checks before it did not end") for check in left)
+            return
+
+
+def _events(child: Child, left: list[Check], limits: Limits) -> Iterator[Line | Death]:
+    """Lines until the child ends, and its death if it ends early; takes their checks from the list. The time limit is for each call."""
+    number, sample, late, subject = None, "", False, "kernel"
+    while left:
+        limit = limits.seconds * left[0].patience
+        try:
+            if number is not None and not _Clock(child.pid).await_message(child.messages, limit):
+                late = True
+                child.send(limits.on_limit)
+                if not child.messages.poll(_DYING):
+                    child.send(signal.SIGKILL)
+            message = child.messages.recv()
+        except (EOFError, ConnectionResetError):
+            ended = child.end()
+            yield Death(left.pop(0).name, number, sample, f"did not return within {limit:g} s" if late else ended, child.stderr(), late,
+                        subject)
+            return
+        if isinstance(message, Line):
+            _echo(child.stderr())
+            if message.name != "build":
+                left.pop(0)
+            yield message
+            if message.name == "build" or _is_lost(message):
+                return
+            number = None
+        elif isinstance(message, str):
+            subject = message
+        else:
+            (number, sample), subject = message, "kernel"
+
+
+def _is_lost(line: Line) -> bool:
+    """Whether CUDA takes no more calls from the process."""
+    return line.status == "failed" and "CUDA error" in line.note
+
+
+def _run(pipe: Connection, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object], only: int | None) -> None:
+    """In the child: make the op ready, run its checks, and say so."""
+    started = _started(prepare, op.folder)
+    if started is not None:
+        pipe.send(started)
+        return
+    for check in checks:
+        if check.name in op.waived:
+            pipe.send(Line(check.name, "waived", op.waived[check.name]))
+            continue
+        numbers: list[int] = []
+
+        def at(number: int, sample: Any, numbers: list[int] = numbers) -> None:
+            numbers.append(number)
+            pipe.send((number, str(sample)))
+
+        token = watch.set(CallWatch(at, only, running=pipe.send))
+        line = outcome_of(check.name, lambda check=check: check.run(op, device))  # type: ignore[misc]
+        watch.reset(token)
+        failed_at = numbers[-1] if numbers and line.status == "failed" else None
+        pipe.send(line._replace(number=failed_at, calls=len(numbers)))
+        if _is_lost(line):
+            return
+
+
+def _started(prepare: Callable[[], object], folder: Path) -> Line | None:
+    """Prepare, and return the line of an error in the op's kernel or its op.py."""
+    try:
+        prepare()
+    except OpjitError as error:
+        return Line("build", "failed", str(error))
+    except Exception as error:
+        places = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
+        place = f"{Path(places[-1].filename).name}:{places[-1].lineno}: " if places else ""
+        return Line("build", "failed", f"{place}{type(error).__name__}: {error}")
+    return None

@@ -1,0 +1,145 @@
+"""A cluster of x86-64 and ARM nodes: one store and one remote serve both, also nodes without compilers, whoever filled them when."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import platform
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from opjit import backends, why
+from opjit.backends import cpu, targets
+from opjit.backends.targets import Target
+from opjit.cache import transfer
+from opjit.errors import EntryError
+from opjit.recipe.recipe import Recipe
+from opjit.share import remote
+from opjit.store import elf, manifest
+from opjit.store.entry import Entry, verify
+from opjit.store.store import Store
+from tests import helpers, remotes
+from tests.helpers import built, cache_command, cache_warnings, describe, write_op
+
+HOSTS = tuple(elf.MACHINES)
+ORDERS = [*itertools.permutations(HOSTS), (*HOSTS, HOSTS[0]), (*reversed(HOSTS), HOSTS[1])]
+# A fat binary with machine code for sm_90, as far as elf.py reads it.
+FATBIN = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64) + struct.pack("<HHIQ12xI", 2, 257, 64, 0, 90) + bytes(128)
+LEVELS = {"x86_64": "x86-64-v3", "aarch64": "neoverse-v2"}
+
+
+@pytest.fixture(scope="module")
+def op(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """An op, and a library of it."""
+    folder = write_op(tmp_path_factory.mktemp("mixed") / "plus")
+    return folder, built(folder, folder.parent / "cache").library.read_bytes()
+
+
+def of_cuda(host: str) -> Target:
+    return Target(backends.for_device("cuda"), "sm_90", "cuda13", host)
+
+
+def of_cpu(host: str) -> Target:
+    return Target(helpers.cpu(), LEVELS[host], "", host)
+
+
+def recipe(op: tuple[Path, bytes], target: Target, compiler: bool) -> Recipe:
+    known = {"cc.machine": f"{target.host}-linux-gnu", "cc.version": "gcc version 12.2.0", "nvrtc.version": "13.0"}
+    found = describe(op[0], target, compiler=known)
+    return found if compiler else found._replace(toolchain=None)
+
+
+def plant(op: tuple[Path, bytes], target: Target, cache: Path) -> Entry:
+    """Put an entry into a cache as a build on its host would."""
+    made = recipe(op, target, True)
+    machine = struct.pack("<H", elf.MACHINES[target.host])
+    content = op[1][:18] + machine + op[1][20:] + (FATBIN if target.backend.uses_nvcc else b"")
+    assert made.key is not None
+    described = manifest.Manifest(made.key, made.document(), "keytest.plus.so", len(content), hashlib.sha256(content).hexdigest(), {})
+    folder = Store(cache).folder(made.schema.qualified, target) / made.key
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / described.library).write_bytes(content)
+    (folder / manifest.NAME).write_bytes(described.dump())
+    return verify(folder, target)[0]
+
+
+def machine_of(entry: Entry | None) -> str:
+    assert entry is not None
+    return elf.machine(entry.library.read_bytes())
+
+
+@pytest.mark.parametrize("of", [of_cuda, of_cpu])
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(tmp_path: Path, op: tuple[Path, bytes],
+                                                                            order: Sequence[str], of: Callable[[str], Target]) -> None:
+    for host in dict.fromkeys(order):
+        plant(op, of(host), tmp_path)
+    with cache_warnings() as texts:
+        for host, compiler in itertools.product(HOSTS, (True, False)):
+            assert machine_of(Store(tmp_path).find(recipe(op, of(host), compiler))) == host
+    assert texts == []
+
+
+@pytest.mark.parametrize("of", [of_cuda, of_cpu])
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_order_of_pushes(
+    tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], of: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in HOSTS:
+        plant(op, of(host), tmp_path / host)
+    url = (tmp_path / "remote").as_uri()
+    for number, host in enumerate(order):
+        monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / host))
+        done = transfer.push(url, sign=None)
+        assert (len(done.moved), done.problems) == (0 if host in order[:number] else 1, [])
+    monkeypatch.setenv("OPJIT_REMOTE", url)
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    remotes.forget(monkeypatch)
+    monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
+    with cache_warnings() as texts:
+        for host in HOSTS:
+            assert machine_of(remote.fetch(remote.query_for(recipe(op, of(host), False)), Store(tmp_path / "node" / host))) == host
+    assert texts == []
+
+
+def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(tmp_path: Path, op: tuple[Path, bytes]) -> None:
+    entry = plant(op, of_cuda("aarch64"), tmp_path)
+    with pytest.raises(EntryError, match="is for aarch64, not x86_64"):
+        verify(entry.folder, of_cuda("x86_64"))
+
+
+def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
+    for host in HOSTS:
+        plant(op, of_cuda(host), tmp_path)
+    listed = cache_command("ls").output
+    assert all(f"sm_90.cuda13.{host}" in listed for host in HOSTS)
+    one, other = (recipe(op, of_cuda(host), True) for host in HOSTS)
+    described = manifest.Manifest(other.key or "", other.document(), "x.so", 1, "", {})
+    assert "host" in [each.what for each in why.differences(described, one)]
+
+
+@pytest.mark.parametrize(("machine", "features", "level"), [
+    ("x86_64", "", "x86-64-v2"),
+    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid", "armv8-a"),
+    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs",
+     "armv8.2-a+fp16+dotprod"),  # Neoverse N1
+    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 "
+     "asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 "
+     "frint svei8mm svebf16 i8mm bf16 dgh bti", "neoverse-v2"),  # Grace
+])
+def test_a_cpu_s_level_follows_from_its_features(machine: str, features: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(cpu, "_cpu_flags", lambda: set(features.split()))
+    cpu._host_arch.cache_clear()
+    try:
+        here = targets.here(helpers.cpu())
+        assert (here.arch, here.host, here.folder) == (level, machine, level)
+        assert targets.named("sm_90").host == machine
+        own = [arch for arch in helpers.cpu().archs() if cpu.machine_of(arch) == machine]
+        assert [arch for arch in helpers.cpu().archs() if helpers.cpu().runs(arch)] == own[own.index(level):]
+    finally:
+        cpu._host_arch.cache_clear()

@@ -1,0 +1,263 @@
+"""`opjit test` and its op's process: interrupts, errors outside kernels, what is skipped and waived, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from opjit.testing.isolation import Child, _Clock
+from tests.helpers import command, environment
+from tests.testing.mistakes import BODY, MISTAKES, Mistake
+
+LOOP = """
+    FILE *mark = fopen(getenv("MARK"), "w");
+    fclose(mark);
+    for (volatile int i = 0; i == 0;) {
+    }
+"""
+
+
+@pytest.mark.parametrize("words", [("test", "--device", "cpu", "--sanitize", "none", "--time-limit", "9999"), ("bench", "--device", "cpu")],
+                         ids=["test", "bench"])
+def test_ctrl_c_ends_a_kernel_that_never_returns(tmp_path: Path, words: tuple[str, ...]) -> None:
+    mark = tmp_path / "mark"
+    folder = Mistake(f"never_{words[0]}", "", before="#include <stdio.h>", check=LOOP, more="""
+{name}.workloads(lambda device: [opjit.Workload("small", (torch.ones(3),), {{}}, 0)])
+""").write(tmp_path / "never")
+    with subprocess.Popen([sys.executable, "-m", "opjit", words[0], str(folder), *words[1:]], env=environment({"MARK": str(mark)}),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as running:
+        while not mark.exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGINT)
+        printed = running.communicate()[0]
+    assert running.returncode in (130, -signal.SIGINT), printed
+    assert "Traceback" not in printed
+    assert not _is_alive("opjit", str(folder))
+
+
+def _is_alive(*words: str) -> bool:
+    """Whether a process runs with these words in its command line, besides this one."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            return True
+    return False
+
+
+def test_an_op_that_does_not_compile_or_has_no_samples_fails_and_the_others_are_tested(tmp_path: Path) -> None:
+    Mistake("a_broken", "", body="no_such_name;").write(tmp_path / "a")
+    Mistake("b_raises", "", more='@{name}.samples\ndef samples(device):\n    raise KeyError("weights")\n').write(tmp_path / "b")
+    Mistake("c_good", "").write(tmp_path / "c")
+    done = command("test", tmp_path, "--device", "cpu", "--sanitize", "none", "--only", "results")
+    assert done.returncode == 1
+    assert re.search(r"a_broken on cpu\n  failed   build +.*no_such_name", done.stdout), done.stdout
+    assert re.search(r"b_raises on cpu\n  failed   build +op\.py:\d+: KeyError: 'weights'", done.stdout), done.stdout
+    assert re.search(r"c_good on cpu\n  ok       results +6 samples\n", done.stdout), done.stdout
+    assert done.stdout.splitlines()[-1] == "2 failed, 1 ok"
+
+
+def test_a_waived_check_is_shown_with_its_reason_and_another_name_is_refused(tmp_path: Path) -> None:
+    nan = Mistake("waiver", "", body=BODY, more='{name}.waive("nan and inf", "the reference adds first")\n').write(tmp_path / "a")
+    wrong = Mistake("no_waiver", "", more='{name}.waive("nans", "why")\n').write(tmp_path / "b")
+    done = command("test", nan, wrong, "--device", "cpu", "--sanitize", "none", "--only", "nan and inf")
+    assert "  waived   nan and inf        the reference adds first\n" in done.stdout
+    assert "waives 'nans', which is no check; there are inputs kept, results" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 failed, 1 waived"
+
+
+def test_samples_may_be_plain_and_have_a_tolerance(tmp_path: Path) -> None:
+    """A correct sum of 1e5 elements, and one that its author allows to be wrong."""
+    folder = Mistake("total", "", kernel="""\
+#include "opjit.h"
+
+opjit_status total_cpu(const opjit_tensor *x, double error, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32, "expected a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty(out, 0, NULL, x->dtype, x));
+    volatile float sum = 0;
+    for (int64_t i = 0; i < x->numel; i++)
+        sum += ((float *)x->data)[i];
+    *(float *)out->data = sum * (float)(1 + error);
+    return OPJIT_OK;
+}
+""", more="""
+{name} = opjit.op("mistakes::{name}(Tensor x, float error=0) -> Tensor")(lambda x, error=0: x.new_empty(()))
+{name}.reference(lambda x, error=0: x.sum())
+@{name}.samples
+def samples(device):
+    x = torch.rand(100_000, generator=torch.Generator().manual_seed(1))
+    yield x
+    yield (x - 0.5,)
+    yield x, 0.0
+    yield (x,), dict(error=0.0)
+    yield opjit.Sample((x, 0.01), rtol=0.02)
+    yield x, 0.001
+""").write(tmp_path / "total")
+    done = command("test", folder, "--device", "cpu", "--sanitize", "none", "--only", "results")
+    assert re.search(r"failed   results +got 50\d+.*, expected 50\d+.* on \(float32 \(100000,\), 0\.001\)", done.stdout), done.stdout
+    assert "--only results --sample 5\n" in done.stdout
+
+
+def test_cuda_code_is_compiled_where_no_gpu_is(tmp_path: Path, no_gpu: None) -> None:
+    folder = Mistake("both", "").write(tmp_path / "both")
+    (folder / "both.cu").write_text("""\
+#include "opjit_cuda.h"
+
+opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+{
+    return no_such_function(x, out, stream);
+}
+""")
+    done = command("test", folder, "--sanitize", "none", "--only", "results")
+    if "  skipped  build " in done.stdout:
+        pytest.skip(done.stdout)
+    assert re.search(r"mistakes::both on cuda\n  failed   build +.*no_such_function", done.stdout), done.stdout
+    assert done.stdout.splitlines()[-1] == "1 failed, 1 ok"
+    (folder / "both.cu").write_text((folder / "both.cu").read_text().replace("no_such_function(x, out, stream)", "OPJIT_LAUNCHED()"))
+    done = command("test", folder, "--sanitize", "none", "--only", "results")
+    assert "  ok       build              compiled for sm_90 and not run, as no GPU is here\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 ok, CUDA compiled and not run"
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("--only", "resluts"), "there is no check 'resluts'; use inputs kept, results"),
+    (("--sample", "1"), "--sample counts the calls of one check; name it with --only"),
+])
+def test_a_choice_that_means_nothing_is_refused(words: tuple[str, ...], told: str) -> None:
+    done = command("test", "allreduce", *words)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sample_that_there_is_not_is_a_failure() -> None:
+    done = command("test", "allreduce", "--device", "cpu", "--only", "inputs kept", "--sample", "100000", "--sanitize", "none")
+    assert "there is no sample 100000: this check calls the op" in done.stdout
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_the_leak_and_thread_sanitizers_name_the_line(tmp_path: Path) -> None:
+    leak = next(mistake for mistake in MISTAKES if mistake.name == "leak")
+    race = next(mistake for mistake in MISTAKES if mistake.name == "static_temporary")
+    folders = [leak.write(tmp_path / "leak"), race.write(tmp_path / "static_temporary")]
+    printed = command("test", *folders, "--device", "cpu", "--sanitize", "leak,thread", "--only", "memory").stdout
+    if "no library for -fsanitize" in printed:
+        pytest.skip(printed)
+    assert re.search(r"  failed   leak +leak\.c:\d+: direct leak of \d+ byte", printed), printed
+    assert re.search(r"static_temporary on cpu\n(  .*\n)*  ok       leak +", printed), printed
+    printed = command("test", *folders, "--device", "cpu", "--sanitize", "leak,thread", "--only", "threads").stdout
+    assert re.search(r"leak on cpu\n(  .*\n)*  ok       thread +", printed), printed
+    assert re.search(r"  failed   thread +static_temporary\.c:\d+: data race, (read|write) of size \d, with static_temporary\.c:", printed)
+
+
+def _spin(pipe: Connection) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(("work", "in_time"), [(_spin, False), (lambda pipe: time.sleep(60), False),
+                                               (lambda pipe: pipe.send("done"), True)], ids=["spins", "sleeps", "returns"])
+def test_the_time_of_a_call_is_its_processors(work: Callable[[Connection], object], in_time: bool) -> None:
+    with Child(work) as child:
+        assert _Clock(child.pid).await_message(child.messages, 0.2) is in_time
+
+
+def test_a_call_that_gets_no_processor_is_not_late() -> None:
+    def work(pipe: Connection) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)  # as on a busy machine
+        pipe.send("done")
+
+    with Child(work) as child:
+        waking = threading.Timer(1.5, os.kill, (child.pid, signal.SIGCONT))
+        waking.start()
+        assert _Clock(child.pid).await_message(child.messages, 0.1)
+
+
+def test_a_slow_reference_is_not_the_kernels_time_and_imports_are_nobodys(tmp_path: Path) -> None:
+    slow = "(lambda until: [None for _ in iter(lambda: __import__('time').process_time() < until, False)] and 2 * x)"
+    folder = Mistake("slow_reference", "", reference=f"{slow}(__import__('time').process_time() + 1.2)").write(tmp_path / "slow")
+    done = command("test", folder, "--device", "cpu", "--sanitize", "none", "--only", "results", "--sample", "0", "--time-limit", "0.5")
+    assert re.search(r"failed   results +the reference did not return within 0\.5 s on \(float32 \(4, 6\)\)", done.stdout), done.stdout
+    folder = Mistake("quick", "").write(tmp_path / "quick")
+    done = command("test", folder, "--device", "cpu", "--sanitize", "none", "--only", "results", "--time-limit", "0.3")
+    assert "ok       results" in done.stdout, done.stdout
+
+
+def test_from_the_third_failure_of_one_cause_on_only_the_checks_are_named(tmp_path: Path) -> None:
+    folder = Mistake("early_exit", "", check="if (x->dim == 1) exit(3);").write(tmp_path / "early_exit")
+    done = command("test", folder, "--device", "cpu", "--sanitize", "none")
+    assert done.stdout.count("the kernel ended the process with exit(3)") == 3, done.stdout
+    more = re.search(r"^  failed   (\d+) more +the same in (.*): the kernel ended the process with exit\(3\)$", done.stdout, re.MULTILINE)
+    assert more is not None, done.stdout
+    assert len(more[2].split(", ")) == int(more[1])
+    assert done.stdout.splitlines()[-1].startswith(f"{int(more[1]) + 2} failed, ")
+
+
+@pytest.mark.slow
+def test_under_sanitizers_an_exit_has_its_place_and_an_op_that_cannot_be_tested_makes_no_calls(tmp_path: Path) -> None:
+    early = Mistake("early_exit", "", check="if (x->dim == 1) exit(3); /* here */").write(tmp_path / "early_exit")
+    done = command("test", early, "--device", "cpu", "--only", "results")
+    if "no library for -fsanitize" in done.stdout:
+        pytest.skip(done.stdout)
+    assert re.search(r"exit\(3\) on .*\n +early_exit\.c:\d+: the process ends here\n", done.stdout), done.stdout
+    assert "still there at the time limit" not in done.stdout
+    for mistake in (Mistake("no_reference", "", more="{name}._reference = None"), Mistake("no_return", "", after="return 1;")):
+        done = command("test", mistake.write(tmp_path / mistake.name), "--device", "cpu", "--only", "results")
+        assert re.search(r"  failed   build .*\n( {30}.*\n)*1 failed\n$", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("words", [("address", "--only", "vmap"), ("memcheck",), ("thread", "--device", "cuda")], ids=str)
+def test_a_sanitizer_that_was_asked_for_and_has_not_run_is_a_failure(words: tuple[str, ...], no_gpu: None) -> None:
+    done = command("test", "add_custom", "--sanitize", *words, *(() if "--only" in words else ("--only", "float8")))
+    assert re.search(rf"^  failed   {words[0]} +this sanitizer was asked for and has not run; it is for C", done.stdout, re.MULTILINE), done
+    assert done.returncode == 1
+
+
+def test_an_op_that_cannot_be_declared_fails_and_the_others_are_tested(tmp_path: Path) -> None:
+    bad, good = Mistake("bad_schema", "").write(tmp_path / "bad"), Mistake("good", "").write(tmp_path / "good")
+    (bad / "op.py").write_text((bad / "op.py").read_text().replace("Tensor x", "Tenso x"))
+    done = command("test", bad, good, "--device", "cpu", "--sanitize", "none", "--only", "results")
+    assert re.search(r"bad\n  failed   declaration +torch cannot parse the schema", done.stdout), done.stdout
+    assert done.stdout.splitlines()[-1] == "1 failed, 1 ok"
+
+
+RACE = Mistake("shared_sum", "", before="""
+typedef struct { const float *x; float sum; } sum;
+static opjit_status add(int64_t begin, int64_t end, void *context)
+{
+    sum *s = context;
+    for (int64_t i = begin; i < end; i++)
+        s->sum += s->x[i]; /* here */
+    return OPJIT_OK;
+}
+""", check="""
+    OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32, "expected contiguous float32");
+    sum s = {x->data, 0};
+    OPJIT_TRY(opjit_parallel_for(0, n, 1000, add, &s));
+""")
+
+
+@pytest.mark.slow
+def test_a_race_between_the_parts_of_opjit_parallel_for_is_found_whatever_checks_are_chosen(tmp_path: Path) -> None:
+    folder = RACE.write(tmp_path / RACE.name)
+    done = command("test", folder, "--device", "cpu", "--sanitize", "thread", "--only", "results")
+    if "no library for -fsanitize" in done.stdout:
+        pytest.skip(done.stdout)
+    place = next(number for number, line in enumerate((folder / "shared_sum.c").read_text().splitlines(), 1) if "/* here */" in line)
+    assert re.search(rf"  failed   thread +shared_sum\.c:{place}: data race, .* with shared_sum\.c:{place} in another thread", done.stdout)
+    assert done.returncode == 1
