@@ -624,6 +624,25 @@ opjit_status opjit_parallel_for(int64_t begin, int64_t end, int64_t grain, opjit
     return range.error;
 }
 
+#ifdef __SANITIZE_THREAD__
+static int raced;
+
+static opjit_status race(int64_t begin, int64_t end, void *context)
+{
+    raced++;
+    return OPJIT_OK;
+}
+
+/* A data race, for `opjit test` to see whether the sanitizer watches: it ignores the fork of a process with threads. */
+OPJIT_EXPORT void opjit_race(void);
+void opjit_race(void)
+{
+    const opjit_status error = opjit_parallel_for(0, PARTS, 1, race, NULL);
+    if (error)
+        error_free(error);
+}
+#endif
+
 /* ---------------------------------------------------------------------------------------------- */
 /* 7. After the kernel                                                                            */
 
