@@ -33,7 +33,7 @@ from opjit.testing.samples import Skipped, samples
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
 # In the table's order.
-_MODULES = (numerics, memory, integration, gradients, transforms, refusals, cuda)
+_MODULES = (numerics, memory, gradients, integration, transforms, refusals, cuda)
 CHECKS: list[Check] = [check for module in _MODULES for check in module.CHECKS]
 
 

@@ -21,14 +21,14 @@ class Check(NamedTuple):
         name: its name in the table.
         promise: what is true of an op that passes.
         run: takes an op and a device, and returns a note for the table.
-        patience: how many times as long a call may take as the kernel's, as torch compiles for it.
+        timeout_factor: how many times the kernel's time limit a call gets, as torch compiles in it.
         device: the only one that it applies to; None is any.
     """
 
     name: str
     promise: str
     run: CheckFunction
-    patience: int = 1
+    timeout_factor: int = 1
     device: str | None = None
 
     def __call__(self, op: Op, device: str) -> None:
@@ -39,16 +39,18 @@ class Check(NamedTuple):
         """
         if self.name in op.waived:
             raise Skipped(f"waived: {op.waived[self.name]}")
+        if self.device not in (None, device):
+            raise Skipped(f"for {self.device} only")
         self.run(op, device)
 
     def __str__(self) -> str:
         return self.name
 
 
-def add(checks: list[Check], name: str, patience: int = 1, device: str | None = None) -> Callable[[CheckFunction], CheckFunction]:
-    """Decorator that appends a function to a list of checks; the docstring is the promise."""
+def add(checks: list[Check], name: str, timeout_factor: int = 1, device: str | None = None) -> Callable[[CheckFunction], CheckFunction]:
+    """Append the decorated function to a list of checks; its docstring is the promise."""
     def register(run: CheckFunction) -> CheckFunction:
-        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run, patience, device))
+        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run, timeout_factor, device))
         return run
 
     return register

@@ -1,62 +1,148 @@
-"""Checks of gradients beyond the first: a second backward, complex numbers, and what the forward keeps for the backward."""
+"""Checks of gradients: against the reference's, against the derivative, and of what the forward keeps for the backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.gradcheck import GradcheckError
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import assert_same
-from opjit.testing.samples import (
-    Skipped,
-    assert_same_gradients,
-    distinct_samples,
-    effects,
-    floating,
-    gradient_seeds,
-    needs_backward,
-    with_gradients,
-)
+from opjit.testing.compare import Tolerance, assert_same
+from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, samples
 from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
+_TIMEOUT_FACTOR = 6
+
+
+def needs_backward(op: Op) -> None:
+    """Skip a check of gradients for an op without one."""
+    if not op.differentiable:
+        raise Skipped("the op has no backward")
+
+
+def with_gradients(sample: Sample) -> Sample:
+    return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
+
+
+def gradient_seeds(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Weights for the elements of results, all different; for complex ones with an imaginary part."""
+    def seed(r: torch.Tensor) -> torch.Tensor:
+        steps = torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64)
+        return (torch.complex(steps.cos(), steps) if r.is_complex() else steps.cos()).to(r.dtype).reshape(r.shape)
+
+    return [seed(r) for r in results]
+
+
+def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
+    """Compare the gradients of the calls, the reference's first. Returns whether there are any."""
+    found = _gradients_of(sample, *calls)
+    places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
+    for other in found[1:]:
+        for index, mine, theirs in zip(places, other, found[0], strict=True):
+            assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
+                                                        "none; return it from the backward, or detach the tensor in the reference")
+            assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
+                                                        "none; return None for it from the backward")
+            if mine is not None and theirs is not None:
+                assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
+    return bool(found)
+
+
+def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
+    """The gradients of the floating-point inputs from each call, with different weights for all results.
+
+    Results that some call cannot differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight.
+    """
+    with torch.no_grad():
+        if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
+            return []  # some of torch's ops raise an error here
+    inputs = [with_gradients(sample) for _ in calls]
+    results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
+    counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
+    if not counted:
+        return []
+    seeds = gradient_seeds([results[0][index] for index in counted])
+    return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
+                                     allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
+
+
+def _is_continuous(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _rounding(gradient: torch.Tensor) -> Tolerance | None:
+    """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
+    if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
+        return None
+    eps, largest = torch.finfo(gradient.dtype).eps, gradient.abs().nan_to_num(0, 0, 0).max().item()
+    return Tolerance(2 * eps, 8 * eps * largest)
+
+
+@add(CHECKS, "gradients", _TIMEOUT_FACTOR)
+def _gradients(op: Op, device: str) -> str:
+    """Gradients equal the reference's."""
+    needs_backward(op)
+    compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(samples(op, device)))
+    if not compared:
+        raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
+    return tally(compared, "sample")
+
+
+@add(CHECKS, "gradcheck", _TIMEOUT_FACTOR)
+def _gradcheck(op: Op, device: str) -> str:
+    """torch.autograd.gradcheck passes in float64 wherever it passes for the reference."""
+    checked = sum(_derived(op, sample, torch.autograd.gradcheck) for sample in trials(_float64(op, device, 8)))
+    if not checked:
+        raise Skipped("the reference's gradient is not its derivative")
+    return tally(checked, "float64 sample")
+
+
+@add(CHECKS, "second gradients", _TIMEOUT_FACTOR)
+def _second(op: Op, device: str) -> str:
+    """torch.autograd.gradgradcheck passes in float64 wherever it passes for the reference, or a second backward raises an error."""
+    checked = refused = 0
+    for sample in trials(_float64(op, device, 6)):
+        try:
+            checked += _derived(op, sample, torch.autograd.gradgradcheck)
+        except GradcheckError:
+            raise
+        except RuntimeError:
+            refused += 1
+    if not checked + refused:
+        raise Skipped("the reference cannot be differentiated twice")
+    return tally(checked, "float64 sample") if checked else "a second backward raises an error"
 
 
 def _float64(op: Op, device: str, at_most: int) -> list[Sample]:
     needs_backward(op)
-    return distinct_samples(op, device, at_most, lambda sample: torch.float64 in {t.dtype for t in sample.tensors() if t.numel()},
-                            "with float64 elements")
+    return distinct_samples(op, device, at_most, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
+                            "with float64 and at most 500 elements")
 
 
-@add(CHECKS, "saved tensors")
-def _saved(op: Op, device: str) -> str:
-    """The forward keeps tensors with ctx.save_for_backward: one that is an attribute of ctx is never freed, and misses later writes."""
-    needs_backward(op)
-    given: list[Any] = []
-    original = op._setup_context
+def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
+    """Whether one of torch's two checks passes for the reference; then it must for the op, or raises GradcheckError."""
+    inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == torch.float64))
+    values, spec = tree_flatten(inputs.values)
 
-    def setup_context(**arguments: Any) -> None:
-        given.append(arguments["ctx"])
-        if original is not None:
-            original(**arguments)
+    def differentiable(call: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        def results(*changed: Any) -> tuple[torch.Tensor, ...]:
+            args, kwargs = tree_unflatten(list(changed), spec)
+            return tuple(r for r in tensors_of(call(*args, **kwargs)) if r.requires_grad)
 
-    op._setup_context = setup_context
+        return results
+
+    reference = differentiable(op.reference_function)
     try:
-        for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
-            own = with_gradients(sample)
-            results = op.overload(*own.args, **own.kwargs)
-            for ctx in given:
-                kept = [name for name, value in getattr(ctx, "__dict__", {}).items() if tensors_of(value)]
-                assert not kept, f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
-            del results
-            given.clear()
-    finally:
-        op._setup_context = original
-    return "none kept on ctx"
+        applies = bool(reference(*values)) and check(reference, values, fast_mode=True, raise_exception=False)
+    except RuntimeError:  # torch cannot differentiate it so often
+        applies = False
+    return applies and check(differentiable(op.overload), values, fast_mode=sample.numel > 100)
 
 
 @add(CHECKS, "complex gradients")
@@ -77,49 +163,28 @@ def _complex(op: Op, device: str) -> str:
     return tally(compared, "complex128 sample")
 
 
-@add(CHECKS, "second gradients")
-def _second(op: Op, device: str) -> str:
-    """A second backward gives the reference's gradients, or raises an error."""
-    small = [sample for sample in _float64(op, device, 6) if sample.numel <= 500]
-    compared = refused = 0
-    for sample in trials(small):
-        try:
-            expected = _second_gradients(op.reference_function, sample)
-        except RuntimeError:
-            continue
-        if expected is None:
-            continue
-        try:
-            found = _second_gradients(op.overload, sample)
-        except RuntimeError:
-            refused += 1
-            continue
-        inputs = [f"tensor {index}" for index, t in enumerate(with_gradients(sample).tensors()) if t.requires_grad]
-        names = [*inputs, *(f"the weight of result {number}" for number in range(len(expected) - len(inputs)))]
-        for name, mine, theirs in zip(names, found or [None] * len(expected), expected, strict=True):
-            if mine is not None or theirs is not None:
-                known = mine if mine is not None else theirs
-                assert known is not None
-                zero = torch.zeros_like(known)
-                assert_same(zero if mine is None else mine, zero if theirs is None else theirs, sample,
-                            f"the second gradient of {name}")
-        compared += 1
-    if not compared + refused:
-        raise Skipped("the reference cannot be differentiated twice")
-    return tally(compared, "float64 sample") if compared else "a second backward raises an error"
+@add(CHECKS, "saved tensors")
+def _saved(op: Op, device: str) -> str:
+    """The forward keeps tensors with ctx.save_for_backward: one that is an attribute of ctx is never freed, and misses later writes."""
+    needs_backward(op)
+    contexts: list[Any] = []
+    original = op._setup_context
 
+    def setup_context(**arguments: Any) -> None:
+        contexts.append(arguments["ctx"])
+        if original is not None:
+            original(**arguments)
 
-def _second_gradients(call: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None] | None:
-    """Gradients of a function of the call's first gradients; None if there is no first one. None for a tensor is zero."""
-    own = with_gradients(sample)
-    inputs = [t for t in own.tensors() if t.requires_grad]
-    results = [r for r in tensors_of(call(*own.args, **own.kwargs)) if r.requires_grad]
-    if not results:
-        return None
-    seeds = [seed.requires_grad_() for seed in gradient_seeds(results)]
-    first = torch.autograd.grad(results, inputs, seeds, create_graph=True, allow_unused=True)
-    score = sum(((g * w).sum() for g, w in zip(first, gradient_seeds([t.detach() for t in inputs]), strict=True) if g is not None),
-                start=torch.zeros((), dtype=torch.float64, device=inputs[0].device))
-    if not score.requires_grad:
-        return [None] * (len(inputs) + len(seeds))
-    return list(torch.autograd.grad(score, [*inputs, *seeds], allow_unused=True))
+    op._setup_context = setup_context
+    try:
+        for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
+            own = with_gradients(sample)
+            results = op.overload(*own.args, **own.kwargs)
+            for ctx in contexts:
+                kept = [name for name, value in getattr(ctx, "__dict__", {}).items() if tensors_of(value)]
+                assert not kept, f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
+            del results
+            contexts.clear()
+    finally:
+        op._setup_context = original
+    return "none kept on ctx"

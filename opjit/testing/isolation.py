@@ -217,7 +217,7 @@ def _events(child: Child, left: list[Check], limits: Limits) -> Iterator[Line | 
     """Lines until the child ends, and its death if it ends early; takes their checks from the list. The time limit is for each call."""
     number, sample, late, subject = None, "", False, "kernel"
     while left:
-        limit = limits.seconds * left[0].patience
+        limit = limits.seconds * left[0].timeout_factor
         try:
             if number is not None and not _Clock(child.pid).await_message(child.messages, limit):
                 late = True

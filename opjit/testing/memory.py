@@ -12,8 +12,8 @@ import torch
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, replica, storage_bytes
+from opjit.testing.compare import as_list, assert_same
+from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, storage_bytes
 from opjit.testing.trials import trials, watch
 
 CHECKS: list[Check] = []
@@ -37,8 +37,7 @@ def _canaries(op: Op, device: str) -> str:
             for index, (t, bytes_before) in enumerate(zip(own.tensors(), before, strict=True)):
                 wrong = (_around(t) != bytes_before).nonzero().flatten().tolist()
                 assert not wrong, f"on ({sample}) the kernel writes {_beside(t, wrong[0])} tensor {index}"
-            results = [*([] if found is None else found if isinstance(found, (tuple, list)) else [found]),
-                       *(own.tensors() if op.schema.mutates else [])]
+            results = [*as_list(found), *(own.tensors() if op.schema.mutates else [])]
             assert_same(results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs"))
     return f"{_GUARD} bytes on either side of the inputs of {tally(len(calls), 'sample')}"
 
@@ -49,8 +48,7 @@ def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
         return tensor.clone()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     memory = torch.full((2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device)
-    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        memory.untyped_storage(), _GUARD // tensor.element_size(), tensor.shape, tensor.stride())
+    copy = moved(tensor, memory, _GUARD // tensor.element_size())
     if 0 not in tensor.stride():
         return copy.copy_(tensor)
     torch.as_strided(copy, (span,), (1,)).copy_(torch.as_strided(replica(tensor), (span,), (1,)))  # expanded: elements share memory
@@ -62,8 +60,7 @@ def _around(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return torch.empty(0)
     memory = storage_bytes(tensor).clone()
-    torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()).zero_()
+    moved(tensor, memory).zero_()
     return memory
 
 

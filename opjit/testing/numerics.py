@@ -26,6 +26,7 @@ from opjit.testing.samples import (
     meta,
     replica,
     resized,
+    rolled,
     samples,
     storage_bytes,
     with_layout,
@@ -230,7 +231,7 @@ def _side(sample: Sample) -> int:
 
 def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
     """Call the op in four threads at once, each with other data, and compare with one thread's results."""
-    calls = [sample.map(lambda t, by=by: _rolled(t, by)) for by in range(4)]  # type: ignore[misc]
+    calls = [sample.map(lambda t, by=by: rolled(t, by)) for by in range(4)]  # type: ignore[misc]
     expected = [effects(op.overload, op, call) for call in calls]
 
     def first_other(call: Sample, wanted: list[Any]) -> list[Any] | None:
@@ -248,12 +249,6 @@ def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> 
     for found, wanted in zip(pool.map(first_other, calls, expected), expected, strict=True):
         if found is not None:
             assert_same(found, wanted, sample, "a call, with four threads at once,")
-
-
-def _rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """The elements in another order. They move as bytes, as torch.roll on CUDA takes no uint16, uint32 or uint64."""
-    elements = tensor.resolve_conj().resolve_neg().contiguous().flatten()
-    return elements.view(torch.uint8).roll(by * tensor.element_size()).view(tensor.dtype).reshape(tensor.shape)
 
 
 def _equal(one: object, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""The calls that check an op: its samples, variants of them with other layouts and sizes, and comparisons of results."""
+"""The calls that check an op: its samples, and variants of them with other layouts and sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opjit.declare.op import Op
-from opjit.declare.sample import Sample, tensors_of
-from opjit.testing.compare import Tolerance, as_list, assert_same
+from opjit.declare.sample import Sample
+from opjit.testing.compare import as_list
 from opjit.testing.trials import reference_runs
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
@@ -65,80 +65,27 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None) -> torch.Tensor:
+    """The tensor's sizes and strides over other bytes, from an element on; None is the tensor's own offset."""
+    start = tensor.storage_offset() if offset is None else offset
+    return torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(memory.untyped_storage(), start, tensor.shape, tensor.stride())
+
+
 def replica(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides and gaps."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return tensor.clone()
-    storage = storage_bytes(tensor).clone().untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return moved(tensor, storage_bytes(tensor).clone())
+
+
+def rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """The elements in another order. They move as bytes: torch.roll takes no wide unsigned numbers on CUDA, and no float8."""
+    elements = tensor.resolve_conj().resolve_neg().contiguous().flatten()
+    return elements.view(torch.uint8).roll(by * tensor.element_size()).view(tensor.dtype).reshape(tensor.shape)
 
 
 def floating(sample: Sample) -> bool:
     return any(t.dtype.is_floating_point for t in sample.tensors())
-
-
-def needs_backward(op: Op) -> None:
-    """Skip a check of gradients for an op without one."""
-    if not op.differentiable:
-        raise Skipped("the op has no backward")
-
-
-def gradients(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
-    """The gradients of the floating-point inputs from each call, with different weights for all results.
-
-    Results that some call cannot differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight.
-    """
-    with torch.no_grad():
-        if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
-            return []  # some of torch's ops raise an error here
-    inputs = [with_gradients(sample) for _ in calls]
-    results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
-    counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
-    if not counted:
-        return []
-    seeds = gradient_seeds([results[0][index] for index in counted])
-    return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
-                                     allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
-
-
-def gradient_seeds(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Weights for the elements of results, all different; for complex ones with an imaginary part."""
-    def seed(r: torch.Tensor) -> torch.Tensor:
-        steps = torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64)
-        return (torch.complex(steps.cos(), steps) if r.is_complex() else steps.cos()).to(r.dtype).reshape(r.shape)
-
-    return [seed(r) for r in results]
-
-
-def _is_continuous(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
-
-
-def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
-    """Compare the gradients of the calls, the reference's first. Returns whether there are any."""
-    found = gradients(sample, *calls)
-    places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
-    for other in found[1:]:
-        for index, mine, theirs in zip(places, other, found[0], strict=True):
-            assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
-                                                        "none; return it from the backward, or detach the tensor in the reference")
-            assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
-                                                        "none; return None for it from the backward")
-            if mine is not None and theirs is not None:
-                assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
-    return bool(found)
-
-
-def _rounding(gradient: torch.Tensor) -> Tolerance | None:
-    """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
-    if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
-        return None
-    eps, largest = torch.finfo(gradient.dtype).eps, gradient.abs().nan_to_num(0, 0, 0).max().item()
-    return Tolerance(2 * eps, 8 * eps * largest)
-
-
-def with_gradients(sample: Sample) -> Sample:
-    return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
 
 
 def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:

@@ -28,7 +28,7 @@ from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME
 from opjit.testing import checks
 from opjit.testing.compare import as_list, assert_close_enough
-from opjit.testing.samples import Skipped, effects, samples, storage_bytes
+from opjit.testing.samples import Skipped, effects, moved, samples, storage_bytes
 
 FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
@@ -128,17 +128,11 @@ def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     raise AssertionError(f"exit code {done.returncode}: {where}{message}")
 
 
-def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the GPU with the same strides and gaps, made without a kernel."""
-    storage = storage_bytes(tensor).cuda().untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype, device="cuda").set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
 def _call_samples(op: Op) -> int:
     """In the child process: call each sample."""
     calls = samples(op, "cpu")
     for sample in calls:
-        on_gpu = sample.map(_uploaded)
+        on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
         found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
         found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
         assert_close_enough(found, effects(op.reference_function, op, sample), sample)

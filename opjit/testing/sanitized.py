@@ -148,9 +148,9 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
     if {"address", "undefined"} & set(names):
         checks += [check for check in CHECKS if not only or check.name in only]
     if "leak" in names:
-        checks.append(Check("leak", "All memory is freed or in use", _leaks, patience=30))
+        checks.append(Check("leak", "All memory is freed or in use", _leaks, timeout_factor=30))
     if "thread" in names:
-        checks.append(Check("thread", "No two threads use memory at once, one of them to write", _races, patience=30))
+        checks.append(Check("thread", "No two threads use memory at once, one of them to write", _races, timeout_factor=30))
     return checks
 
 

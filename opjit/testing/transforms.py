@@ -11,13 +11,11 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, floating, gradient_seeds, needs_backward, with_gradients
+from opjit.testing.gradients import gradient_seeds, needs_backward, with_gradients
+from opjit.testing.samples import Skipped, distinct_samples, floating, rolled
 from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
-# torch flips neither wide unsigned numbers nor float8.
-_FLIPPED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64,
-               torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
 @add(CHECKS, "vmap")
@@ -39,7 +37,7 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
     values, spec = tree_flatten(sample.args)
     waiting = iter(dims)
     places = [next(waiting) if isinstance(value, torch.Tensor) else None for value in values]
-    elements = [[value, _reversed(value), value] if place is not None else [value] * 3 for value, place in zip(values, places, strict=True)]
+    elements = [[value, rolled(value, 1), value] if place is not None else [value] * 3 for value, place in zip(values, places, strict=True)]
     batched = [each[0] if place is None else torch.stack(each, place) for each, place in zip(elements, places, strict=True)]
 
     def call(*flat: Any) -> Any:
@@ -49,10 +47,6 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
     one_by_one = [as_list(call(*(each[number] for each in elements))) for number in range(3)]
     expected = [torch.stack(results) for results in zip(*one_by_one, strict=True)]
     assert_same(as_list(got), expected, sample, f"torch.vmap with in_dims={dims}")
-
-
-def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(_FLIPPED_AS.get(tensor.dtype, tensor.dtype)).flip(tuple(range(tensor.dim()))).view(tensor.dtype)
 
 
 @add(CHECKS, "torch.func")

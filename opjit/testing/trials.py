@@ -16,13 +16,11 @@ class CallWatch(NamedTuple):
     Attributes:
         at: is called before each call with its number and sample: if the kernel ends the process, this is where.
         only: the number of the only call to make; None is all of them.
-        after: is called after each call.
         running: is called with what runs from now on, ``"kernel"`` or ``"reference"``: the time limit is for one call of it.
     """
 
     at: Callable[[int, Sample], object]
     only: int | None = None
-    after: Callable[[], object] = lambda: None
     running: Callable[[str], object] = lambda subject: None
 
 
@@ -46,12 +44,11 @@ def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
     Raises:
         AssertionError: the only call to make is not one of them.
     """
-    at, only, after, _ = watch.get()
+    at, only, _ = watch.get()
     number = -1
     for number, sample in enumerate(calls):
         if only in (None, number):
             at(number, sample)
             yield sample
-            after()
     if only is not None and only > number:
         raise AssertionError(f"there is no sample {only}: this check calls the op {number + 1} times, counted from 0")
