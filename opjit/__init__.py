@@ -39,13 +39,13 @@ if TYPE_CHECKING or not _is_command():
     from opjit.api import declare_all, explain, get
     from opjit.backends import register_backend
     from opjit.declare import registry as registry  # not public
-    from opjit.declare.op import Op, Workload
+    from opjit.declare.op import Op
     from opjit.declare.registry import add_path, op
-    from opjit.declare.sample import Sample
+    from opjit.declare.sample import Sample, Workload
 
 # Imported on first use: each name, and its module. Programs have the first two lines at once.
 _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
-          "op": "declare.registry", "Op": "declare.op", "Workload": "declare.op", "Sample": "declare.sample",
+          "op": "declare.registry", "Op": "declare.op", "Workload": "declare.sample", "Sample": "declare.sample",
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "testing": "testing",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",

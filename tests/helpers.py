@@ -121,6 +121,17 @@ def cuda_target(arch: str) -> Target:
     return targets.named(arch, backends.for_device("cuda"), nvcc.version)
 
 
+def install_package(site: Path, name: str, point: str, modules: Mapping[str, str]) -> None:
+    """An installed distribution with an entry point for ops, and its modules by their paths."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[opjit.ops]\n{point}\n")
+    for path, text in modules.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+
+
 def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, compiler: Mapping[str, str] | None = None) -> Recipe:
     """The recipe of the op in a folder, as api.describe makes it, but without declaring the op to torch."""
     target = target or targets.here(cpu())

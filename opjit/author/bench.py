@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 
 from opjit import api
 from opjit.declare import arguments
-from opjit.declare.op import Op, Workload
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.op import Op
+from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, ratio

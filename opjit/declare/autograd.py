@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare import transforms
+from opjit.declare.transforms import TransformRules
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
@@ -37,26 +38,19 @@ class AutogradRule(torch.library.Library):
         super().impl(op_name, kernel, dispatch_key, **settings)  # type: ignore[no-untyped-call]
 
 
-def bind(library: AutogradRule, schema: Schema, overload: OpOverload, backward: Function, setup_context: Function, vmap: Function,
-         cast: Function) -> None:
-    """Make ``backward(ctx, *grads)`` the op's.
-
-    Args:
-        backward, setup_context: as torch.library.register_autograd takes them.
-        vmap: as torch.library.register_vmap takes it.
-        cast: gives a call's arguments as autocast converts them.
-    """
+def bind(library: AutogradRule, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
+    """Make the declared backward the op's."""
     library.overload = overload
-    torch.library.register_autograd(schema.qualified, _trimmed(backward), setup_context=setup_context, lib=library)
-    _bind_transforms(library, schema, overload, backward, setup_context, vmap, cast)
+    torch.library.register_autograd(schema.qualified, _trimmed(rules.backward), setup_context=rules.setup_context, lib=library)
+    _bind_transforms(library, schema, overload, rules)
 
 
-def constant(library: AutogradRule, schema: Schema) -> None:
+def constant(library: AutogradRule, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
     """Make autograd treat the op's results as constants."""
     library.impl(schema.name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, vmap: Function, cast: Function) -> None:
+def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
     """Make every derivative of the op an error; without any kernel, torch only warns, and treats the results as constants."""
     if schema.mutates and not any(result.kind == "Tensor" for result in schema.results):
         return  # no result could have a derivative
@@ -77,7 +71,8 @@ def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, vmap: Fu
 
     library.impl(schema.name, refused, "Autograd", with_keyset=True)
     if not schema.mutates:
-        _bind_transforms(library, schema, overload, functools.partial(_no_derivative, schema.qualified), _keep_nothing, vmap, cast)
+        refusing = rules._replace(backward=functools.partial(_no_derivative, schema.qualified), setup_context=_keep_nothing)
+        _bind_transforms(library, schema, overload, refusing)
 
 
 class _Refused(torch.autograd.Function):
@@ -114,11 +109,11 @@ def _refuse_tangents(overload: OpOverload, tensors: Sequence[torch.Tensor]) -> N
         raise transforms.no_forward_mode(overload)
 
 
-def _bind_transforms(library: torch.library.Library, schema: Schema, *functions: Any) -> None:
+def _bind_transforms(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
     """Register what torch.func does with the op; an op with a list of Tensors is left to torch."""
     if not any(argument.list and argument.kind == "Tensor" for argument in schema.arguments) and not any(
             result.list for result in schema.results):
-        transforms.bind(library, schema, *functions)
+        transforms.bind(library, schema, overload, rules)
 
 
 def _trimmed(backward: Function) -> Function:

@@ -1,11 +1,10 @@
 """An op: its schema, its author's functions, and its kernels by backend. registration.py makes it known to torch."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -13,56 +12,16 @@ from opjit import backends, files, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
 from opjit.declare import autograd, sharding, transforms
-from opjit.declare.sample import Sample
+from opjit.declare.inline_code import Code
+from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
 from opjit.errors import CompileError, DeclarationError, NoKernel, OpjitError
 from opjit.loader import Loaded
 from opjit.recipe import schema
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import Recipe, read_inputs
-from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
-_folders: dict[int, Path] = {}  # for the sources of inline ops, by process
-
-
-class Workload(NamedTuple):
-    """One line of a benchmark.
-
-    Attributes:
-        label: such as ``"float32 2^20"``.
-        args, kwargs: the arguments of the call.
-        bytes: the fewest that the op must move through memory.
-        flops: the floating-point operations that the op must do, for an op that memory does not bound; 0 for none.
-
-    Example:
-        >>> @scale.workloads
-        ... def workloads(device):
-        ...     x = torch.rand(1 << 20, device=device)
-        ...     yield opjit.Workload("float32 2^20", (x, 2.5), {}, bytes=8 * x.numel())  # each number is read, and written
-    """
-
-    label: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    bytes: int
-    flops: int = 0
-
-
-class Code(NamedTuple):
-    """The sources of an inline op, as text; see `opjit.inline`.
-
-    Attributes:
-        texts: the source for each file suffix.
-        module: name of the declaring module; a later declaration there replaces this one.
-        shown: the text's name in compiler messages; None is the file's name.
-        debug: build it for debuggers.
-    """
-
-    texts: Mapping[str, str]
-    module: str
-    shown: str | None = None
-    debug: bool = False
 
 
 class Op:
@@ -144,12 +103,12 @@ class Op:
         return self.schema.qualified
 
     def reference(self, function: Function) -> Function:
-        """Decorator: the same op in plain torch, for tests and benchmarks to compare with."""
+        """Declare the same op in plain torch, with which tests and benchmarks compare it."""
         self._reference = function
         return function
 
     def samples(self, function: Function) -> Function:
-        """Decorator: ``samples(device)`` yields calls that cover dtypes, strides, odd and empty sizes.
+        """Declare the calls that tests make: ``samples(device)`` covers dtypes, strides, odd and empty sizes.
 
         Each is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`.
         """
@@ -165,12 +124,12 @@ class Op:
         self.waived[check] = why
 
     def workloads(self, function: Function) -> Function:
-        """Decorator: ``workloads(device)`` yields a `Workload` for each line of ``opjit bench``."""
+        """Declare the lines of ``opjit bench``: ``workloads(device)`` yields a `Workload` for each."""
         self._workloads = function
         return function
 
     def backward(self, function: Function) -> Function:
-        """Decorator: ``backward(ctx, *grads)``, as torch.library.register_autograd takes it.
+        """Declare the derivative, ``backward(ctx, *grads)``, as torch.library.register_autograd takes it.
 
         Raises:
             DeclarationError: the op writes an argument or has keyword-only Tensors; torch cannot differentiate such ops. Or it is
@@ -187,13 +146,14 @@ class Op:
         return function
 
     def setup_context(self, function: Function) -> Function:
-        """Decorator: ``setup_context(ctx, inputs, output)``, or ``(ctx, inputs, keyword_only_inputs, output)``, as torch takes it."""
+        """Declare what the backward needs of a call: ``setup_context(ctx, inputs, output)``, for an op with keyword-only arguments
+        ``(ctx, inputs, keyword_only_inputs, output)``, as torch.library.register_autograd takes it."""
         self._setup_context = function
         return function
 
     def vmap(self, function: Function) -> Function:
-        """Decorator: ``vmap(info, in_dims, *args)``, as torch.library.register_vmap takes it. Without one, torch.vmap calls the op for
-        each element of the batch, or once if it is declared with elementwise=True.
+        """Declare the batching rule, ``vmap(info, in_dims, *args)``, as torch.library.register_vmap takes it. Without one, torch.vmap calls
+        the op for each element of the batch, or once if it is declared with elementwise=True.
 
         Example:
             >>> @scale.vmap
@@ -234,8 +194,8 @@ class Op:
         self.register_rules()
 
     def sharding(self, function: Function) -> Function:
-        """Decorator: ``sharding(*args, **kwargs)``, as torch.distributed.tensor.experimental.register_sharding takes it: the placements
-        of the results, with those that the arguments then need. An op declared with elementwise=True has a rule.
+        """Declare how DTensors may be split, ``sharding(*args, **kwargs)``, as torch.distributed.tensor.experimental.register_sharding
+        takes it: the placements of the results, with those that the arguments then need. An op declared with elementwise=True has a rule.
 
         Example:
             >>> @scale.sharding
@@ -311,13 +271,9 @@ class Op:
         if self.handle is None or self._autograd == wanted:
             return
         self.forget_autograd()
-        vmap, cast = self._run_vmap, self._cast
-        rules: dict[str, Callable[[autograd.AutogradRule], None]] = {
-            "constant": lambda library: autograd.constant(library, self.schema),
-            "refused": lambda library: autograd.refuse(library, self.schema, self.overload, vmap, cast),
-            "backward": lambda library: autograd.bind(library, self.schema, self.overload, self._run_backward, self._run_setup_context,
-                                                      vmap, cast)}
-        self._tell("autograd", rules[wanted])
+        bind = {"constant": autograd.constant, "refused": autograd.refuse, "backward": autograd.bind}[wanted]
+        rules = transforms.TransformRules(self._run_backward, self._run_setup_context, self._run_vmap, self._cast)
+        self._tell("autograd", lambda library: bind(library, self.schema, self.overload, rules))
         self._autograd = wanted
 
     def forget_autograd(self) -> None:
@@ -370,7 +326,7 @@ class Op:
         if self.code is None:
             return
         try:
-            self.folder = _write(self.schema.name, self.code.texts)
+            self.folder = self.code.write(self.schema.name)
         except OSError as error:
             raise DeclarationError(f"the code of {self.qualified} cannot be written to a temporary folder: {error}; set TMPDIR to a folder "
                                    "that you can write") from None
@@ -450,34 +406,3 @@ class Op:
         """Return the names of the backends that the op has a source for and that this process can run."""
         own = self.backends()
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
-
-
-def _write(name: str, texts: Mapping[str, str]) -> Path:
-    """Write sources to a folder named after their content, so that a compiler never sees them change."""
-    content = "\0".join([name, *(part for item in sorted(texts.items()) for part in item)])
-    folder = _private_folder() / hashlib.sha256(content.encode()).hexdigest()[:20]
-    for suffix, text in texts.items():
-        path = folder / f"{name}{suffix}"
-        if not path.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
-            temporary = folder / f".{files.unique()}"
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-    return folder
-
-
-def _private_folder() -> Path:
-    """Return this process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
-    folder = _folders.get(os.getpid())
-    if folder is None or not folder.is_dir():
-        folder = _folders[os.getpid()] = files.until_exit("opjit-inline-")
-    return folder
-
-
-def no_fake(schema: Schema, advice: str) -> Function:
-    """Return the fake kernel of an op that has none: an error, unless the op returns nothing."""
-    def fake(*args: Any, **kwargs: Any) -> None:
-        if schema.results:
-            raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: {advice}")
-
-    return fake

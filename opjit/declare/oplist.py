@@ -77,24 +77,26 @@ class RecordedExtension(NamedTuple):
         return str(self.arguments["name"])
 
 
-def parse_extension(fields: object) -> RecordedExtension:
+def _expect(condition: object, what: str, found: object) -> None:
+    if not condition:
+        raise ValueError(f"expected {what}, not {found!r:.80}")
+
+
+def parse_extension(fields: Any) -> RecordedExtension:
     """Validate one extension of a list.
 
     Raises:
         ValueError: the message says what is wrong.
     """
-    if not isinstance(fields, dict) or fields.keys() != set(RecordedExtension._fields):
-        raise ValueError(f"expected the fields {', '.join(RecordedExtension._fields)} for each extension, not {fields!r:.80}")
+    _expect(isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
+            f"the fields {', '.join(RecordedExtension._fields)} for each extension", fields)
     found = RecordedExtension(**fields)
-    if found.function not in ("load", "load_inline"):
-        raise ValueError(f"expected load or load_inline as 'function', not {found.function!r:.80}")
-    if not isinstance(found.archs, (str, type(None))):
-        raise ValueError(f"expected a string or null as 'archs', not {found.archs!r:.80}")
-    if not isinstance(found.arguments, dict) or not isinstance(found.arguments.get("name"), str):
-        raise ValueError(f"expected an object with a name as 'arguments', not {found.arguments!r:.80}")
-    wrong = [name for name, value in found.arguments.items() if not _is_argument(value)]
-    if wrong:
-        raise ValueError(f"expected a string, a truth value, a list or an object of strings as {wrong[0]!r}")
+    _expect(found.function in ("load", "load_inline"), "load or load_inline as 'function'", found.function)
+    _expect(isinstance(found.archs, (str, type(None))), "a string or null as 'archs'", found.archs)
+    _expect(isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str), "an object with a name as 'arguments'",
+            found.arguments)
+    for name, value in found.arguments.items():
+        _expect(_is_argument(value), f"a string, a truth value, a list or an object of strings as {name!r}", value)
     json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
     return found
 
@@ -103,29 +105,27 @@ def _is_argument(value: object) -> bool:
     return isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value)
 
 
-def parse_op(fields: object) -> RecordedOp:
+def parse_op(fields: Any) -> RecordedOp:
     """Validate one op of a list.
 
     Raises:
         ValueError: the message says what is wrong.
     """
-    if not isinstance(fields, dict):
-        raise ValueError("expected an object for each op")
+    _expect(isinstance(fields, dict), "an object for each op", fields)
     place = "code" if "code" in fields else "folder"
-    if fields.keys() != {*_TEXTS, "flags", place}:
-        raise ValueError(f"expected the fields {', '.join(_TEXTS)}, flags and folder or code, not {', '.join(map(repr, fields)) or 'none'}")
+    _expect(fields.keys() == {*_TEXTS, "flags", place}, f"the fields {', '.join(_TEXTS)}, flags and folder or code", list(fields))
     for name in _TEXTS:
-        if not isinstance(fields[name], str):
-            raise ValueError(f"expected a string as {name!r}, not {fields[name]!r:.80}")
+        _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
     flags, sources = fields["flags"], fields[place]
     if isinstance(flags, dict):  # an earlier opjit knew fewer kinds
-        fields = {**fields, "flags": (flags := {"cuda_link": [], "sources": [], **flags})}
-    if not isinstance(flags, dict) or flags.keys() != set(FLAGS) or not all(_are_texts(values) for values in flags.values()):
-        raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags', not {flags!r:.80}")
-    if not (isinstance(sources, str) if place == "folder"
-            else isinstance(sources, dict) and sources and _are_texts(list(sources.values()))):
-        raise ValueError(f"expected {'a path' if place == 'folder' else 'sources by backend'} as {place!r}, not {sources!r:.80}")
-    found = RecordedOp(**fields)
+        flags = {"cuda_link": [], "sources": [], **flags}
+    _expect(isinstance(flags, dict) and flags.keys() == set(FLAGS) and all(map(_are_texts, flags.values())),
+            f"lists of strings named {', '.join(FLAGS)} as 'flags'", flags)
+    if place == "folder":
+        _expect(isinstance(sources, str), "a path as 'folder'", sources)
+    else:
+        _expect(isinstance(sources, dict) and sources and _are_texts(list(sources.values())), "sources by backend as 'code'", sources)
+    found = RecordedOp(**{**fields, "flags": flags})
     "".join([*(fields[name] for name in _TEXTS), *(found.code or {}).values()]).encode()  # a ValueError for lone surrogates
     return found
 

@@ -77,8 +77,11 @@ def _register(library: torch.library.Library, op: Op) -> None:
     for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):  # the first leaves nested tensors out
         library.impl(name, first_call, key, with_keyset=True)
     if op.schema.mutates:
+        # torch's own kernels resolve these views, but assume that an op which writes an argument also returns it: without a result they
+        # read invalid memory.
         for key in ("Conjugate", "Negative"):
-            library.impl(name, _lazy_view_kernel(op.qualified), key)
+            library.impl(name, _refusal(f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; call "
+                                        ".resolve_conj() or .resolve_neg() on the tensor first"), key)
     # Saves 2 ms of each `import opjit` (benchmarks/warm.py): register_fake asks inspect for this line's module, which it would
     # search for among all modules of torch.
     inspect.modulesbyfile.setdefault(__file__, __name__)
@@ -116,7 +119,7 @@ def forget(op: Op) -> None:
     got = {}
     if op.handle is not None and op.qualified not in _placeholders:
         _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
-        _placeholders[op.qualified].impl(op.schema.name, _vulkan_kernel(op.qualified), "Vulkan")
+        _placeholders[op.qualified].impl(op.schema.name, _refusal(f"{op.qualified} has no kernel for Vulkan"), "Vulkan")
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
@@ -130,20 +133,9 @@ def forget(op: Op) -> None:
         delattr(namespace, op.schema.name)
 
 
-def _vulkan_kernel(qualified: str) -> Function:
+def _refusal(message: str) -> Function:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NoKernel(f"{qualified} has no kernel for Vulkan")
-
-    return refuse
-
-
-def _lazy_view_kernel(qualified: str) -> Function:
-    """Refuses lazily conjugated and negated views. torch's own kernel resolves them, but assumes that an op which writes an argument
-    also returns it: without a result it reads invalid memory."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NoKernel(f"{qualified} writes an argument, so it takes no lazily conjugated or negated view; call .resolve_conj() or "
-                       ".resolve_neg() on the tensor first")
+        raise NoKernel(message)
 
     return refuse
 

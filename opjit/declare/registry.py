@@ -169,7 +169,7 @@ def add_trusted(folder: Path) -> list[Op]:
     """
     ours = Path(os.path.abspath(folder))
     paths = [ours]
-    for each in op_folders(ours) if _is_dir(ours) else ():
+    for each in op_folders(ours):
         paths += [Path(place, name) for place, folders, names in os.walk(each) for name in (*folders, *names)]
     problem = next(filter(None, map(files.swappable, paths)), None)
     if problem is not None:
@@ -235,34 +235,27 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
         >>> scale = opjit.get("mylib::scale", "cpu")
     """
     place = Path(os.path.abspath(folder))
-    if not _is_dir(place):
-        raise DeclarationError(f"there is no folder {place}")
     folders = op_folders(place)
     if not folders:
-        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders")
+        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders" if place.is_dir()
+                               else f"there is no folder {place}")
     ops = [op for each in folders for op in _declare(each / "op.py")]
     return sorted(ops, key=lambda op: op.qualified)
 
 
 def op_folders(place: Path) -> list[Path]:
-    """Return the folder itself if it has an op.py, else its subfolders that have one. Raises DeclarationError if it cannot be read."""
+    """Return the folder itself if it has an op.py, else its subfolders that have one; none of a file, or of nothing.
+
+    Raises:
+        DeclarationError: this user cannot read the folder.
+    """
     try:
         if (place / "op.py").is_file():
             return [place]
-        return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
+        return sorted(each for each in place.iterdir() if (each / "op.py").is_file()) if place.is_dir() else []
     except OSError as error:
-        raise _unreadable(place, error) from error
-
-
-def _is_dir(place: Path) -> bool:
-    try:
-        return place.is_dir()
-    except OSError as error:
-        raise _unreadable(place, error) from error
-
-
-def _unreadable(place: Path, error: OSError) -> DeclarationError:
-    return DeclarationError(f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it")
+        raise DeclarationError(f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
+                               ) from error
 
 
 def _declare(file: Path) -> list[Op]:
@@ -399,7 +392,7 @@ def _restored(qualified: str, where: str, declaration: str) -> Op:
         DeclarationError: others can write that file.
     """
     folder = Path(declaration).parent
-    if declared(qualified) is None and Path(declaration).name == "op.py" and _is_dir(folder):
+    if declared(qualified) is None and os.path.isfile(declaration) and Path(declaration).name == "op.py":
         add_trusted(folder)  # the folder may be somebody else's by now
     try:
         return find(qualified)

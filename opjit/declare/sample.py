@@ -1,4 +1,4 @@
-"""A sample: one call of an op, for checks to repeat with other tensors."""
+"""Calls of an op that its author declares: samples, which checks repeat with other tensors, and workloads, which a benchmark measures."""
 
 from __future__ import annotations
 
@@ -85,3 +85,26 @@ class _Shown(str):
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     return [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+
+
+class Workload(NamedTuple):
+    """One line of a benchmark.
+
+    Attributes:
+        label: such as ``"float32 2^20"``.
+        args, kwargs: the arguments of the call.
+        bytes: the fewest that the op must move through memory.
+        flops: the floating-point operations that the op must do, for an op that memory does not bound; 0 for none.
+
+    Example:
+        >>> @scale.workloads
+        ... def workloads(device):
+        ...     x = torch.rand(1 << 20, device=device)
+        ...     yield opjit.Workload("float32 2^20", (x, 2.5), {}, bytes=8 * x.numel())  # each number is read, and written
+    """
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bytes: int
+    flops: int = 0

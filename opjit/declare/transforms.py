@@ -19,16 +19,24 @@ Function = Callable[..., Any]
 Dims = tuple[int | None, ...]
 
 
-def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, backward: Function, setup_context: Function,
-         vmap: Function, cast: Function) -> None:
-    """Register what torch.func does with an op that has a backward.
+class TransformRules(NamedTuple):
+    """What an op's author declared for torch to do with a call.
 
-    Args:
+    Attributes:
         backward, setup_context: as torch.library.register_autograd takes them.
         vmap: as torch.library.register_vmap takes it.
         cast: gives a call's arguments as autocast converts them, which torch would do below the transforms.
     """
-    plain = functools.cache(lambda: _function(overload, backward, setup_context, vmap, {}))  # made late, to keep declarations cheap
+
+    backward: Function
+    setup_context: Function
+    vmap: Function
+    cast: Function
+
+
+def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
+    """Register what torch.func does with an op that has a backward."""
+    plain = functools.cache(lambda: _function(overload, rules, {}))  # made late, to keep declarations cheap
 
     def transform(*args: Any, **kwargs: Any) -> Any:
         from torch._C._functorch import TransformType
@@ -38,14 +46,14 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, b
         interpreter = retrieve_current_functorch_interpreter()
         if interpreter.key() == TransformType.Functionalize:
             return _functionalized(overload, interpreter, args, kwargs)
-        args, kwargs = cast(args, kwargs)
-        function = _function(overload, backward, setup_context, vmap, kwargs) if kwargs else plain()
+        args, kwargs = rules.cast(args, kwargs)
+        function = _function(overload, rules, kwargs) if kwargs else plain()
         return custom_function_call(function, *args)
 
     library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
 
 
-def _function(overload: OpOverload, backward: Function, setup_context: Function, vmap: Function, kwargs: dict[str, Any]) -> Any:
+def _function(overload: OpOverload, rules: TransformRules, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
     arguments = overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
@@ -57,20 +65,17 @@ def _function(overload: OpOverload, backward: Function, setup_context: Function,
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         inputs += positional[len(inputs):]  # torch drops trailing arguments that equal their defaults
         if named:
-            setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output)
+            rules.setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output)
         else:
-            setup_context(ctx=ctx, inputs=inputs, output=output)
-
-    def differentiate(ctx: Any, *grads: Any) -> Any:
-        return backward(ctx, *grads)
+            rules.setup_context(ctx=ctx, inputs=inputs, output=output)
 
     def batched(info: Any, in_dims: Dims, *args: Any) -> Any:
-        return vmap(info, in_dims, *args, **kwargs)
+        return rules.vmap(info, in_dims, *args, **kwargs)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise no_forward_mode(overload)
 
-    functions = {"forward": forward, "setup_context": keep, "backward": differentiate, "vmap": batched, "jvp": jvp}
+    functions = {"forward": forward, "setup_context": keep, "backward": rules.backward, "vmap": batched, "jvp": jvp}
     return type(overload._schema.name.replace("::", "_"), (torch.autograd.Function,),
                 {name: staticmethod(function) for name, function in functions.items()})
 

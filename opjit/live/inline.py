@@ -14,7 +14,8 @@ import torch
 from opjit import backends
 from opjit.builder import glue
 from opjit.declare import registry
-from opjit.declare.op import Code, Function, Op, no_fake
+from opjit.declare.inline_code import Code
+from opjit.declare.op import Function, Op
 from opjit.errors import DeclarationError, OpjitError
 from opjit.live import reload
 from opjit.recipe import flags
@@ -130,7 +131,12 @@ def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Functio
     if fake is not None:
         return fake
     if like is None:
-        return no_fake(schema, f"declare it with {'--like X,Y or --fake NAME' if in_cell else 'like= or fake='}")
+        def missing(*args: Any, **kwargs: Any) -> None:
+            if schema.results:
+                raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: "
+                                       f"declare it with {'--like X,Y or --fake NAME' if in_cell else 'like= or fake='}")
+
+        return missing
     names = [like] if isinstance(like, str) else list(like)
     kinds = [result.kind + "[]" * result.list + "?" * result.optional for result in schema.results]
     if len(names) != len(kinds) or any(kind != "Tensor" for kind in kinds):

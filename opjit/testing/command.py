@@ -25,7 +25,7 @@ from opjit.testing import compare, integration, sanitize, sanitized
 from opjit.testing.checks import Check, Line
 from opjit.testing.isolation import Death, Limits, supervise
 from opjit.testing.samples import Skipped, samples
-from opjit.testing.sanitized import SanitizerRun, Sanitizers
+from opjit.testing.sanitized import Sanitizers
 
 _INDENT = " " * 30
 _COLOURS = {"ok": "green", "skipped": "cyan", "waived": "yellow", "failed": "red"}
@@ -135,15 +135,17 @@ class _Table:
 
     def test(self, op: Op, device: str, name: str, stack: ExitStack, scratch: str) -> None:
         """Run the checks of an op on a device, while sanitizers make the same calls in a process of their own."""
-        self._print(f"{op.qualified} on {device}")
-        asked: list[_Asked] = []
+        click.echo(f"{op.qualified} on {device}")
+        asked: list[Sanitizers] = []
         for started in self._start(stack, scratch) if device == "cpu" else []:
             if isinstance(started, Line):
                 self.add(started, name, device)
             else:
-                asked.append(_Asked(op, started, self.options))
+                started.begin(op, self.options.only, self.options.sample)
+                asked.append(started)
         failures, built = _Failures(), True
-        for event in self._events(op, device):
+        for event in supervise(op, device, self.options.checks(device), Limits(self.options.seconds), partial(_prepare, op, device),
+                               self.options.sample):
             line, report = event.line() if isinstance(event, Death) else event, None
             if isinstance(event, Death) and asked:
                 report = asked[0].report(event)
@@ -163,7 +165,7 @@ class _Table:
 
     def compile(self, op: Op) -> None:
         """Compile the CUDA kernel of an op, as no GPU is here."""
-        self._print(f"{op.qualified} on cuda")
+        click.echo(f"{op.qualified} on cuda")
         line = _compiled(op)
         self.add(line, "", "cuda")
         self.remarks += ["CUDA compiled and not run"] if line.status == "ok" else []
@@ -172,13 +174,13 @@ class _Table:
         """Print a line, below it the sanitizers' report, and the command that repeats the call of an op with a name."""
         self.counts[line.status] += 1
         status = click.style(f"{line.status:<8}", _COLOURS[line.status])
-        self._print(f"  {status} {line.name:<18} {_hung(line.note)}".rstrip())
+        click.echo(f"  {status} {line.name:<18} {_hung(line.note)}".rstrip())
         if report:
-            self._print(f"{_INDENT}{_hung(report)}")
+            click.echo(f"{_INDENT}{_hung(report)}")
         if name and line.status == "failed" and any(line.name == check.name for check in testing.CHECKS):
             number = "" if line.number is None else f" --sample {line.number}"
             where = "" if device == "cpu" else f" --device {device}"
-            self._print(f"{_INDENT}opjit test {shlex.quote(name)} --only {shlex.quote(line.name)}{number}{where}")
+            click.echo(f"{_INDENT}opjit test {shlex.quote(name)} --only {shlex.quote(line.name)}{number}{where}")
 
     def complain_of_idle_sanitizers(self) -> None:
         """Add a failure for each sanitizer that was asked for and has not run."""
@@ -192,10 +194,6 @@ class _Table:
         counted = [f"{self.counts[status]} {status}" for status in ("failed", "ok", "waived", "skipped") if self.counts[status]]
         return ", ".join([*counted, *dict.fromkeys(self.remarks)]) if counted else "nothing was checked"
 
-    def _events(self, op: Op, device: str) -> Iterator[Line | Death]:
-        return supervise(op, device, self.options.checks(device), Limits(self.options.seconds), partial(_prepare, op, device),
-                         self.options.sample)
-
     def _start(self, stack: ExitStack, scratch: str) -> list[Sanitizers | Line]:
         """The processes of gcc's sanitizers, started once; or why there is none. The thread sanitizer goes with no other."""
         names = [each for each in self.options.sanitizers if each in sanitize.FOR_C]
@@ -208,9 +206,6 @@ class _Table:
                     except (Skipped, OpjitError) as reason:
                         self._sanitizers.append(Line("+".join(group), "skipped", str(reason)))
         return self._sanitizers
-
-    def _print(self, text: str) -> None:
-        click.echo(text)
 
 
 def _hung(text: str) -> str:
@@ -241,33 +236,6 @@ class _Failures:
             more = names[_SHOWN:]
             if more:
                 yield Line(f"{len(more)} more", "failed", f"the same in {', '.join(more)}: {cause}")
-
-
-class _Asked:
-    """The sanitizers' answers on one op."""
-
-    def __init__(self, op: Op, sanitizers: Sanitizers, options: Options) -> None:
-        self.op, self.sanitizers = op, sanitizers
-        self._finding: SanitizerRun | None = None
-        self._reports: dict[str, str] = {}  # by sample
-        sanitizers.ask(op, options.only, options.sample)
-
-    def finding(self) -> SanitizerRun:
-        if self._finding is None:
-            self._finding = self.sanitizers.answer()
-        return self._finding
-
-    def report(self, death: Death) -> str | None:
-        """Where the kernel was when it died: under the sanitizers, on the same sample. Checks within torch only look it up."""
-        found = self.finding()
-        if found.sample and found.text:
-            self._reports.setdefault(found.sample, found.text)
-        if death.sample not in self._reports and sanitized.repeats(self.sanitizers.names, death.check):
-            self.sanitizers.ask(self.op, [death.check], death.number)
-            text = self.sanitizers.answer().text
-            if text:
-                self._reports[death.sample] = text
-        return self._reports.get(death.sample)
 
 
 def _prepare(op: Op, device: str) -> None:

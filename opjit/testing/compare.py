@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from opjit.declare.sample import Sample
 # torch.testing's, but for float64: its 1e-7 takes a result that was computed in float32.
 _DEFAULTS = {torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5), torch.float64: (1e-9, 1e-9),
              torch.complex64: (1.3e-6, 1e-5), torch.complex128: (1e-9, 1e-9)}
-_LOOSE = 1e-2, 1e-1
 
 
 def import_all() -> None:
@@ -101,8 +99,3 @@ def _shown(element: torch.Tensor) -> str:
     """An element with as many digits as its dtype has."""
     value = element.item()
     return f"{value:.9g}" if element.dtype == torch.float32 else f"{value}"
-
-
-def assert_close_enough(got: Iterable[Any], expected: Iterable[Any], sample: Sample) -> None:
-    """Compare loosely, for runs that do not test rounding."""
-    assert_same(got, expected, sample, within=Tolerance(*_LOOSE))

@@ -39,41 +39,42 @@ def _effects_in_place(op: Op, sample: Sample) -> list[Any]:
     return [*as_list(op.overload(*sample.args, **sample.kwargs)), *(sample.tensors() if op.schema.mutates else [])]
 
 
+def _assert_all_same(calls: list[Sample], found: list[list[Any]], expected: list[list[Any]]) -> None:
+    torch.cuda.synchronize()
+    for sample, got, wanted in zip(calls, found, expected, strict=True):
+        assert_same(got, wanted, sample)
+
+
 @add(CHECKS, "cuda graph", device="cuda")
 def _cuda_graph(op: Op, device: str) -> str:
     """A CUDA graph captured on zeros gives the same results when it is replayed on the samples."""
     if op.schema.mutates:
         raise Skipped("the op writes its arguments, so each replay starts from other values")
-    chosen = list(trials(samples(op, device)))
-    expected = [effects(op.overload, op, sample) for sample in chosen]
-    calls = [_zeroed(sample) for sample in chosen]
+    calls = list(trials(samples(op, device)))
+    expected = [effects(op.overload, op, sample) for sample in calls]
+    zeroed = list(map(_zeroed, calls))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [_effects_in_place(op, sample) for sample, _ in calls]
-    for _, fill in calls:
+        found = [_effects_in_place(op, sample) for sample, _ in zeroed]
+    for _, fill in zeroed:
         fill()
     for _ in range(2):
         graph.replay()
-        torch.cuda.synchronize()
-        for got, wanted, (sample, _) in zip(found, expected, calls, strict=True):
-            assert_same(got, wanted, sample)
+        _assert_all_same(calls, found, expected)
     return tally(len(calls), "sample")
 
 
 @add(CHECKS, "cuda stream", device="cuda")
 def _cuda_stream(op: Op, device: str) -> str:
     """The op runs on the current stream: the data arrives there late, so on any other stream the op would read zeros."""
-    chosen = list(trials(samples(op, device)))
-    expected = [effects(op.overload, op, sample) for sample in chosen]
-    calls = [_zeroed(sample) for sample in chosen]
+    calls = list(trials(samples(op, device)))
+    expected = [effects(op.overload, op, sample) for sample in calls]
+    zeroed = list(map(_zeroed, calls))
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(100_000_000)
-        for _, fill in calls:
+        for _, fill in zeroed:
             fill()
-        found = [_effects_in_place(op, sample) for sample, _ in calls]
-    side.synchronize()
-    for got, wanted, (sample, _) in zip(found, expected, calls, strict=True):
-        assert_same(got, wanted, sample)
+        found = [_effects_in_place(op, sample) for sample, _ in zeroed]
+    _assert_all_same(calls, found, expected)
     return tally(len(calls), "sample")

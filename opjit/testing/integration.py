@@ -49,18 +49,6 @@ def _compiled(op: Op, device: str, dynamic: bool | None) -> str:
     return f"fullgraph, {tally(len(calls), 'sample')}"
 
 
-@add(CHECKS, "compile static", _TIMEOUT_FACTOR)
-def _compile_static(op: Op, device: str) -> str:
-    """torch.compile captures the op in one graph, with the same results."""
-    return _compiled(op, device, None)
-
-
-@add(CHECKS, "compile dynamic", _TIMEOUT_FACTOR)
-def _compile_dynamic(op: Op, device: str) -> str:
-    """Compiled with symbolic shapes, the op gives the same results."""
-    return _compiled(op, device, True)
-
-
 class _Call(torch.nn.Module):
     """A module that calls the op."""
 
@@ -84,13 +72,13 @@ def _exported(op: Op, device: str, strict: bool) -> str:
     return f"one node, {tally(len(calls), 'sample')}"
 
 
-@add(CHECKS, "export", _TIMEOUT_FACTOR)
-def _export(op: Op, device: str) -> str:
-    """Exported, the op is one node with the same results."""
-    return _exported(op, device, False)
-
-
-@add(CHECKS, "export strict", _TIMEOUT_FACTOR)
-def _export_strict(op: Op, device: str) -> str:
-    """Exported in strict mode, the op is one node with the same results."""
-    return _exported(op, device, True)
+CHECKS += [
+    Check("compile static", "torch.compile captures the op in one graph, with the same results",
+          lambda op, device: _compiled(op, device, dynamic=None), _TIMEOUT_FACTOR),
+    Check("compile dynamic", "Compiled with symbolic shapes, the op gives the same results",
+          lambda op, device: _compiled(op, device, dynamic=True), _TIMEOUT_FACTOR),
+    Check("export", "Exported, the op is one node with the same results",
+          lambda op, device: _exported(op, device, strict=False), _TIMEOUT_FACTOR),
+    Check("export strict", "Exported in strict mode, the op is one node with the same results",
+          lambda op, device: _exported(op, device, strict=True), _TIMEOUT_FACTOR),
+]

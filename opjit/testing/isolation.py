@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,27 +54,16 @@ class Child:
     def __init__(self, work: Callable[[Connection], object]) -> None:
         self._errors, self._read = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed in __exit__
         self.messages, theirs = Pipe(duplex=False)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                self._settle(parent)
-                work(theirs)
-                code = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                with suppress(Exception):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                ctypes.CDLL(None).fflush(None)
-                os._exit(code)
+        self._process = get_context("fork").Process(target=self._run, args=(work, theirs, os.getpid()))
+        self._process.start()
         theirs.close()
 
-    def _settle(self, parent: int) -> None:
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _run(self, work: Callable[[Connection], object], pipe: Connection, parent: int) -> None:
         """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
@@ -87,6 +76,10 @@ class Child:
         if hasattr(libc, "mallopt"):
             libc.mallopt(_M_PERTURB, _FRESH)
         os.dup2(self._errors.fileno(), 2)
+        try:
+            work(pipe)
+        finally:
+            libc.fflush(None)  # what a kernel printed
 
     def stderr(self) -> str:
         """The text that the process has written to stderr since the last call."""
@@ -100,25 +93,23 @@ class Child:
 
     def end(self) -> str:
         """Wait for the process, and say how it ended."""
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            with suppress(ValueError):
-                return f"died of {signal.Signals(number).name}"
-            return f"died of signal {number}"
-        return f"ended the process with exit({os.WEXITSTATUS(status)})"
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        if code >= 0:
+            return f"ended the process with exit({code})"
+        return f"died of {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.messages.close()
-        if self.pid:
+        if self._process.is_alive():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # compilers, too
-            self.send(signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self._process.kill()  # also where it has no group of its own yet
+        self._process.join()
         self._errors.close()
 
 

@@ -79,6 +79,7 @@ class Sanitizers:
         found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
         if not all(map(os.path.isabs, found)):
             raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
+        self._finding: SanitizerRun | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._process = subprocess.Popen(
             [sys.executable, "-c", _QUIET if "leak" in names else _START, ",".join(names), str(seconds), scratch], text=True,
@@ -96,13 +97,37 @@ class Sanitizers:
         self._process.communicate()
         self._errors.close()
 
-    def ask(self, op: Op, only: Sequence[str] = (), number: int | None = None) -> None:
-        """Have the op's calls made: all of them, or some checks', or one. `answer` answers in the order of the questions."""
-        question = {"folder": str(op.folder), "op": op.qualified, "only": only, "number": number}
-        with suppress(BrokenPipeError):  # `answer` says why
+    def begin(self, op: Op, only: Sequence[str] = (), number: int | None = None) -> None:
+        """Have an op's calls made: all of them, or some checks', or one."""
+        self._op, self._finding = op, None
+        self._reports: dict[str, str] = {}  # by sample
+        self._ask(only, number)
+
+    def finding(self) -> SanitizerRun:
+        """What came of it, when the calls are made."""
+        if self._finding is None:
+            self._finding = self._answer()
+        return self._finding
+
+    def report(self, death: Death) -> str | None:
+        """Where the kernel was when it died: under the sanitizers, on the same sample. Checks within torch only look it up."""
+        found = self.finding()
+        if found.sample and found.text:
+            self._reports.setdefault(found.sample, found.text)
+        if death.sample not in self._reports and {"address", "undefined"} & set(self.names) and any(
+                check.name == death.check for check in CHECKS):
+            self._ask([death.check], death.number)
+            text = self._answer().text
+            if text:
+                self._reports[death.sample] = text
+        return self._reports.get(death.sample)
+
+    def _ask(self, only: Sequence[str], number: int | None) -> None:
+        question = {"folder": str(self._op.folder), "op": self._op.qualified, "only": only, "number": number}
+        with suppress(BrokenPipeError):  # `_answer` says why
             print(json.dumps(question), file=self._process.stdin, flush=True)
 
-    def answer(self) -> SanitizerRun:
+    def _answer(self) -> SanitizerRun:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
@@ -152,11 +177,6 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
     if "thread" in names:
         checks.append(Check("thread", "No two threads use memory at once, one of them to write", _races, timeout_factor=30))
     return checks
-
-
-def repeats(names: Sequence[str], check: str) -> bool:
-    """Whether sanitizers can make a check's calls."""
-    return bool({"address", "undefined"} & set(names)) and any(each.name == check for each in CHECKS)
 
 
 def _races(op: Op, device: str) -> str:

@@ -161,20 +161,13 @@ def test_a_backward_through_an_op_without_one_is_an_error(make_op: Callable[...,
     with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
         y.sum().backward()
     assert x.grad is None
+    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
+        torch.func.grad(lambda x: op(x).sum())(x.detach())
     with torch.no_grad():
         assert not op(x).requires_grad
     with torch.inference_mode():
         assert op(x).tolist() == [3.0] * 3
     assert not op(x.detach()).requires_grad
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward mode calls it
-def test_functional_gradients_and_forward_mode_are_errors_too(make_op: Callable[..., Op]) -> None:
-    op, x = without_backward(make_op), torch.ones(3)
-    with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
-        torch.func.grad(lambda x: op(x).sum())(x)
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"scale has no rule for forward mode"):
-        op(torch.autograd.forward_ad.make_dual(x, x))
 
 
 def test_compiled_without_a_backward_an_op_runs_and_has_no_gradient(make_op: Callable[..., Op]) -> None:

@@ -6,29 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import fresh
-
-PLUS = """
-#include "opjit.h"
-opjit_status plus_cpu(const opjit_tensor *x, opjit_tensor *out)
-{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    OPJIT_FOR_EACH(i, at, x)
-        ((float *)out->data)[at] = ((const float *)x->data)[at] + 1;
-    return OPJIT_OK;
-}
-"""
+import opjit
+from tests.helpers import fresh, install_package, write_op
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "ops"
-    (folder / "plus").mkdir(parents=True)
-    (folder / "plus" / "plus.c").write_text(PLUS)
-    (folder / "plus" / "op.py").write_text(
-        "import torch, opjit\n"
-        "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
-        "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n")
+    write_op(folder / "plus", op_py="import torch, opjit\n"
+             "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
+             "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n")
     monkeypatch.setenv("OPJIT_PATH", str(folder))
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     return folder
@@ -56,13 +43,11 @@ def test_a_compiled_function_finds_it_too(path: Path) -> None:
 
 def test_an_op_of_an_installed_package_is_found_by_its_name(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
-    for name in ("nstest", "stranger"):
-        (site / f"{name}-1.0.dist-info").mkdir(parents=True)
-        (site / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (site / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[opjit.ops]\n{name} = {name}_ops\n")
+    install_package(site, "nstest", "nstest = nstest_ops", {})
+    install_package(site, "stranger", "stranger = stranger_ops",
+                    {"stranger_ops.py": "raise SystemExit('an entry point of another namespace was loaded')\n"})
     path.rename(site / "nstest_ops")
     (site / "nstest_ops" / "__init__.py").touch()
-    (site / "stranger_ops.py").write_text("raise SystemExit('an entry point of another namespace was loaded')\n")
     monkeypatch.delenv("OPJIT_PATH")
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
     fresh("""
@@ -85,9 +70,5 @@ def test_a_fault_in_opjit_path_is_the_reason_and_hasattr_is_false(tmp_path: Path
 
 
 def test_dir_shows_the_public_names() -> None:
-    fresh("""
-        import opjit
-        assert dir(opjit) == sorted(opjit.__all__)
-        for name in dir(opjit):
-            getattr(opjit, name)
-    """)
+    assert dir(opjit) == sorted(opjit.__all__)
+    assert all(hasattr(opjit, name) for name in dir(opjit))

@@ -114,9 +114,3 @@ def test_a_reload_takes_a_rule_back(tmp_path: Path) -> None:
                  + "scaled(share(x, Shard(0)), 2.0)")
     assert len(errors) == 2
     assert "inline.scaled.default does not have a sharding strategy registered" in errors[0]
-
-
-def test_an_op_without_a_rule_is_an_error_of_torchs(tmp_path: Path) -> None:
-    errors = run(tmp_path, "scaled(share(x, Shard(0)), 2.0)", before=SCALED.format(elementwise=False))
-    assert len(errors) == 2
-    assert "inline.scaled.default does not have a sharding strategy registered" in errors[0]

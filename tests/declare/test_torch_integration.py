@@ -19,6 +19,7 @@ from opjit import Op, backends, request
 from opjit.backends import targets
 from opjit.declare import registry
 from opjit.errors import NoKernel
+from tests.tensors import Seen
 
 pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
@@ -27,52 +28,10 @@ DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
 CPU = backends.for_device("cpu")
 
 
-@pytest.fixture(scope="module")
-def allreduce() -> Op:
-    return registry.find("allreduce")
-
-
-def _entries(cache: Path) -> list[Path]:
-    return list(cache.rglob("manifest.json"))
-
-
-# Checks that torch brings --------------------------------------------------------------------------------------------------------
-
-
-def test_opcheck_of_a_mutating_op(increment: Op) -> None:
-    for x in (torch.zeros(3), torch.zeros(3, 4).t(), torch.zeros(0), torch.zeros(4, dtype=torch.int64)):
-        torch.library.opcheck(increment.overload, (x,))
-
-
 def test_opcheck_of_every_type(everything: Op) -> None:
     arguments = (torch.ones(2, 3), None, [torch.ones(1)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t", torch.int8, [1, 2], [3],
                  [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2])
     torch.library.opcheck(everything.overload, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
-
-
-@pytest.mark.parametrize("view", ["contiguous", "permuted", "sliced", "expanded", "0-d", "empty"])
-@pytest.mark.parametrize("name", ["opjit::allreduce", "optest::double"])
-def test_second_derivatives(double: Op, name: str, view: str) -> None:
-    base = torch.linspace(-2, 3, 24, dtype=torch.float64).reshape(2, 3, 4).requires_grad_()
-    make: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "contiguous": lambda x: x, "permuted": lambda x: x.permute(2, 0, 1), "sliced": lambda x: x[:, ::2, 1:],
-        "expanded": lambda x: x[:, :1].expand(2, 3, 4), "0-d": lambda x: x[0, 0, 0], "empty": lambda x: x[:0]}
-    op = registry.find(name).overload
-    assert torch.autograd.gradgradcheck(lambda x: op(make[view](x)), (base,))
-
-
-def test_gradcheck_of_allreduce_with_a_dtype(allreduce: Op) -> None:
-    x = torch.linspace(-2, 3, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: allreduce(x, dtype=torch.float64), (x,))
-    y = x.detach().float().requires_grad_()
-    allreduce(y, dtype=torch.float64).backward()
-    assert y.grad is not None
-    assert y.grad.dtype == torch.float32
-    assert y.grad.tolist() == [[1.0] * 4] * 3
-    z = x.detach().clone().requires_grad_()
-    allreduce(z.t(), dtype=torch.float32).backward()
-    assert z.grad is not None
-    assert z.grad.dtype == torch.float64
 
 
 # Compile and export -------------------------------------------------------------------------------------------------------------
@@ -133,27 +92,6 @@ def test_compile_fullgraph_before_anything_was_built(run_python: RunPython, tmp_
     code = COMPILED.format(double=DOUBLE, backend=backend, dynamic=dynamic)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     assert "compiled" in run_python(code, cache=tmp_path / "cache", env=env)
-
-
-def test_compile_of_a_mutating_op(run_python: RunPython, tmp_path: Path) -> None:
-    code = f"""
-        from pathlib import Path
-        import torch, opjit
-        opjit.registry.declare_folder(Path({str(Path(DOUBLE).parent / 'increment')!r}))
-
-        @torch.compile(fullgraph=True, backend="aot_eager")
-        def f(x):
-            y = x * 2
-            torch.ops.optest.increment(y)
-            torch.ops.optest.increment(x)
-            return y + x
-
-        x = torch.zeros(3)
-        assert f(x).tolist() == [2, 2, 2]
-        assert x.tolist() == [1, 1, 1]
-        print("compiled")
-        """
-    assert "compiled" in run_python(code, cache=tmp_path / "cache")
 
 
 def test_export_before_anything_was_built(run_python: RunPython, tmp_path: Path) -> None:
@@ -228,15 +166,11 @@ def test_inference_mode_before_and_after_the_build(make_op: MakeOp) -> None:
 # Tensors that are not dense, or not there ----------------------------------------------------------------------------------------
 
 
-def _mkldnn() -> torch.Tensor:
-    return torch.ones(3).to_mkldnn()
-
-
 UNUSUAL: dict[str, Callable[[], Any]] = {
     "sparse": lambda: torch.ones(3, 3).to_sparse(),
     "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-    "mkldnn": _mkldnn,
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
 }
@@ -256,7 +190,6 @@ def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: boo
         assert op(torch.ones(5)) == 5
     with pytest.raises(NotImplementedError) as caught:
         op(x)
-    assert not isinstance(caught.value, RecursionError)
     first = str(caught.value).splitlines()[0]
     assert op.schema.name in first
     if kind != "jagged":
@@ -284,23 +217,6 @@ def test_without_any_tensor_the_op_says_so(make_op: MakeOp, warm: bool) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_op_without_a_source_for_the_device_says_so(make_op: MakeOp) -> None:
-    op = make_op("nothing(Tensor x) -> int")
-    for _ in range(2):
-        with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected nothing\.c"):
-            op(torch.ones(1))
-
-
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
-def test_vmap_gives_each_slices_result(allreduce: Op, capfd: pytest.CaptureFixture[str], warm: bool) -> None:
-    x = torch.arange(12.0).reshape(3, 4)
-    if warm:
-        allreduce(x)
-    assert torch.vmap(allreduce.overload)(x).tolist() == [6, 22, 38]
-    assert torch.vmap(allreduce.overload, in_dims=1)(x).tolist() == [12, 15, 18, 21]
-
-
 def test_a_tensor_subclass_passes_through(double: Op) -> None:
     assert double(torch.ones(2).as_subclass(torch.nn.Buffer)).tolist() == [2, 2]
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -310,18 +226,9 @@ def test_a_tensor_subclass_passes_through(double: Op) -> None:
 
 
 def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Log(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Log():  # type: ignore[no-untyped-call]
+    with Seen() as seen:
         double(torch.ones(2))
-    assert [func.name() for func in seen].count("optest::double") == 1
+    assert [func.name() for func in seen.ops].count("optest::double") == 1
 
 
 # Threads and processes ----------------------------------------------------------------------------------------------------------
@@ -362,13 +269,6 @@ def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backen
         torch.testing.assert_close(compiled(x), first(x))
 
 
-def test_the_first_call_may_come_from_another_thread(make_op: MakeOp) -> None:
-    op = make_op("one(Tensor x) -> int", ONE)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(op, torch.ones(1)).result() == 1
-    assert op(torch.ones(1)) == 1
-
-
 def test_many_threads_may_make_the_first_call_at_once(make_op: MakeOp) -> None:
     op = make_op("one(Tensor x) -> int", ONE)
     barrier = threading.Barrier(8)
@@ -380,15 +280,6 @@ def test_many_threads_may_make_the_first_call_at_once(make_op: MakeOp) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert [future.result() for future in [pool.submit(call) for _ in range(8)]] == [1] * 8
     assert len(op.loaded) == 1
-
-
-def test_a_backward_runs_in_autograds_own_thread(double: Op) -> None:
-    loaded = dict(double.loaded)
-    x = torch.ones(3, requires_grad=True)
-    (double(x) * torch.arange(3.0)).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [0, 2, 4]
-    assert set(loaded) <= set(double.loaded)
 
 
 FORKED = """
@@ -465,23 +356,6 @@ def test_a_fork_in_the_middle_of_a_build_does_not_hang_the_child(run_python: Run
     assert "forked" in run_python(code, cache=tmp_path / "cache", env={"OMP_NUM_THREADS": "1"}, timeout=120)
 
 
-def test_spawned_workers_share_the_cache(run_python: RunPython, tmp_path: Path) -> None:
-    code = """
-        import torch, opjit
-        from torch.utils.data import DataLoader, Dataset
-
-        class Sums(Dataset):
-            def __len__(self):
-                return 6
-            def __getitem__(self, i):
-                return opjit.get("allreduce", "cpu")(torch.full((i,), 2.0))
-
-        print([float(v) for v in DataLoader(Sums(), batch_size=None, num_workers=2)])
-        """
-    assert "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]" in run_python(code, cache=tmp_path / "cache")
-    assert len(_entries(tmp_path / "cache")) == 1
-
-
 # Unregister and reload ----------------------------------------------------------------------------------------------------------
 
 
@@ -556,25 +430,6 @@ def test_cuda_results_are_right(double: Op, increment: Op) -> None:
 def test_a_cuda_error_is_a_runtime_error(double: Op) -> None:
     with pytest.raises(RuntimeError, match="double takes a contiguous float32 tensor"):
         double(torch.ones(3, dtype=torch.float64, device="cuda"))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("ready_on_cuda")
-def test_the_current_stream_is_used(double: Op) -> None:
-    x = torch.zeros(1 << 20, device="cuda")
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        double(x)  # CUDA loads a kernel at its first launch, and waits for those that run
-        side.synchronize()
-        torch.cuda._sleep(1_000_000_000)  # half a second, as other processes may keep this one from its CPU
-        x.fill_(3)
-        out = double(x)  # on the side stream behind the fill, else it would read zeros
-        event = torch.cuda.Event()
-        event.record()
-    assert not event.query(), "the host did not wait"
-    side.synchronize()
-    assert out.eq(6).all()
 
 
 @pytest.mark.gpu

@@ -58,16 +58,20 @@ def _is_alive(*words: str) -> bool:
     return False
 
 
-def test_an_op_that_does_not_compile_or_has_no_samples_fails_and_the_others_are_tested(tmp_path: Path) -> None:
+def test_an_op_that_cannot_be_declared_or_compiled_or_has_no_samples_fails_and_the_others_are_tested(tmp_path: Path) -> None:
     Mistake("a_broken", "", body="no_such_name;").write(tmp_path / "a")
     Mistake("b_raises", "", more='@{name}.samples\ndef samples(device):\n    raise KeyError("weights")\n').write(tmp_path / "b")
     Mistake("c_good", "").write(tmp_path / "c")
-    done = command("test", tmp_path, "--device", "cpu", "--sanitize", "none", "--only", "results")
+    bad = Mistake("bad_schema", "").write(tmp_path / "bad") / "op.py"
+    bad.write_text(bad.read_text().replace("Tensor x", "Tenso x"))
+    folders = [tmp_path / name for name in ("a", "b", "bad", "c")]
+    done = command("test", *folders, "--device", "cpu", "--sanitize", "none", "--only", "results")
     assert done.returncode == 1
+    assert re.search(r"bad\n  failed   declaration +torch cannot parse the schema", done.stdout), done.stdout
     assert re.search(r"a_broken on cpu\n  failed   build +.*no_such_name", done.stdout), done.stdout
     assert re.search(r"b_raises on cpu\n  failed   build +op\.py:\d+: KeyError: 'weights'", done.stdout), done.stdout
     assert re.search(r"c_good on cpu\n  ok       results +6 samples\n", done.stdout), done.stdout
-    assert done.stdout.splitlines()[-1] == "2 failed, 1 ok"
+    assert done.stdout.splitlines()[-1] == "3 failed, 1 ok"
 
 
 def test_a_waived_check_is_shown_with_its_reason_and_another_name_is_refused(tmp_path: Path) -> None:
@@ -136,6 +140,7 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
 @pytest.mark.parametrize(("words", "told"), [
     (("--only", "resluts"), "there is no check 'resluts'; use inputs kept, results"),
     (("--sample", "1"), "--sample counts the calls of one check; name it with --only"),
+    (("--sanitize", "threads"), "there is no sanitizer 'threads'; use address, undefined, leak, thread for C, and memcheck"),
 ])
 def test_a_choice_that_means_nothing_is_refused(words: tuple[str, ...], told: str) -> None:
     done = command("test", "allreduce", *words)
@@ -226,14 +231,6 @@ def test_a_sanitizer_that_was_asked_for_and_has_not_run_is_a_failure(words: tupl
     done = command("test", "add_custom", "--sanitize", *words, *(() if "--only" in words else ("--only", "float8")))
     assert re.search(rf"^  failed   {words[0]} +this sanitizer was asked for and has not run; it is for C", done.stdout, re.MULTILINE), done
     assert done.returncode == 1
-
-
-def test_an_op_that_cannot_be_declared_fails_and_the_others_are_tested(tmp_path: Path) -> None:
-    bad, good = Mistake("bad_schema", "").write(tmp_path / "bad"), Mistake("good", "").write(tmp_path / "good")
-    (bad / "op.py").write_text((bad / "op.py").read_text().replace("Tensor x", "Tenso x"))
-    done = command("test", bad, good, "--device", "cpu", "--sanitize", "none", "--only", "results")
-    assert re.search(r"bad\n  failed   declaration +torch cannot parse the schema", done.stdout), done.stdout
-    assert done.stdout.splitlines()[-1] == "1 failed, 1 ok"
 
 
 RACE = Mistake("shared_sum", "", before="""

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from opjit import Op, Sample, testing
 from opjit.cli import main
-from opjit.declare import registry
 from opjit.testing.checks import outcome_of
 from opjit.testing.gradients import assert_same_gradients
 from opjit.testing.samples import LAYOUTS, Skipped, rolled, with_layout
 from tests.helpers import command
+from tests.testing.mistakes import BODY, Mistake
 
 CHECKS = {check.name: check for check in testing.CHECKS}
 NEGATED = """
@@ -44,7 +44,8 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
 
 
 def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, after: str = "", name: str = "negated",
-             fake: Callable[..., Any] = _fake, backward: Callable[..., Any] | None = None) -> Op:
+             fake: Callable[..., Any] = _fake, backward: Callable[..., Any] | None = None,
+             change: Callable[[Op], object] = lambda op: None) -> Op:
     op = make_op("negated(Tensor x) -> Tensor", NEGATED.format(before=before, value=value, after=after, name=name), fake=fake)
     op.reference(torch.neg)
 
@@ -57,7 +58,12 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     if backward:
         op.setup_context(lambda ctx, inputs, output: None)
         op.backward(backward)
+    change(op)
     return op
+
+
+def _sign(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.sign = 1 if torch._C._are_functorch_transforms_active() else -1
 
 
 @pytest.mark.torch
@@ -90,6 +96,13 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
     ("float8", {"name": "negated", "before": "if (opjit_is_float8(x->dtype)) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
      r"got int8 \(\) on cpu, expected float32 \(4, 6\) on cpu"),
+    ("vmap", {"change": lambda op: op.vmap(lambda info, in_dims, x: (op.overload(x), 0))},
+     r"got .*, expected .* of torch\.vmap with in_dims=\(-1,\) on \(float"),
+    ("torch.func", {"backward": lambda ctx, grad: ctx.sign * grad, "change": lambda op: op.setup_context(_sign)},
+     r"got .*, expected .* of the gradient by torch\.func"),
+    ("saved tensors", {"backward": lambda ctx, grad: -grad + 0 * ctx.x,
+                       "change": lambda op: op.setup_context(lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))},
+     r"ctx\.x is a tensor; keep it with ctx\.save_for_backward"),
 ])
 def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wrong: dict[str, Any], told: str) -> None:
     op = _negated(make_op, **wrong)
@@ -99,26 +112,6 @@ def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wron
     assert "\n" not in line.note
     with pytest.raises(AssertionError, match=rf"(?s)on cpu:.*\n?{name}: "):
         testing.check(op, "cpu", [CHECKS[name]])
-
-
-def test_a_rule_that_confuses_dimensions_is_noticed(make_op: Callable[..., Op]) -> None:
-    op = _negated(make_op)
-    op.vmap(lambda info, in_dims, x: (op.overload(x), 0))
-    line = outcome_of("vmap", lambda: CHECKS["vmap"].run(op, "cpu"))
-    assert line.status == "failed", line
-    assert re.search(r"got .*, expected .* of torch\.vmap with in_dims=\(-1,\) on \(float", line.note), line.note
-
-
-def test_a_gradient_that_only_torch_func_gets_wrong_is_noticed(make_op: Callable[..., Op]) -> None:
-    op = _negated(make_op, backward=lambda ctx, grad: ctx.sign * grad)
-
-    @op.setup_context
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.sign = 1 if torch._C._are_functorch_transforms_active() else -1
-
-    line = outcome_of("torch.func", lambda: CHECKS["torch.func"].run(op, "cpu"))
-    assert line.status == "failed", line
-    assert re.search(r"got .*, expected .* of the gradient by torch\.func", line.note), line.note
 
 
 @pytest.mark.torch
@@ -263,54 +256,14 @@ def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
             CHECKS[name](op, "cpu")
 
 
-OP_PY = """
-import torch
-import opjit
-
-@opjit.op("kittest::wrong(Tensor x) -> Tensor")
-def wrong(x):
-    return x.new_empty(x.shape)
-
-wrong.reference(lambda x: x + 1)
-
-@wrong.samples
-def samples(device):
-    yield (torch.arange(6.0, device=device),), {}
-"""
-
-
-def _folder(folder: Path, statement: str) -> Path:
-    """The op of OP_PY, with a mistake."""
-    (folder / "op.py").write_text(OP_PY)
-    (folder / "wrong.c").write_text(f"""
-#include "opjit.h"
-opjit_status wrong_cpu(const opjit_tensor *x, opjit_tensor *out)
-{{
-    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "wrong takes a contiguous float32 tensor");
-    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
-    const float *from = (const float *)x->data;
-    float *to = (float *)out->data;
-    for (int64_t i = 0; i < x->numel; i++)
-        to[i] = from[i] + 1;
-    {statement}
-    return OPJIT_OK;
-}}
-""")
-    return folder
-
-
-def _forget(op: Op) -> None:
-    """So that the next folder may declare the name."""
-    registry.remove(op)
-
-
 def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, "if (x->numel) to[0] = 5;")
+    folder = Mistake("wrong", "", body=BODY + "if (n) to[0] = 5;").write(tmp_path / "wrong")
     done = command("test", str(folder), "--device", "cpu", "--sanitize", "none")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[0] == "kittest::wrong on cpu"
-    place = next(index for index, line in enumerate(lines) if line.startswith("  failed   results            got 5, expected 1 at [0] on "))
+    assert lines[0] == "mistakes::wrong on cpu"
+    told = "  failed   results            got 5, expected -4 at [0, 0] on "
+    place = next(index for index, line in enumerate(lines) if line.startswith(told))
     assert lines[place + 1].split() == ["opjit", "test", str(folder), "--only", "results", "--sample", "0"]
     assert any(line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"] for line in lines)
     assert re.fullmatch(r"\d+ failed, \d+ ok, \d+ skipped", lines[-1])
@@ -346,18 +299,11 @@ def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wro
 
 @pytest.mark.parametrize(("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")])
 def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command: str, last: str) -> None:
-    folder = _folder(tmp_path, "")
-    (folder / "wrong.c").unlink()
+    folder = Mistake(f"idle_{command}", "").write(tmp_path / "idle")
+    (folder / f"idle_{command}.c").unlink()
     done = CliRunner().invoke(main, [command, str(folder)])
-    _forget(registry.find("kittest::wrong"))
-    assert done.output.splitlines() == ["kittest::wrong runs on no device of this machine: it has kernels for nothing", last]
+    assert done.output.splitlines() == [f"mistakes::idle_{command} runs on no device of this machine: it has kernels for nothing", last]
     assert done.exit_code == 1
-
-
-def test_a_sanitizer_that_there_is_not_is_refused() -> None:
-    done = CliRunner().invoke(main, ["test", "allreduce", "--sanitize", "threads"])
-    assert done.exit_code == 1
-    assert "there is no sanitizer 'threads'; use address, undefined, leak, thread for C, and memcheck" in done.output
 
 
 def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Callable[..., Op]) -> None:
@@ -365,10 +311,3 @@ def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Cal
     done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu", "--sanitize", "none"])
     assert done.exit_code == 1
     assert "declares no reference; add @bare.reference" in done.output
-
-
-def test_a_tensor_on_ctx_is_noticed(make_op: Callable[..., Op]) -> None:
-    op = _negated(make_op, backward=lambda ctx, grad: -grad + 0 * ctx.x)
-    op.setup_context(lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))
-    line = outcome_of("saved tensors", lambda: CHECKS["saved tensors"].run(op, "cpu"))
-    assert re.search(r"ctx\.x is a tensor; keep it with ctx\.save_for_backward", line.note), line

@@ -1,0 +1,51 @@
+"""The sources of an inline op: text, written to files for the compilers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit import files
+
+_folders: dict[int, Path] = {}  # by process
+
+
+class Code(NamedTuple):
+    """The sources of an inline op, as text; see `opjit.inline`.
+
+    Attributes:
+        texts: the source for each file suffix.
+        module: name of the declaring module; a later declaration there replaces this one.
+        shown: the text's name in compiler messages; None is the file's name.
+        debug: build it for debuggers.
+    """
+
+    texts: Mapping[str, str]
+    module: str
+    shown: str | None = None
+    debug: bool = False
+
+    def write(self, name: str) -> Path:
+        """Write the sources of an op of this name, unless they are there, and return their folder. It is named after their content, so
+        that a compiler never sees them change."""
+        content = "\0".join([name, *(part for item in sorted(self.texts.items()) for part in item)])
+        folder = _private_folder() / hashlib.sha256(content.encode()).hexdigest()[:20]
+        for suffix, text in self.texts.items():
+            path = folder / f"{name}{suffix}"
+            if not path.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                temporary = folder / f".{files.unique()}"
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, path)
+        return folder
+
+
+def _private_folder() -> Path:
+    """Return this process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
+    folder = _folders.get(os.getpid())
+    if folder is None or not folder.is_dir():
+        folder = _folders[os.getpid()] = files.until_exit("opjit-inline-")
+    return folder
