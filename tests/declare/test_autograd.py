@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -102,37 +101,6 @@ def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: 
         op([x, torch.ones(1)], *args).backward()
         assert x.grad is not None
         assert x.grad.tolist() == [factor]
-
-
-def test_threads_do_not_mix_their_calls(make_op: Callable[..., Op]) -> None:
-    op = differentiable(make_op)
-    wrong: list[int] = []
-
-    def work(b: int) -> None:
-        for _ in range(300):
-            x = torch.ones(3, requires_grad=True)
-            op(x, b=b).sum().backward()
-            if x.grad is None or x.grad.tolist() != [2.0 + b] * 3:
-                wrong.append(b)
-
-    op(torch.ones(1))
-    workers = [threading.Thread(target=work, args=(b,)) for b in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert wrong == []
-
-
-def test_compiled_autograd_traces_the_backward_of_an_eager_call(make_op: Callable[..., Op]) -> None:
-    from torch._dynamo import compiled_autograd  # a second of imports
-    op = differentiable(make_op)
-    x = torch.ones(3, requires_grad=True)
-    loss = op(x, 4.0).sum()
-    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
-        loss.backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [5.0] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch.func.jvp
