@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from opjit.environment import is_on
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.live import Live
 
 
 _status_listener: ContextVar[Callable[[str], None] | None] = ContextVar("status_listener", default=None)
@@ -128,80 +128,60 @@ class Display:
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._begun: dict[int, tuple[float, str]] = {}  # start and last status of running builds, until reported as long
+        self._running: dict[int, tuple[float, str]] = {}  # start and status of each build
+        self._long: set[int] = set()
 
     def started(self, number: int, name: str) -> None:
         """A build began."""
-        self._begun[number] = time.monotonic(), f"building {name}"
+        self._running[number] = time.monotonic(), f"building {name}"
 
     def changed(self, number: int, text: str) -> None:
         """A build's status changed: it waits, or has reached another step."""
-        if number in self._begun:
-            self._begun[number] = self._begun[number][0], text
+        self._running[number] = self._running[number][0], text
 
-    def ended(self, number: int, name: str, state: str, seconds: float) -> None:
-        """A build ended: "built", "there" or "failed"."""
-        self._begun.pop(number, None)
-        self._write(f"{'already there' if state == 'there' else state}: {name}, {seconds:.1f} s")
+    def ended(self, number: int, name: str, state: str) -> None:
+        """A build ended: "built", "already there" or "failed"."""
+        since, _ = self._running.pop(number)
+        self._write(f"{state}: {name}, {time.monotonic() - since:.1f} s")
 
     def tick(self) -> None:
-        """Time has passed."""
-        for number, (since, text) in list(self._begun.items()):
-            if time.monotonic() - since > LONG:
-                del self._begun[number]
+        """Something has happened, or time has passed."""
+        for number, (since, text) in self._running.items():
+            if time.monotonic() - since > LONG and number not in self._long:
+                self._long.add(number)
                 self._write(f"{LONG:.0f} s, and still {text}")
 
 
-@contextmanager
-def plain(write: Callable[[str], object]) -> Iterator[Display]:
-    """Open a display that writes lines to a pipe, a log file or a logger."""
-    yield Display(write)
-
-
-@contextmanager
-def live(stream: TextIO, names: Sequence[str]) -> Iterator[Display]:
-    """Open a live display on a terminal, for builds of these names: running and failed ones, and how many are done."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn
-
-    columns = SpinnerColumn(finished_text="✗"), TextColumn("{task.description}", markup=False)
-    # No refresh thread: it could hold the console's lock during a fork.
-    with Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as bars:
-        yield _LiveDisplay(bars, len(names))
-
-
 class _LiveDisplay(Display):
-    def __init__(self, bars: Progress, count: int) -> None:
-        super().__init__(lambda text: None)
-        self._bars, self._count, self._done, self._failed = bars, count, 0, 0
-        self._total = bars.add_task("")
-        self._tasks: dict[int, tuple[TaskID, str]] = {}
+    """Shows running and failed builds in place, and how many are done."""
 
-    def started(self, number: int, name: str) -> None:
-        super().started(number, name)
-        self._tasks[number] = self._bars.add_task(name), name
-        self.tick()
+    def __init__(self, screen: Live, count: int) -> None:
+        from rich.spinner import Spinner
 
-    def changed(self, number: int, text: str) -> None:
-        super().changed(number, text)
-        self.tick()
-
-    def ended(self, number: int, name: str, state: str, seconds: float) -> None:
-        del self._begun[number]
-        task, _ = self._tasks[number]
-        self._done += 1
-        if state == "failed":
-            self._failed += 1
-            self._bars.update(task, total=1, completed=1, description=f"{name}  failed, {seconds:.1f} s")
-        else:
-            self._bars.remove_task(task)
-        self.tick()
+        self._ended: list[str] = []
+        super().__init__(self._ended.append)
+        self._screen, self._count, self._spinner = screen, count, Spinner("dots")
 
     def tick(self) -> None:
-        for number, (since, text) in self._begun.items():
-            task, name = self._tasks[number]
-            state = text if text.startswith("waiting") else f"building, {time.monotonic() - since:.0f} s"
-            self._bars.update(task, description=f"{name}  {state}")
-        waiting = self._count - self._done - len(self._begun)
-        self._bars.update(self._total, description=f"{self._done} of {self._count} done, {waiting} waiting, {self._failed} failed")
-        self._bars.refresh()
+        from rich.console import Group
+        from rich.text import Text
+
+        failed = [line for line in self._ended if line.startswith("failed")]
+        running = [f"{text}, {time.monotonic() - since:.0f} s" for since, text in self._running.values()]
+        waiting = self._count - len(self._ended) - len(running)
+        self._spinner.update(text=f"{len(self._ended)} of {self._count} done, {waiting} waiting, {len(failed)} failed")
+        self._screen.update(Group(self._spinner, *(Text(f"  {line}") for line in (*failed, *running))), refresh=True)
+
+
+@contextmanager
+def display(stream: TextIO | None, write: Callable[[str], object], count: int) -> Iterator[Display]:
+    """Open a display of builds: in place if `stream` is a terminal, else a line for each through `write`."""
+    if stream is None or not stream.isatty():
+        yield Display(write)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    # No refresh thread: it could hold the console's lock during a fork.
+    with Live(console=Console(file=stream), auto_refresh=False, transient=True) as screen:
+        yield _LiveDisplay(screen, count)

@@ -12,19 +12,20 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
-from typing import NamedTuple
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from opjit import distributed, files, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
-from opjit.progress import Display, live, logger, plain
+from opjit.progress import Display, logger
 from opjit.store import inventory
 from opjit.store.store import Store
 from opjit.wanted import Wanted
 
-MakeDisplay = Callable[[list[str]], AbstractContextManager[Display]]
+if TYPE_CHECKING:
+    from opjit.builder.workers import Event
 
 
 class Report(NamedTuple):
@@ -91,18 +92,18 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     plan = plan_ops(ops, archs, store) if recorded is None else plan_recorded(recorded, archs, store, extensions)
     for remark in plan.remarks:
         logger.warning(remark)
-    report = build_plan(plan, jobs)
+    report = build_plan(plan, jobs, sys.stderr)
     if report.failed:
         raise PrecompileError(f"{report}\n" + "\n".join(error_texts(report.failed)), report.failed)
     return report
 
 
-def build_plan(plan: Plan, jobs: int | None = None, make_display: MakeDisplay | None = None) -> Report:
+def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None, write: Callable[[str], object] = logger.info) -> Report:
     """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`.
 
     Args:
         jobs: as for `precompile`.
-        make_display: makes the display for builds of these names; None is a display on stderr if that is a terminal, else the log.
+        stream, write: show builds in place on this stream if it is a terminal, else write a line for each.
 
     Raises:
         OpjitError: `jobs` or OPJIT_JOBS is not a number, or no process can be started.
@@ -114,7 +115,7 @@ def build_plan(plan: Plan, jobs: int | None = None, make_display: MakeDisplay | 
         if rank is not None and rank.needs_store:
             _share(plan, jobs, report)
         else:
-            _build_missing(plan, jobs, report, make_display or _default_display)
+            _build_missing(plan, jobs, report, stream, write)
     finally:
         if plan.shared:
             _make_readable(plan.store)
@@ -137,12 +138,7 @@ def _make_readable(store: Store) -> None:
             warnings.warn(CacheWarning(f"others may not be able to read {item.folder}: {error}"), stacklevel=4)
 
 
-def _default_display(names: list[str]) -> AbstractContextManager[Display]:
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    return live(sys.stderr, names) if terminal else plain(logger.info)
-
-
-def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: MakeDisplay) -> None:
+def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO | None, write: Callable[[str], object]) -> None:
     """Build the missing binaries in worker processes, and add the results to the report."""
     missing = list[Wanted]()
     for wanted in plan.wanted:
@@ -153,26 +149,26 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, make_display: M
 
     size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(wanted.large for wanted in missing) else budget.C_JOB, jobs))
     request.import_builder()  # once, before the workers are forked
-    begun: dict[int, float] = {}
     shown: set[tuple[str, str, int]] = set()
     order = sorted(range(len(missing)), key=lambda number: not missing[number].large)  # the long ones first, to finish together
-    with (make_display([str(wanted) for wanted in missing]) as display,
+    with (progress.display(stream, write, len(missing)) as display,
           closing(workers.run(order, lambda number, say: _build_one(missing[number], plan.store, say), size)) as events):
         for event in events:
-            if event is None:
-                display.tick()
-                continue
-            wanted = missing[event.number]
-            if event.state == "started":
-                begun[event.number] = time.perf_counter()
-                display.started(event.number, str(wanted))
-            elif event.state == "reports":
-                display.changed(event.number, str(event.detail))
-            else:
-                done: _Built = event.detail if event.state == "done" else _Built(False, _death(wanted, event.detail))
-                _add(wanted, done, report, shown)
-                state = "failed" if done.error else "built" if done.built else "there"
-                display.ended(event.number, str(wanted), state, time.perf_counter() - begun[event.number])
+            if event is not None:
+                _take(event, missing[event.number], report, shown, display)
+            display.tick()
+
+
+def _take(event: Event, wanted: Wanted, report: Report, shown: set[tuple[str, str, int]], display: Display) -> None:
+    """Add an event to the report and the display."""
+    if event.state == "started":
+        display.started(event.number, str(wanted))
+    elif event.state == "reports":
+        display.changed(event.number, str(event.detail))
+    else:
+        done: _Built = event.detail if event.state == "done" else _Built(False, _death(wanted, event.detail))
+        _add(wanted, done, report, shown)
+        display.ended(event.number, str(wanted), "failed" if done.error else "built" if done.built else "already there")
 
 
 def _add(wanted: Wanted, done: _Built, report: Report, shown: set[tuple[str, str, int]]) -> None:

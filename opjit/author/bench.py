@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -57,7 +57,6 @@ class Comparison:
 
     @property
     def spread(self) -> float:
-        """Half of the distance between the quartiles of the rounds' ratios, relative to their median."""
         return ratio(self.ours, self.theirs)[1]
 
     def document(self) -> dict[str, Any]:
@@ -70,23 +69,15 @@ class Comparison:
                 **{name: getattr(self.ours, name) for name in same}}
 
 
-class _Side(NamedTuple):
-    """What the op is measured against: a name for the table, and a function that makes it callable."""
-
-    name: str
-    of: Callable[[Op], Callable[..., Any]]
+_Side = tuple[str, Callable[[Op], Callable[..., Any]]]  # what an op is measured against: its name in the table, and how to get it
 
 
 def _side(against: str | None) -> _Side:
-    """Find the side that ``--against`` names: torch.compile, an op, or a function of a module.
-
-    Raises:
-        BadSetting: there is none of that name.
-    """
+    """Find the side that ``--against`` names: torch.compile, an op, or a function of a module. Raises BadSetting if there is none."""
     if against is None:
-        return _Side("torch", lambda op: op.reference_function)
+        return "torch", lambda op: op.reference_function
     if against == "torch.compile":
-        return _Side("compile", _compiled)
+        return "compile", _compiled
     module, _, name = against.rpartition(":")
     try:
         if module.endswith(":"):
@@ -96,7 +87,7 @@ def _side(against: str | None) -> _Side:
     except (ImportError, AttributeError, ValueError) as error:
         raise BadSetting(f"--against {against} names nothing ({error}); give torch.compile, an op as namespace::name, or a "
                          "function as module:name") from error
-    return _Side(name, lambda op: other)
+    return name, lambda op: other
 
 
 def _compiled(op: Op) -> Callable[..., Any]:
@@ -135,7 +126,7 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         on_cuda = each == "cuda"
         caches = "cold" if cold or (cold is None and on_cuda) else "hot"
         console.print(f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}")
-        console.print(_row("workload", "opjit", "host us" * on_cuda, side.name, "ratio", "+-", "rate", "roof" * on_cuda, "error",
+        console.print(_row("workload", "opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda, "error",
                            "torch's"))
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
@@ -221,15 +212,15 @@ def _format(m: Comparison) -> str:
 
 
 def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload, side: _Side, cold: bool | None) -> Comparison:
-    other = side.of(op)
+    name, function_for = side
+    other = function_for(op)
     with torch.inference_mode():
         error, reference_error = _errors(op, called, workload)
         if other is not op.reference_function:
-            _errors(op, other, workload, side.name)
-        plan = plan_of({"opjit": called, side.name: other}, Inputs(workload.args, workload.kwargs), device, cold, workload.bytes,
-                       workload.flops)
-        ours, theirs = measure(plan).values()
-    return Comparison(op.qualified, device, workload.label, side.name, ours, theirs, error, reference_error)
+            _errors(op, other, workload, name)
+        inputs = Inputs(workload.args, workload.kwargs)
+        ours, theirs = measure(plan_of({"opjit": called, name: other}, inputs, device, cold, workload.bytes, workload.flops)).values()
+    return Comparison(op.qualified, device, workload.label, name, ours, theirs, error, reference_error)
 
 
 def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None) -> tuple[float, float]:

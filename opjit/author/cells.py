@@ -23,7 +23,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.live import reload
-from opjit.measure.plan import Inputs
+from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 
@@ -44,21 +44,7 @@ class TimedCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Row(NamedTuple):
-    """A measured call.
-
-    Attributes:
-        seconds: the time of a call on each side.
-        moved: bytes of the arguments and results.
-    """
-
-    call: TimedCall
-    seconds: Sequence[float]
-    moved: int
-
-    def rates(self) -> list[float]:
-        """Return the GB/s of each side."""
-        return [self.moved / each / 1e9 for each in self.seconds]
+Row = tuple[TimedCall, Mapping[str, Measurement]]  # a call, measured on each side
 
 
 def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
@@ -120,8 +106,12 @@ def compare(sides: Sides, call: TimedCall) -> Row:
         torch.testing.assert_close(first, other, equal_nan=True)
     tensors = tensors_of((call.args, call.kwargs, first))
     device, moved = next((each.device.type for each in tensors), "cpu"), sum(each.nbytes for each in tensors)
-    found = measure(plan_of(sides, Inputs(call.args, call.kwargs), device, moved=moved))
-    return Row(call, [each.median for each in found.values()], moved)
+    return call, measure(plan_of(sides, Inputs(call.args, call.kwargs), device, moved=moved))
+
+
+def _rate(side: Measurement) -> float:
+    """Return the GB/s at which arguments and results move."""
+    return side.bytes / side.median / 1e9
 
 
 def table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
@@ -132,9 +122,9 @@ def table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
         lines.add_column("GB/s", justify="right")
     if len(names) > 1:
         lines.add_column("ratio", justify="right")
-    for row in rows:
-        cells = [text for each, rate in zip(row.seconds, row.rates(), strict=True) for text in (format_time(each), f"{rate:.1f}")]
-        lines.add_row(row.call.label, *cells, *([f"{row.seconds[0] / row.seconds[1]:.2f}"] if len(names) > 1 else []))
+    for call, sides in rows:
+        cells = [text for side in sides.values() for text in (format_time(side.median), f"{_rate(side):.1f}")]
+        lines.add_row(call.label, *cells, *([f"{ratio(*sides.values())[0]:.2f}"] if len(names) > 1 else []))
     return lines
 
 
@@ -144,12 +134,12 @@ def plot(title: str, names: Sequence[str], rows: Sequence[Row]) -> bytes:
 
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    for index, name in enumerate(names):
-        rates = [row.rates()[index] for row in rows]
+    for name in names:
+        rates = [_rate(sides[name]) for _, sides in rows]
         if len(rows) == 1:
             axes.bar([name], rates)
         else:
-            axes.plot([row.call.place for row in rows], rates, marker=".", label=name)
+            axes.plot([call.place for call, _ in rows], rates, marker=".", label=name)
     if len(rows) > 1:
         axes.set_xscale("log", base=2)
         axes.legend()

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from opjit.backends.targets import Target
-    from opjit.declare.op import Op
-
 _COUNT = 1 << 20
 _WITHOUT_GPU = "sm_90"  # the arch that is built without a GPU
 _ELSEWHERE = ("OPJIT_LAYERS", "OPJIT_REMOTE", "OPJIT_OFFLINE")  # these would find the op somewhere, or forbid to build it
@@ -39,7 +35,7 @@ from time import perf_counter
 started = perf_counter()
 import opjit
 from opjit.author import demo
-demo.{function}
+demo.report(demo.{function})
 """
 
 
@@ -58,9 +54,9 @@ def show(console: Console, errors: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else "")
     with tempfile.TemporaryDirectory(prefix="opjit-demo-") as cache:
         with errors.status("building allreduce"):
-            cold = _measured(f"build({str(default_root())!r}, started)", cache)
+            cold = _measured(f"build, {str(default_root())!r}, started", cache)
         with errors.status("loading allreduce in a fresh process"):
-            warm = _measured(f"load({list(cold['built'])!r}, started)", cache)
+            warm = _measured(f"load, {list(cold['built'])!r}, started", cache)
     for device, built in cold["built"].items():
         table.add_row(*_row(device, built, warm[device]))
     if cold["unused"]:
@@ -103,53 +99,55 @@ def _measured(code: str, cache: str) -> dict[str, Any]:
     return measured
 
 
-def build(root: str, started: float) -> None:
-    """Build the op for every device in a fresh process, which imports opjit since `started`, and call it; print the numbers as JSON, and
-    copy the binaries into the cache `root`. Each device's time has that of the imports."""
+def report(work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    """Print as JSON what a function measures in a fresh process, or its error."""
+    from opjit.errors import OpjitError
+
+    try:
+        print(json.dumps(work(*arguments)))
+    except OpjitError as error:
+        print(json.dumps({"failed": str(error)}))
+
+
+def build(root: str, started: float) -> dict[str, Any]:
+    """Build the op for every device in a process that imports opjit since `started`, call it, and put the binaries into the cache `root`,
+    too. Each device's time has that of the imports."""
     from opjit import api, backends, request, wanted
     from opjit.backends import targets
     from opjit.declare import registry
-    from opjit.errors import OpjitError
+    from opjit.store.store import Store
 
     request.import_builder()
     imported = time.perf_counter() - started
     op, built, unused = registry.find("allreduce"), dict[str, Any](), None
-    try:
-        for device in op.devices():
-            target = targets.here(backends.for_device(device))
-            began = time.perf_counter()
-            allreduce = api.get("allreduce", device)
-            seconds = imported + time.perf_counter() - began
-            built[device] = {"target": str(target), "get": seconds, "result": allreduce(_numbers(device)).item()}
-            _keep(op, target, Path(root))
-        if "cuda" not in built and _can_build_cuda():
-            target = wanted.target_of("cuda", _WITHOUT_GPU)
-            began = time.perf_counter()
-            request.entry(op, target)
-            unused = {"target": str(target), "get": imported + time.perf_counter() - began}
-            _keep(op, target, Path(root))
-    except OpjitError as error:
-        print(json.dumps({"failed": str(error)}))
-        return
-    print(json.dumps({"built": built, "unused": unused}))
+    for device in op.devices():
+        target = targets.here(backends.for_device(device))
+        began = time.perf_counter()
+        allreduce = api.get("allreduce", device)
+        seconds = imported + time.perf_counter() - began
+        built[device] = {"target": str(target), "get": seconds, "result": allreduce(_numbers(device)).item()}
+        request.entry(op, target, Store(Path(root)))
+    if "cuda" not in built and _can_build_cuda():
+        target = wanted.target_of("cuda", _WITHOUT_GPU)
+        began = time.perf_counter()
+        request.entry(op, target)
+        unused = {"target": str(target), "get": imported + time.perf_counter() - began}
+        request.entry(op, target, Store(Path(root)))
+    return {"built": built, "unused": unused}
 
 
-def load(devices: Sequence[str], started: float) -> None:
-    """Load the op for each device in a fresh process, which imports opjit since `started`; call it in turns with torch, and print the
-    numbers as JSON. Each device's time has that of the imports."""
+def load(devices: Sequence[str], started: float) -> dict[str, Any]:
+    """Load the op for each device in a process that imports opjit since `started`, and call it in turns with torch. Each device's time has
+    that of the imports."""
     from opjit import api
-    from opjit.errors import OpjitError
 
     imported, measured = time.perf_counter() - started, dict[str, Any]()
-    try:
-        for device in devices:
-            began = time.perf_counter()
-            allreduce = api.get("allreduce", device)
-            seconds = imported + time.perf_counter() - began
-            measured[device] = {"get": seconds, **_compared(allreduce, device)}
-    except OpjitError as error:
-        measured = {"failed": str(error)}
-    print(json.dumps(measured))
+    for device in devices:
+        began = time.perf_counter()
+        allreduce = api.get("allreduce", device)
+        seconds = imported + time.perf_counter() - began
+        measured[device] = {"get": seconds, **_compared(allreduce, device)}
+    return measured
 
 
 def _compared(allreduce: Callable[..., torch.Tensor], device: str) -> dict[str, float]:
@@ -181,23 +179,6 @@ def _can_build_cuda() -> bool:
 
     return (toolchain.find_compiler(None) is not None
             and (toolchain.working_nvcc(None) is not None or toolchain.find_nvrtc("", None) is not None))
-
-
-def _keep(op: Op, target: Target, root: Path) -> None:
-    """Copy the op's entry from this process's cache into the cache `root`, if that can be written."""
-    from opjit import files, request
-    from opjit.errors import EntryError
-    from opjit.store.entry import verify
-    from opjit.store.store import Store
-
-    entry, store = request.entry(op, target), Store(root)
-    with suppress(OSError, EntryError):
-        staged = store.stage()
-        try:
-            shutil.copytree(entry.folder, staged / "entry")
-            store.put(staged / "entry", store.folder(op.qualified, target) / entry.key, verify(entry.folder, target)[1], target)
-        finally:
-            files.remove_tree(staged)
 
 
 def _command() -> str:

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-import torch
-
-from opjit import backends, files, resources
-from opjit.author.wheel import package_name
-from opjit.declare import registry
+from opjit import files, resources
 from opjit.errors import DeclarationError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROJECT = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
+# Torch's, without an import of torch, which takes seconds.
+_NAMESPACES = {"aten", "c10d", "export", "inductor", "mkl", "mkldnn", "onednn", "prim", "prims", "profiler", "quantized", "rngprims",
+               "sparse", "static_runtime", "symm_mem", "torchaudio", "torchvision"}
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
@@ -39,7 +39,6 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
         DeclarationError: the name is invalid or taken, or the folder exists.
     """
     namespace, name = _split(qualified)
-    _refuse_known(qualified, namespace, name)
     folder = parent / name
     _write(folder, _op_files(namespace, name, backward, cuda))
     return folder
@@ -49,11 +48,10 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests.
 
     Raises:
-        DeclarationError, WheelError: the name is invalid, or the folder exists.
+        DeclarationError: the name is invalid, or the folder exists.
     """
     package = package_name(project)
     _split(f"{package}::scale_add")
-    _refuse_known(f"{package}::scale_add", package, "scale_add")
     archs = ["armv8-a", "neoverse-v2"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
     listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
     values = {"project": project, "package": package, "archs": listed}
@@ -77,7 +75,7 @@ def new_backend(name: str, parent: Path) -> Path:
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
         raise DeclarationError(f"{name!r} cannot be a backend's name, as its kernels are called <op>_{name}; use letters, digits and _")
-    if name in {backend.name for backend in backends.all_backends()} | _TAKEN:
+    if name in {"cpu", "cuda", *_TAKEN}:
         raise DeclarationError(f"{name!r} cannot be the backend's name: it is taken already; choose another")
     texts = {"backend.py": "backend.py", f"kernels/opjit/tensor_negate.{name}.c": "kernel.c", f"test_{name}.py": "test.py"}
     filled = {file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()}
@@ -103,15 +101,19 @@ def _split(qualified: str) -> tuple[str, str]:
                                    "digits and _")
     if name in _TAKEN:
         raise DeclarationError(f"{qualified!r} cannot be the op's name: its op.py uses {name!r} for something else; choose another")
+    if namespace in _NAMESPACES:
+        raise DeclarationError(f"{qualified!r} cannot be the op's name, as the namespace {namespace} is torch's; choose another, such as "
+                               f"mylib::{name}")
+    if namespace == "opjit" and (resources.folder("kernels_c") / name).exists():
+        raise DeclarationError(f"{qualified!r} cannot be the op's name, as opjit has this op; choose another, such as mylib::{name}")
     return namespace, name
 
 
-def _refuse_known(qualified: str, namespace: str, name: str) -> None:
-    declared = registry.declared(qualified)
-    if declared is not None:
-        raise DeclarationError(f"there is an op {qualified} already, declared in {declared.folder}; choose another name or namespace")
-    if hasattr(getattr(torch.ops, namespace), name):
-        raise DeclarationError(f"torch has an op {qualified} already; choose another name or namespace")
+def package_name(project: str) -> str:
+    """Return the importable form of a project's name. Raises DeclarationError if it has none."""
+    if not _PROJECT.fullmatch(project):
+        raise DeclarationError(f"{project!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first")
+    return re.sub(r"[-.]+", "_", project)
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import opjit
 from opjit import batch, request, resources
+from opjit.author.new import package_name
 from opjit.backends.targets import Target
 from opjit.declare import arguments
 from opjit.declare.op import Op
@@ -34,7 +35,6 @@ from opjit.store.store import Store, default_root
 if TYPE_CHECKING:
     from hatchling.builders.wheel import WheelBuilder
 
-_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
 
@@ -56,8 +56,8 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
         The wheel's path.
 
     Raises:
-        WheelError: the folders, the name or the version cannot make a wheel.
-        DeclarationError: others can write a folder, or it declares no op.
+        WheelError: the folders or the version cannot make a wheel.
+        DeclarationError: the name is invalid, or others can write a folder, or it declares no op.
         UnknownArch, NoKernel, ToolMissing, CompileError: a binary cannot be built here.
         BuildError: the directory cannot be written.
     """
@@ -104,17 +104,6 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
     except ValueError as error:
         raise WheelError(str(error)) from error
     return builder
-
-
-def package_name(name: str) -> str:
-    """Return the importable form of a project's name.
-
-    Raises:
-        WheelError: it has none.
-    """
-    if not _NAME.fullmatch(name):
-        raise WheelError(f"{name!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first")
-    return re.sub(r"[-.]+", "_", name)
 
 
 def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:

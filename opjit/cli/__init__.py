@@ -252,7 +252,7 @@ def doctor(print_json: PrintJson) -> None:
     checks.main(print_json)
 
 
-@main.command()
+@main.command(cls=helps.Command)
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
 @option("--backward", section="An op", is_flag=True, help="Add a backward for autograd.")
@@ -348,7 +348,6 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, extensions: bool,
                store: Path | None) -> None:
     """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
-    from opjit import progress
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, error_texts
 
@@ -360,7 +359,7 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
     plan = plan_recorded(recorded, archs, store, extensions) if recorded is not None else plan_ops(ops or None, archs, store)
     for remark in plan.remarks:
         click.echo(remark, err=True)
-    report = build_plan(plan, jobs, lambda names: progress.live(sys.stdout, names) if sys.stdout.isatty() else progress.plain(click.echo))
+    report = build_plan(plan, jobs, sys.stdout, click.echo)
     for complaint in error_texts(report.failed):
         click.echo(f"Error: {complaint}", err=True)
     click.echo(report)

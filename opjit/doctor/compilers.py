@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import opjit
-from opjit import backends, request
+from opjit import backends, processes, request
 from opjit.declare import registry
 from opjit.doctor.folders import nearest_existing
 from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation, from_error
@@ -36,43 +36,35 @@ _ARCH = "sm_90"  # the arch of the CUDA op on a machine without a GPU
 _OP = "tensor_negate"
 
 
-def c_op() -> list[Observation]:
+def c_op() -> Iterator[Observation]:
     """Check the C compiler, ninja, and an op for the CPU."""
     return _in_subprocess("C op", "c")
 
 
-def cuda_op() -> list[Observation]:
+def cuda_op() -> Iterator[Observation]:
     """Check nvcc, whether it matches torch, and an op for this machine's GPU or, without one, for another machine's."""
     return _in_subprocess("CUDA op", "cuda")
 
 
-def _in_subprocess(about: str, kind: str) -> list[Observation]:
+def _in_subprocess(about: str, kind: str) -> Iterator[Observation]:
     """Yield the observations of a subprocess, which ends with all that it started."""
     with _temporary_folder(None) as folder, _temporary_folder(nearest_existing(default_root())) as cache:
-        found, printed = Path(folder, "observations"), Path(folder, "output")
+        found = Path(folder, "observations")
         found.touch(mode=0o600)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")} | {"OPJIT_CACHE": cache}
         command = [sys.executable, "-c", f"from opjit.doctor import compilers; compilers.main({kind!r}, {str(found)!r})"]
-        with open(printed, "wb") as output:
-            process = subprocess.Popen(command, env=environment, cwd=Path(opjit.__file__).parents[1], stdin=subprocess.DEVNULL,
-                                       stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            code: int | None = process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # at this, ninja ends the compilers, which have process groups of their own
-            process.wait()
-            code = None
-        printed_lines = printed.read_text(errors="replace").strip().splitlines()
-        observations = [Observation(*json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines()]
-    if code is None:
-        return [*observations, Observation(about, PROBLEM, f"still compiling or running after {TIMEOUT:.0f} s",
-                                           f"run it by hand to see where it hangs: OPJIT_VERBOSE=1 opjit get {_OP}")]
-    if code != 0:
+        done = processes.run(command, limit=TIMEOUT, env=environment, cwd=Path(opjit.__file__).parents[1], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+        yield from (Observation(*json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines())
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    if last.startswith(processes.LATE):
+        yield Observation(about, PROBLEM, f"still compiling or running after {TIMEOUT:.0f} s",
+                          f"run it by hand to see where it hangs: OPJIT_VERBOSE=1 opjit get {_OP}")
+    elif done.returncode != 0:
+        code = done.returncode
         ended = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
-        last = printed_lines[-1] if printed_lines else "no output"
-        return [*observations, Observation(about, PROBLEM, f"the subprocess ended with {ended}: {last}",
-                                           "if this names torch, reinstall torch; otherwise report a bug with the output of this command")]
-    return observations
+        yield Observation(about, PROBLEM, f"the subprocess ended with {ended}: {last}",
+                          "if this names torch, reinstall torch; otherwise report a bug with the output of this command")
 
 
 def _temporary_folder(parent: Path | None) -> tempfile.TemporaryDirectory[str]:

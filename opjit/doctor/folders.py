@@ -10,9 +10,10 @@ import fcntl
 import mmap
 import os
 import re
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,8 +49,7 @@ def temporary() -> Iterator[Observation]:
     yield Observation("temporary folder", OK, str(place))
     kind = filesystem(place)
     if _NETWORK.fullmatch(kind):
-        yield Observation("temporary folder", WARNING,
-                          f"it is on {kind}, where locks may fail, so ops may be built twice", advice)
+        yield Observation("temporary folder", WARNING, f"it is on {kind}, where locks may fail, so ops may be built twice", advice)
     locks = lock.folder()
     if locks.exists() or locks.is_symlink():
         distrusted = files.distrusted(locks)
@@ -67,26 +67,13 @@ def nearest_existing(path: Path) -> Path:
     return path
 
 
-def filesystem(path: Path, mounts: str | None = None) -> str:
-    """Return the type of a path's filesystem, such as ``"ext4"``.
-
-    Args:
-        mounts: a text in the format of /proc/self/mounts; None reads that file.
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return "unknown"
-    real, best, kind = os.path.realpath(path), "", "unknown"
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        mounted = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
-        if len(mounted) >= len(best) and (real == mounted or real.startswith(mounted.rstrip("/") + "/")):
-            best, kind = mounted, fields[2]  # of two mounts on one folder, the later hides the earlier
-    return kind
+def filesystem(path: Path) -> str:
+    """Return the type of a path's filesystem, such as ``"ext4"``, or ``"unknown"``."""
+    try:
+        done = subprocess.run(["df", "--output=fstype", "--", path], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.split()[-1]
 
 
 def _filesystem_type(place: Path) -> Observation:
@@ -147,32 +134,25 @@ def _unwritable(about: str, place: Path, error: OSError, advice: str) -> Observa
 
 
 def _try_operations(about: str, folder: Path, advice: str) -> Iterator[Observation]:
-    for attempt, effect in ((_write, "so nothing can be stored there"),
-                            (_rename, "so an entry cannot appear in one step"),
-                            (_ownership, "so opjit does not trust entries there"),
-                            (_lock, "so two processes may build the same op at once"),
-                            (_execute, "so no library can be loaded from there")):
+    for attempt, name, effect in _ATTEMPTS:
         try:
             trouble = attempt(folder)
         except OSError as error:
             if error.errno in _FULL:
                 yield _unwritable(about, folder.parent, error, advice)
                 return
-            trouble = f"{attempt.__doc__} failed: {error.strerror}"
+            trouble = f"{name} failed: {error.strerror}"
         if trouble:
             state = PROBLEM if attempt is _execute and about == "cache" else WARNING
             yield Observation(about, state, f"{trouble}, {effect}", advice)
 
 
-def _write(folder: Path) -> str | None:
-    """writing and syncing a new file"""
+def _write(folder: Path) -> None:
     files.write_synced(folder / "file", os.urandom(1 << 20))
     files.sync(folder)
-    return None
 
 
 def _rename(folder: Path) -> str | None:
-    """renaming a folder"""
     for name in ("one", "two"):
         (folder / name).mkdir()
         (folder / name / name).touch()
@@ -187,14 +167,12 @@ def _rename(folder: Path) -> str | None:
 
 
 def _ownership(folder: Path) -> str | None:
-    """checking a new file's owner"""
     files.write_synced(folder / "own", b"")
     problem = files.distrusted(folder / "own") or files.distrusted(folder)
     return f"new files there are not safe: {problem.partition(';')[0]}" if problem else None
 
 
 def _lock(folder: Path) -> str | None:
-    """locking a file"""
     exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
     with open(folder / "lock", "x") as one, open(folder / "lock") as other:  # a lock belongs to an open file, so one process can try two
         fcntl.flock(one, exclusive)
@@ -211,7 +189,6 @@ def _lock(folder: Path) -> str | None:
 
 
 def _execute(folder: Path) -> str | None:
-    """mapping a file as code"""
     path = folder / "code"
     path.write_bytes(bytes(mmap.PAGESIZE))
     with open(path, "rb") as file:
@@ -223,14 +200,22 @@ def _execute(folder: Path) -> str | None:
     return None
 
 
+# What opjit does in a cache or a temporary folder: a trial that returns what is wrong, its name, and what follows where it fails.
+_ATTEMPTS: tuple[tuple[Callable[[Path], str | None], str, str], ...] = (
+    (_write, "writing and syncing a new file", "so nothing can be stored there"),
+    (_rename, "renaming a folder", "so an entry cannot appear in one step"),
+    (_ownership, "checking a new file's owner", "so opjit does not trust entries there"),
+    (_lock, "locking a file", "so two processes may build the same op at once"),
+    (_execute, "mapping a file as code", "so no library can be loaded from there"))
+
+
 def builds() -> Iterator[Observation]:
     """Report staging folders of unfinished builds, and locks with their holders."""
     staging = Store(default_root()).base / "staging"
     ages = []
-    with suppress(OSError), os.scandir(staging) as found:
-        for each in found:
-            with suppress(OSError):
-                ages.append(time.time() - each.stat(follow_symlinks=False).st_mtime)
+    for each in staging.glob("*"):
+        with suppress(OSError):
+            ages.append(time.time() - each.lstat().st_mtime)
     old = [age for age in ages if age > STAGING_AGE]
     if old:
         yield Observation("builds", NOTE, f"{len(old)} staging folder{'s' * (len(old) != 1)} of killed builds in {staging}, the oldest "
@@ -245,19 +230,18 @@ def builds() -> Iterator[Observation]:
 
 def _lock_state(path: Path) -> Observation | None:
     """Return a lock's holder; None if the lock is free."""
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        pass
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(path)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _holder(path: Path) -> Observation:
     known = lock.holder(path.with_suffix(".json"))
     if known is None:
         return Observation("builds", NOTE, f"an unknown process holds the lock {path}")

@@ -60,8 +60,8 @@ def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
     ("my-lib::scale", "'my-lib' is not a valid name in both C and Python"),
     ("mylib::for", "'for' is not a valid name in both C and Python"),
     ("mylib::torch", "its op.py uses 'torch' for something else"),
-    ("opjit::allreduce", "there is an op opjit::allreduce already, declared in "),
-    ("aten::add", "torch has an op aten::add already"),
+    ("opjit::allreduce", "as opjit has this op; choose another"),
+    ("aten::add", "as the namespace aten is torch's; choose another"),
 ])
 def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, message: str, tmp_path: Path) -> None:
     done = new(name, str(tmp_path))
