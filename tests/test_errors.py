@@ -10,29 +10,19 @@ import pytest
 
 import opjit
 from opjit import errors
-from opjit.errors import (
-    BuildError,
-    CompileError,
-    DeviceUnavailable,
-    NoKernel,
-    OpjitError,
-    ToolMissing,
-    UnknownArch,
-    UnknownDevice,
-    UnknownOp,
-)
+from opjit.errors import OpjitError
 
 EXAMPLES: list[OpjitError] = [
-    UnknownOp("opjit::x", ["y", "z"]),
+    errors.UnknownOp("opjit::x", ["y", "z"]),
     errors.SchemaError("a"),
     errors.DeclarationError("b"),
-    UnknownDevice("c"),
-    UnknownArch("d"),
-    DeviceUnavailable("e"),
-    NoKernel("f"),
-    ToolMissing("nvcc", "g"),
-    BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
-    CompileError("i", op="o", target="t"),
+    errors.UnknownDevice("c"),
+    errors.UnknownArch("d"),
+    errors.DeviceUnavailable("e"),
+    errors.NoKernel("f"),
+    errors.ToolMissing("nvcc", "g"),
+    errors.BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
+    errors.CompileError("i", op="o", target="t"),
     errors.LoadError("j"),
     errors.RemoteError("k"),
     errors.EntryError("l"),
@@ -64,6 +54,6 @@ def test_every_error_is_an_opjit_error_and_survives_pickling_with_its_facts(erro
 def test_an_error_crosses_from_a_worker_process() -> None:
     import multiprocessing
 
-    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(UnknownOp, match="did you mean allreduce") as caught:
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(errors.UnknownOp, match="did you mean allreduce") as caught:
         pool.apply(opjit.get, ("allredduce",))
     assert caught.value.closest == ["allreduce"]

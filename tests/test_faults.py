@@ -35,8 +35,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         recipe/test_key.py::test_sources_that_change_while_they_are_compiled_are_not_published
         cpp_extension/test_dropin.py::test_a_source_that_changes_while_it_is_compiled_is_not_stored
 10  sixteen processes at once, one cold key, many rounds
-        request/test_concurrency.py::test_16_processes_compile_once_in_each_round_and_read_identical_bytes
-        request/test_concurrency.py::test_64_processes_that_ask_for_one_cold_op_compile_it_once_and_all_get_right_answers
+        request/test_concurrency.py::test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes
         cpp_extension/test_dropin.py::test_eight_processes_compile_once
 11  a flock that always succeeds, is not there, or blocks
         store/test_lock.py::test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry
@@ -50,7 +49,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         store/test_lock.py::test_a_child_forked_by_the_holder_of_a_lock_neither_holds_nor_frees_it
         store/test_lock.py::test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock
         store/test_lock.py::test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock
-        request/test_concurrency.py::test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_settings_back
+        request/test_concurrency.py::test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops
         request/test_concurrency.py::test_32_threads_that_ask_for_one_op_compile_it_once
 14  a scan while temporary files lie about; two hosts with equal process ids
         store/test_prune.py::test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry

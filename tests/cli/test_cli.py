@@ -99,7 +99,6 @@ def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(op: Path, tmp_pat
 
 
 
-
 def test_include_prints_the_folder_of_the_header() -> None:
     printed = command("--include").stdout.strip()
     assert printed == opjit.include_path()

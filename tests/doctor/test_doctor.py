@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,38 +169,21 @@ def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path
 # --- compilers -----------------------------------------------------------------------------------------------------------------------
 
 
-def silent(path: Path) -> Path:
-    return program(path, "#!/bin/sh\nexit 0\n")
-
-
-def says_who_it_is_and_compiles_nothing(path: Path) -> Path:
-    return fake_compiler(path, before=f"if {helpers.COMPILES}; then exit 0; fi")
-
-
-def missing(path: Path) -> Path:
-    return path
-
-
 BROKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
-    "silent": (silent, "C compiler", "is not a working gcc or clang"),
-    "compiles-nothing": (says_who_it_is_and_compiles_nothing, "C op", "opjit::tensor_negate for cpu"),
-    "missing": (missing, "C compiler", "which is not an executable program"),
+    "silent": (lambda path: program(path, "#!/bin/sh\nexit 0\n"), "C compiler", "is not a working gcc or clang"),
+    "missing": (lambda path: path, "C compiler", "which is not an executable program"),
+    "compiles-nothing": (lambda path: fake_compiler(path, before=f"if {helpers.COMPILES}; then exit 0; fi"), "C op",
+                         "opjit::tensor_negate for cpu"),
+    "links-nothing": (lambda path: fake_compiler(path, before=f"if {helpers.LINKS}; then exit 0; fi"), "C op", "left no valid library"),
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_compiler_is_a_problem(kind: str, own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, about, seen = BROKEN[kind]
-    monkeypatch.setenv("CC", str(make(own_folders / "bin" / "broken-cc")))
+@pytest.mark.parametrize(("make", "about", "seen"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_compiler_is_a_problem(make: Callable[[Path], Path], about: str, seen: str, tmp_path: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(make(tmp_path / "bin" / "broken-cc")))
     found = only(compilers.c_op(), PROBLEM)
-    assert found.about == about
-    assert seen in found.seen
-
-
-def test_a_linker_that_leaves_nothing_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(fake_compiler(own_folders / "bin" / "cc", before=f"if {helpers.LINKS}; then exit 0; fi")))
-    found = only(compilers.c_op(), PROBLEM)
-    assert (found.about, "left no valid library" in found.seen) == ("C op", True)
+    assert (found.about, seen in found.seen) == (about, True)
 
 
 def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +309,7 @@ def test_a_host_compiler_that_nvcc_refuses_is_a_problem_that_names_cc(own_folder
 
 def test_a_broken_compiler_is_reported_with_the_c_op_alone(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", torch.version.cuda or "13.0")))
-    monkeypatch.setenv("CC", str(silent(own_folders / "bin" / "broken-cc")))
+    monkeypatch.setenv("CC", str(program(own_folders / "broken-cc", "#!/bin/sh\nexit 0\n")))
     found = list(compilers.cuda_op())
     assert those(found, PROBLEM) == []
     assert found[-1] == Observation("CUDA op", NOTE, "not tried, because a tool is missing")
@@ -347,20 +331,13 @@ def test_a_good_folder_has_every_ability() -> None:
 
 
 @as_root
-def test_a_cache_that_is_mounted_noexec_is_a_problem(cache: Path) -> None:
-    with tmpfs(cache, "size=200m,noexec"):
-        found = only(folders.cache(), WARNING, PROBLEM)
-        assert found.state == PROBLEM
-        assert "mounted noexec" in found.seen
-        assert "OPJIT_CACHE" in found.todo
-        assert list(cache.iterdir()) == []
-
-
-@as_root
-def test_a_temporary_folder_that_is_mounted_noexec_is_a_warning(own_folders: Path) -> None:
-    with tmpfs(own_folders / "temporary", "size=200m,noexec"):
-        found = only(folders.temporary(), WARNING, PROBLEM)
-        assert (found.state, "mounted noexec" in found.seen, "TMPDIR" in found.todo) == (WARNING, True, True)
+def test_a_noexec_mount_is_a_problem_for_the_cache_and_a_warning_for_the_temporary_folder(own_folders: Path) -> None:
+    for name, check, state, variable in (("cache", folders.cache, PROBLEM, "OPJIT_CACHE"),
+                                         ("temporary", folders.temporary, WARNING, "TMPDIR")):
+        with tmpfs(own_folders / name, "size=200m,noexec"):
+            found = only(check(), WARNING, PROBLEM)
+            assert (found.state, "mounted noexec" in found.seen, variable in found.todo) == (state, True, True)
+            assert list((own_folders / name).iterdir()) == []
 
 
 @as_root
@@ -442,63 +419,52 @@ def test_a_cache_that_is_not_there_is_looked_at_where_it_will_be_made_and_not_ma
     assert list(cache.iterdir()) == []
 
 
-def test_locks_that_exclude_nobody_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
-    for found in (only(folders.cache(), WARNING), only(folders.temporary(), WARNING)):
-        assert "a held lock can be taken again" in found.seen
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
-def test_locks_that_fail_are_a_warning(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def refuse(file: object, how: int) -> None:
+def failing(code: int) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    found = only(folders.cache(), WARNING)
-    assert f"locking a file failed: {os.strerror(code)}" in found.seen
+    return fail
 
 
-def test_a_filesystem_that_gives_files_to_somebody_else_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an NFS server that squashes users does."""
-    real = files.distrusted
-    monkeypatch.setattr(files, "distrusted", lambda path, trusted_as=None: f"{path} belongs to user 65534, not to you or root"
-                        if path.name == "own" else real(path, trusted_as))
-    assert "belongs to user 65534" in only(folders.cache(), WARNING).seen
+def rename_over(one: Path, other: Path, rename: Callable[[Path, Path], None] = os.rename) -> None:
+    shutil.rmtree(other, ignore_errors=True)
+    rename(one, other)
 
 
-def test_a_filesystem_that_syncs_or_renames_badly_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+def squashing(path: Path, trusted_as: Path | None = None, check: Callable[..., str | None] = files.distrusted) -> str | None:
+    """As an NFS server does that gives new files to another user."""
+    return f"{path} belongs to user 65534, not to you or root" if path.name == "own" else check(path, trusted_as)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
-        assert "writing and syncing a new file failed: Input/output error" in those(folders.cache(), WARNING)[0].seen
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", refuse)
-        assert "renaming a folder failed: Input/output error" in only(folders.cache(), WARNING).seen
-    real = os.rename
 
-    def over(one: Path, other: Path) -> None:
-        shutil.rmtree(other, ignore_errors=True)
-        real(one, other)
-
-    monkeypatch.setattr(os, "rename", over)
-    assert "renaming a folder replaces one that is not empty" in only(folders.cache(), WARNING).seen
+@pytest.mark.parametrize(("module", "name", "instead", "seen"), [
+    (fcntl, "flock", lambda file, how: None, "a held lock can be taken again"),
+    (fcntl, "flock", failing(errno.ENOSYS), "locking a file failed: Function not implemented"),
+    (fcntl, "flock", failing(errno.ENOLCK), "locking a file failed: No locks available"),
+    (os, "fsync", failing(errno.EIO), "writing and syncing a new file failed: Input/output error"),
+    (os, "rename", failing(errno.EIO), "renaming a folder failed: Input/output error"),
+    (os, "rename", rename_over, "renaming a folder replaces one that is not empty"),
+    (files, "distrusted", squashing, "belongs to user 65534"),
+])
+def test_a_filesystem_that_cannot_do_what_opjit_needs_is_a_warning(monkeypatch: pytest.MonkeyPatch, module: object, name: str,
+                                                                   instead: Callable[..., Any], seen: str) -> None:
+    monkeypatch.setattr(module, name, instead)
+    for check in (folders.cache, folders.temporary):
+        assert seen in those(check(), WARNING)[0].seen
 
 
 def test_a_filesystem_s_type_is_known_or_unknown(tmp_path: Path) -> None:
     assert (folders.filesystem(Path("/proc/self")), folders.filesystem(tmp_path / "gone")) == ("proc", "unknown")
 
 
-@pytest.mark.parametrize(("kind", "cache_state", "temporary_state"), [
-    ("nfs4", NOTE, WARNING), ("lustre", NOTE, WARNING), ("gpfs", NOTE, WARNING), ("fuse.sshfs", NOTE, WARNING), ("overlay", NOTE, None),
-    ("tmpfs", NOTE, None), ("ext4", OK, None), ("xfs", OK, None)])
-def test_a_filesystem_s_kind_comes_with_advice(monkeypatch: pytest.MonkeyPatch, kind: str, cache_state: str,
-                                               temporary_state: str | None) -> None:
-    monkeypatch.setattr(folders, "filesystem", lambda place: kind)
-    [told] = [each for each in folders.cache() if each.seen.startswith(f"on {kind}") or "container's own layer" in each.seen]
-    assert told.state == cache_state
-    assert [each.state for each in those(folders.temporary(), WARNING)] == ([temporary_state] if temporary_state else [])
+@pytest.mark.parametrize(("kinds", "cache_state", "temporary_states"), [
+    (("nfs4", "lustre", "gpfs", "fuse.sshfs"), NOTE, [WARNING]), (("overlay", "tmpfs"), NOTE, []), (("ext4", "xfs"), OK, [])])
+def test_a_filesystem_s_kind_comes_with_advice(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], cache_state: str,
+                                               temporary_states: list[str]) -> None:
+    for kind in kinds:
+        monkeypatch.setattr(folders, "filesystem", lambda place, kind=kind: kind)
+        [told] = [each for each in folders.cache() if each.seen.startswith(f"on {kind}") or "container's own layer" in each.seen]
+        assert told.state == cache_state
+        assert [each.state for each in those(folders.temporary(), WARNING)] == temporary_states
 
 
 # --- builds: leftovers and locks -----------------------------------------------------------------------------------------------------
@@ -565,21 +531,16 @@ def test_a_lock_folder_that_others_can_write_is_a_warning() -> None:
 # --- the environment -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_known_variable_is_fine_a_mistyped_one_is_found_and_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert those(machine.variables(), WARNING, PROBLEM) == []
     monkeypatch.setenv("OPJIT_OFLINE", "1")
     monkeypatch.setenv("OPJIT_ENTIRELY_ELSE", "1")
+    monkeypatch.setenv("OPJIT_FAST", "OFF")
     monkeypatch.setenv("OPJIT_LAYERS", "https://me:secret@host/x")
     found = list(machine.variables())
     assert {each.seen.split()[0]: each.todo.split(";")[0] for each in those(found, WARNING)} == {
-        "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?", "OPJIT_ENTIRELY_ELSE": "unset it"}
+        "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?", "OPJIT_ENTIRELY_ELSE": "unset it", "OPJIT_FAST=OFF": "set OPJIT_FAST=0"}
     assert "secret" not in str(found)
-
-
-@pytest.mark.parametrize("value", ["false", "no", "OFF"])
-def test_a_switch_that_is_meant_to_be_off_and_is_on_is_a_warning(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("OPJIT_OFFLINE", value)
-    assert f"OPJIT_OFFLINE={value} switches it on" in only(machine.variables(), WARNING).seen
 
 
 def test_an_arch_that_nobody_builds_for_or_that_this_machine_cannot_run_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,9 +568,9 @@ def test_folders_of_ops_that_would_not_be_used_are_problems(own_folders: Path, m
     assert "can be written by others" in seen[2]
 
 
-def test_a_relative_cache_and_a_cuda_home_without_nvcc_are_warnings(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_cache_and_a_cuda_home_without_nvcc_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", "build/cache")
-    monkeypatch.setenv("CUDA_HOME", str(own_folders))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert [each.seen.split()[0] for each in those(machine.variables(), WARNING)] == ["OPJIT_CACHE=build/cache", "CUDA_HOME"]
 
 
@@ -636,6 +597,10 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
     _, public = trust.keygen("ci", own_folders / "keys")
     monkeypatch.setenv("OPJIT_TRUST", public)
     assert "answers in" in only(machine.remote(), OK).seen
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    with pytest.warns(CacheWarning, match="anyone who can write"):
+        assert "anyone who can write to the remote can run code here" in only(list(machine.remote()), WARNING).seen
+    monkeypatch.setenv("OPJIT_TRUST", public)
     with remotes.black_hole() as url:
         monkeypatch.setenv("OPJIT_REMOTE", url.replace("//", "//me:secret@"))
         monkeypatch.setattr(remote, "_IN_ALL", 0.5)
@@ -643,16 +608,6 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
     assert found.state == WARNING
     assert f"{url} cannot be used, so ops are built here" in found.seen
     assert "secret" not in str(found)
-
-
-def test_a_remote_whose_entries_need_no_signature_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remotes.forget(monkeypatch)
-    monkeypatch.setattr(remote, "_IN_ALL", 5.0)
-    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
-    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-    with pytest.warns(CacheWarning, match="anyone who can write"):
-        found = list(machine.remote())
-    assert "anyone who can write to the remote can run code here" in only(found, WARNING).seen
 
 
 def test_a_torch_below_the_floor_and_another_machine_or_c_library_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def test_a_string_is_an_op(tmp_path: Path) -> None:
         assert called(x, 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
     assert torch.compile(lambda t: scale(t, 2.0) + 1, fullgraph=True, backend="aot_eager")(x).tolist() == [1.0, 3.0, 5.0, 7.0]
     torch.library.opcheck(scale.overload, (x, 2.0))
+    assert opjit.inline("inltest::named(Tensor x, float a) -> Tensor", c=source("named"), like="x").qualified == "inltest::named"
 
 
 def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
@@ -76,10 +77,6 @@ def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
     registry.remove(registry.find("inline::copied"))
     with pytest.raises(UnknownOp, match="inline::copied was pickled by a process that declared it in inline code at"):
         pickle.loads(told)
-
-
-def test_a_namespace_in_the_schema_is_kept() -> None:
-    assert opjit.inline("inltest::named(Tensor x, float a) -> Tensor", c=source("named"), like="x").qualified == "inltest::named"
 
 
 def test_declared_again_the_op_is_the_same_with_the_new_code_at_once() -> None:
@@ -154,14 +151,15 @@ def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad"
     assert "opjit-inline-" not in str(caught.value)
 
 
-def test_a_function_of_another_name_is_answered_with_the_one_expected() -> None:
-    refused(CompileError, r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const "
-            r"opjit_tensor \*x, double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$", c=source("good"))
-
-
-def test_a_missing_header_is_named() -> None:
-    refused(CompileError, r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in "
-            "extra_include_paths", c="\n#include <missing.h>\n" + source("bad"))
+@pytest.mark.parametrize(("c", "told"), [
+    (source("good"),
+     r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, double a, "
+     r"opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$"),
+    ("\n#include <missing.h>\n" + source("bad"),
+     r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in extra_include_paths"),
+])
+def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str) -> None:
+    refused(CompileError, told, c=c)
 
 
 @pytest.mark.parametrize("main", ["int main(void) { return 0; }", "int\nmain (int argc, char **argv)\n{ }", "void main() {"])
@@ -177,12 +175,9 @@ def test_the_word_main_elsewhere_is_nothing_special() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("schema", ["bad(Tensr x) -> Tensor", "bad(Tensor x", "bad", "", "bad(Tensor x) - Tensor", "1bad(Tensor x) -> int"])
-def test_a_schema_that_torch_cannot_parse_is_shown_with_the_place(schema: str) -> None:
-    refused(SchemaError, "torch cannot parse the schema", schema=schema)
-
-
-def test_where_a_schema_is_wrong_is_marked() -> None:
+def test_a_schema_that_torch_cannot_parse_is_shown_with_the_place() -> None:
+    for schema in ("bad(Tensor x", "bad", "", "bad(Tensor x) - Tensor", "1bad(Tensor x) -> int"):
+        refused(SchemaError, "torch cannot parse the schema", schema=schema)
     refused(SchemaError, r"inline::bad\(Tensr x\) -> Tensor\n +~+ <--- HERE", schema="bad(Tensr x) -> Tensor")
 
 
@@ -308,13 +303,8 @@ def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -
 
 
 def test_threads_that_declare_one_op_agree() -> None:
-    ops: list[opjit.Op] = []
-    threads = [threading.Thread(target=lambda: ops.append(declare("threads"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ops) == 8
+    with ThreadPoolExecutor(8) as pool:
+        ops = list(pool.map(lambda _: declare("threads"), range(8)))
     assert {id(op) for op in ops} == {id(registry.find("inline::threads"))}
     assert ops[0](torch.ones(1), 2.0).tolist() == [2.0]
 

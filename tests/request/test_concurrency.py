@@ -41,61 +41,71 @@ opjit_status add_cpu(const opjit_tensor *x, opjit_tensor *out)
 # --- one build -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_64_processes_that_ask_for_one_cold_op_compile_it_once_and_all_get_right_answers(op: Path, here: Path, log: Path) -> None:
-    code = (
-        helpers.declare(op)
-        + """
-import os, sys, time
-from torch.utils import cpp_extension  # before the fork, to stay light
+# Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
+TOGETHER = """
+import hashlib, json, os, sys
+from torch.utils import cpp_extension  # before the forks, to stay light
+from opjit.store import manifest
 torch.set_num_threads(1)
-ready, go = os.pipe(), os.pipe()
-children = []
-for number in range(64):
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(go[1])
-            os.write(ready[1], b"r")
-            os.read(go[0], 1)  # returns when the parent closes the other end: all start at once
-            warnings.simplefilter("error")
-            right = torch.equal(opjit.get("keytest::plus", "cpu")(torch.full((3,), float(number))), torch.full((3,), number + 1.0))
-            os._exit(0 if right else 3)
-        except BaseException as error:
-            print(type(error), error, file=sys.stderr, flush=True)
-            os._exit(4)
-    children.append(child)
-for _ in children:
-    os.read(ready[0], 1)
-os.close(go[1])
-print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 64)
+
+def together(count, work):
+    go, told = os.pipe(), os.pipe()
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(go[1])
+                os.read(go[0], 1)  # returns when the parent closes the other end
+                warnings.simplefilter("error")
+                os.write(told[1], (work() + "\\n").encode())
+                os._exit(0)
+            except BaseException as error:
+                print(type(error), error, file=sys.stderr, flush=True)
+                os._exit(4)
+        children.append(child)
+    os.close(go[0]), os.close(go[1]), os.close(told[1])
+    with open(told[0]) as file:
+        lines = sorted(file.read().split())
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
+    return lines
 """
-    )
-    done = fresh(code)
-    assert done.stdout == "True\n", done.stderr
-    assert len(log.read_text().split()) == 1
-    assert len(helpers.entries(here)) == 1
 
 
 @pytest.mark.slow
-def test_without_working_locks_processes_build_more_often_and_are_all_right(op: Path, here: Path, log: Path, tmp_path: Path) -> None:
-    (tmp_path / "tmp" / f"opjit-{os.geteuid()}").write_text("not a folder")
-    code = (
-        helpers.declare(op)
-        + """
-import os
-from torch.utils import cpp_extension
-children = []
-for number in range(6):
-    child = os.fork()
-    if child == 0:
-        warnings.simplefilter("ignore")
-        os._exit(0 if opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist() == [2.0] else 3)
-    children.append(child)
-print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, rounds = tmp_path / "log", 4
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
+    code = helpers.declare(op) + TOGETHER + f"""
+folder, cache = Path({str(op)!r}), Path({str(here)!r})
+for turn in range({rounds}):
+    (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
+
+    def work():
+        assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
+        (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
+        return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
+
+    print(len(set(together(16 if turn else 64, work))), flush=True)
 """
-    )
-    assert fresh(code).stdout == "[0, 0, 0, 0, 0, 0]\n"
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
+    assert len(log.read_text()) == rounds
+    assert len(helpers.entries(here)) == rounds
+
+
+@pytest.mark.slow
+def test_without_working_locks_processes_build_more_often_and_are_all_right(op: Path, here: Path, tmp_path: Path) -> None:
+    (tmp_path / "tmp" / f"opjit-{os.geteuid()}").write_text("not a folder")
+    code = helpers.declare(op) + TOGETHER + """
+def work():
+    warnings.simplefilter("ignore")
+    return str(opjit.get("keytest::plus", "cpu")(torch.ones(1)).item())
+
+print(together(6, work))
+"""
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == f"{['2.0'] * 6}\n"
     assert len(helpers.entries(here)) == 1
 
 
@@ -144,14 +154,8 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
     from torch.utils import cpp_extension
 
     def state() -> Any:
-        return (
-            dict(os.environ),
-            cpp_extension.TORCH_LIB_PATH,
-            cpp_extension.CUDA_HOME,
-            logging.getLogger("torch.utils.cpp_extension").level,
-            os.getcwd(),
-            sorted(sys.path),
-        )
+        level = logging.getLogger("torch.utils.cpp_extension").level
+        return dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME, level, os.getcwd(), sorted(sys.path)
 
     before = state()
     helpers.built(op, tmp_path / "cache")
@@ -254,7 +258,7 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
 # --- forks -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_forked_while_another_thread_builds_can_get_ops_and_has_its_own_settings_back(
+def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(
     op: Path, here: Path, tmp_path: Path
 ) -> None:
     reached = tmp_path / "reached"
@@ -271,6 +275,7 @@ builder = threading.Thread(target=lambda: opjit.get("keytest::plus", "cpu"))
 builder.start()
 while not os.path.exists({str(reached)!r}):
     time.sleep(0.01)
+print(dict(os.environ) == before[0], builder.is_alive())
 child = os.fork()
 if child == 0:
     signal.alarm(60)  # a deadlock kills the child
@@ -283,26 +288,7 @@ builder.join()
 print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
 """
     )
-    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0 [2.0]\n"
-
-
-def test_while_a_thread_builds_the_environment_of_the_process_stays_as_it_is(op: Path, here: Path, tmp_path: Path) -> None:
-    reached = tmp_path / "reached"
-    slow = fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")
-    code = (
-        helpers.declare(op)
-        + f"""
-import os, threading, time
-os.environ["CC"] = {str(slow)!r}
-before = dict(os.environ)
-builder = threading.Thread(target=lambda: opjit.get("keytest::plus", "cpu"))
-builder.start()
-while not os.path.exists({str(reached)!r}):
-    time.sleep(0.01)
-print(dict(os.environ) == before, builder.is_alive())
-"""
-    )
-    assert fresh(code).stdout == "True True\n"
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "True True\n0 [2.0]\n"
 
 
 @pytest.mark.parametrize("module", ["opjit.builder.publish", "opjit.builder.build", "opjit.store.lock"])
@@ -458,63 +444,6 @@ def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path:
         os.kill(running.pid, signal.SIGINT)
         until(lambda: not is_alive(int(pids.read_text())), 20, running)
         until(lambda: list((here / "v1" / "staging").iterdir()) == [], 20, running)
-
-
-# --- many rounds ----------------------------------------------------------------------------------------------------------------------
-
-
-# Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
-TOGETHER = """
-import hashlib, json, os, sys
-from torch.utils import cpp_extension  # before the forks, to stay light
-from opjit.store import manifest
-torch.set_num_threads(1)
-
-def together(count, work):
-    go, told = os.pipe(), os.pipe()
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(go[1])
-                os.read(go[0], 1)  # returns when the parent closes the other end
-                warnings.simplefilter("error")
-                os.write(told[1], (work() + "\\n").encode())
-                os._exit(0)
-            except BaseException as error:
-                print(type(error), error, file=sys.stderr, flush=True)
-                os._exit(4)
-        children.append(child)
-    os.close(go[0]), os.close(go[1]), os.close(told[1])
-    with open(told[0]) as file:
-        lines = sorted(file.read().split())
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
-    return lines
-"""
-
-
-@pytest.mark.slow
-def test_16_processes_compile_once_in_each_round_and_read_identical_bytes(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, rounds = tmp_path / "log", 4
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
-    code = helpers.declare(op) + TOGETHER + f"""
-folder, cache = Path({str(op)!r}), Path({str(here)!r})
-for turn in range({rounds}):
-    (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
-
-    def work():
-        assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
-        (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
-        return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
-
-    print(len(set(together(16, work))), flush=True)
-"""
-    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
-    assert len(log.read_text()) == rounds
-    assert len(helpers.entries(here)) == rounds
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def test_an_import_writes_nothing_starts_nothing_and_imports_nothing_heavy(tmp_p
 
 @pytest.mark.torch
 def test_a_warm_get_writes_nothing_starts_nothing_locks_nothing_and_imports_nothing_heavy(warm: tuple[Path, Path]) -> None:
+    """It reads only the op's inputs, its entry and a note."""
     before = helpers.snapshot(warm[1])
     found = traced(
         "tracing.append(1)\nimport opjit\nopjit.get('allreduce', 'cpu')\nreport(sum=torch.ops.opjit.allreduce(torch.ones(3)).item())",
@@ -59,28 +60,16 @@ def test_a_warm_get_writes_nothing_starts_nothing_locks_nothing_and_imports_noth
     )
     assert (found["seen"], found["heavy"], found["sum"]) == ([], [], 3.0)
     assert helpers.snapshot(warm[1]) == before
-
-
-def test_a_warm_first_dispatch_does_as_little(warm: tuple[Path, Path]) -> None:
-    found = traced(
-        "import opjit\nx = torch.ones(3)\ntracing.append(1)\nsum = torch.ops.opjit.allreduce(x).item()\nreport(sum=sum)",
-        {"OPJIT_CACHE": str(warm[1])},
-    )
-    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], 3.0)
-
-
-def test_a_warm_get_of_a_user_s_op_does_as_little(warm: tuple[Path, Path]) -> None:
-    code = (
-        helpers.declare(warm[0]) + "tracing.append(1)\nplus = opjit.get('keytest::plus', 'cpu')\nreport(sum=plus(torch.ones(1)).tolist())"
-    )
-    found = traced(code, {"OPJIT_CACHE": str(warm[1])})
-    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], [2.0])
-
-
-def test_a_warm_get_reads_only_the_op_s_inputs_its_entry_and_a_note(warm: tuple[Path, Path]) -> None:
-    found = traced("import opjit\ntracing.append(1)\nopjit.get('allreduce', 'cpu')\nreport()", {"OPJIT_CACHE": str(warm[1])})
     allowed = (str(warm[1]), str(helpers.ROOT / "kernels_c"), str(helpers.ROOT / "templates"), str(helpers.ROOT / "opjit"), "/proc/cpuinfo")
     assert [path for path in found["reads"] if not path.startswith(allowed) and not path.endswith((".py", ".pyc"))] == []
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_warm_first_dispatch_and_a_get_of_a_user_s_op_do_as_little(warm: tuple[Path, Path], users: bool) -> None:
+    code = (helpers.declare(warm[0]) + "tracing.append(1)\nsum = opjit.get('keytest::plus', 'cpu')(torch.ones(1)).item()" if users else
+            "import opjit\nx = torch.ones(2)\ntracing.append(1)\nsum = torch.ops.opjit.allreduce(x).item()")
+    found = traced(f"{code}\nreport(sum=sum)", {"OPJIT_CACHE": str(warm[1])})
+    assert (found["seen"], found["heavy"], found["sum"]) == ([], [], 2.0)
 
 
 def test_a_repeated_get_touches_nothing(warm: tuple[Path, Path]) -> None:
@@ -106,24 +95,14 @@ def test_a_hit_needs_no_compiler_no_ninja_and_no_home(warm: tuple[Path, Path], t
 
 
 @pytest.mark.torch
-def test_the_first_call_through_torch_builds(tmp_path: Path) -> None:
-    op = write_op(tmp_path / "plus")
-    code = (
-        helpers.declare(op)
-        + "print(torch.ops.keytest.plus(torch.ones(2)).tolist(), opjit.get('keytest::plus', 'cpu')(torch.zeros(1)).tolist())"
-    )
-    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[2.0, 2.0] [1.0]\n"
-    assert len(helpers.entries(tmp_path / "cache")) == 1
-
-
-@pytest.mark.torch
-def test_the_first_call_under_compile_and_in_inference_mode_builds(tmp_path: Path) -> None:
-    op = write_op(tmp_path / "plus")
-    code = helpers.declare(op) + (
-        "with torch.inference_mode():\n"
-        "    print(torch.compile(lambda x: torch.ops.keytest.plus(x) * 2, fullgraph=True, backend='aot_eager')(torch.ones(2)).tolist())"
-    )
+@pytest.mark.parametrize("call", [
+    "torch.ops.keytest.plus(torch.ones(2)) + opjit.get('keytest::plus', 'cpu')(torch.ones(2))",
+    "torch.compile(lambda x: torch.ops.keytest.plus(x) * 2, fullgraph=True, backend='aot_eager')(torch.ones(2))",
+])
+def test_the_first_call_through_torch_also_under_compile_and_in_inference_mode_builds(tmp_path: Path, call: str) -> None:
+    code = helpers.declare(write_op(tmp_path / "plus")) + f"with torch.inference_mode():\n    print(({call}).tolist())"
     assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[4.0, 4.0]\n"
+    assert len(helpers.entries(tmp_path / "cache")) == 1
 
 
 @pytest.mark.torch
