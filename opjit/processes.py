@@ -30,16 +30,16 @@ class Lock(_RLock):  # type: ignore[misc]
     Ctrl-C comes between.
 
     Args:
-        patience: seconds that a fork in another thread waits for it; 0 is not at all, -1 for ever.
+        fork_timeout: seconds that a fork in another thread waits for it; 0 is not at all, -1 for ever.
     """
 
-    def __init__(self, patience: float = 0.0) -> None:
+    def __init__(self, fork_timeout: float = 0.0) -> None:
         super().__init__()
-        self.patience = patience
+        self.fork_timeout = fork_timeout
         _locks.add(self)
 
     def acquire_before_fork(self) -> None:
-        self.acquire(timeout=self.patience)
+        self.acquire(timeout=self.fork_timeout)
 
     def release_after_fork(self) -> None:
         with suppress(RuntimeError):  # the fork gave up waiting, or `watch_forks` was called while it waited

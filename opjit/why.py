@@ -30,11 +30,9 @@ _MOST_SHOWN = 12  # differences in a text
 _FLAGS = {"c": "flag", "cuda": "nvcc flag", "device": "device compiler's flag", "link": "linker flag", "stubs": "library of torch's",
           "sources": "extra source"}
 # Names of other parts of a document; the rest go by their names in the document.
-_NAMES = {"schema": "schema", "cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc",
-          "nvrtc.version": "NVRTC", "device.version": "device compiler",
-          "device.sha256": "device compiler's file", "cxx.version": "C++ compiler", "cxx.machine": "C++ compiler's target",
-          "arch": "arch", "runtime": "runtime", "host": "host",
-          "backend": "backend", "dispatch_key": "dispatch key", "kernel": "source's name", "format": "format", "debug": "debug build"}
+_NAMES = {"cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc", "nvrtc.version": "NVRTC",
+          "device.version": "device compiler", "device.sha256": "device compiler's file", "cxx.version": "C++ compiler",
+          "cxx.machine": "C++ compiler's target", "dispatch_key": "dispatch key", "kernel": "source's name", "debug": "debug build"}
 # The kinds of differences, the most frequent first; all others come last.
 _LIKELY = ("backend", "arch", "runtime", "host", "source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target",
            "nvcc", "device compiler", "opjit", "format")  # the first four occur only if the user names an entry to compare with
@@ -87,17 +85,13 @@ class Explanation:
         start = f"{self.op} for {self.target}"
         if self.found is not None:
             return f"{start} is built already: {self.found}"
-        damaged = [why for folder, why in self.unusable if folder.name == self.key]
-        if damaged:
-            return f"{start} is in no usable cache: {damaged[0]}"
+        unusable = [why for folder, why in self.unusable if folder.name == self.key or not self.differences]
+        if unusable:
+            return f"{start} is in no usable cache: {unusable[0]}"
         if self.differences:
             texts = [difference.text for difference in self.differences]
             return f"{start} is in no cache: {'; '.join(texts[:3])}{f'; and {len(texts) - 3} more' if texts[3:] else ''}"
-        if self.unusable:
-            return f"{start} is in no usable cache: {self.unusable[0][1]}"
-        if self.elsewhere:
-            return f"{start} was never built; there are entries for {', '.join(self.elsewhere)}"
-        return f"{start} was never built"
+        return f"{start} was never built" + (f"; there are entries for {', '.join(self.elsewhere)}" if self.elsewhere else "")
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes, the arch, the state and the reason, for JSON."""
@@ -139,12 +133,8 @@ class _Location(NamedTuple):
     trusted_as: Path | None = None
 
 
-class _Candidate(NamedTuple):
-    folder: Path
-    differences: tuple[Difference, ...]
-
-
 _Found = tuple[_Location, Path]  # an entry's folder, and the store that it is in
+_Candidate = tuple[Path, tuple[Difference, ...]]  # an entry's folder, and how it differs from the request
 
 
 def miss(recipe: Recipe, root: Store) -> Explanation:
@@ -173,11 +163,10 @@ def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None
         unusable.insert(0, (root.root, problem))
     if against is not None:
         candidates = [_named(entries, recipe, against)]
-    nearest = min(candidates, default=None, key=lambda candidate: len(candidate.differences))
+    nearest, differing = min(candidates, default=(None, ()), key=lambda candidate: len(candidate[1]))
     place = next((location.name for location in locations if found and location.store.base in found.parents), "")
-    return Explanation(qualified, str(recipe.target), recipe.key, found, place, nearest.folder if nearest else None,
-                       nearest.differences if nearest else (), tuple(unusable), dict(sorted(elsewhere.items())),
-                       _outcome(recipe, found, ask), _compiler(found))
+    return Explanation(qualified, str(recipe.target), recipe.key, found, place, nearest, differing, tuple(unusable),
+                       dict(sorted(elsewhere.items())), _outcome(recipe, found, ask), _compiler(found))
 
 
 def _compiler(found: Path | None) -> str:
@@ -193,7 +182,7 @@ def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate]
     for location, folder in sorted(entries, key=lambda entry: (entry[1].name != recipe.key, -_changed(entry[1])))[:_MOST_CANDIDATES]:
         try:
             _, manifest = verify(folder, recipe.target, trusted_as=location.trusted_as)
-            usable.append(_Candidate(folder, differences(manifest, recipe, location.trusted_as is not None)))
+            usable.append((folder, differences(manifest, recipe, location.trusted_as is not None)))
         except (FileNotFoundError, NotADirectoryError):
             pass  # not an entry, or being removed
         except (EntryError, OSError) as error:
@@ -216,7 +205,7 @@ def _named(entries: list[_Found], recipe: Recipe, prefix: str) -> _Candidate:
         manifest = read(folder, location.trusted_as)[0]
     except (EntryError, OSError) as error:
         raise UnknownEntry(f"the entry {folder} cannot be compared: {error}", prefix, keys) from error
-    return _Candidate(folder, differences(manifest, recipe, location.trusted_as is not None))
+    return folder, differences(manifest, recipe, location.trusted_as is not None)
 
 
 def _outcome(recipe: Recipe, found: Path | None, ask: bool) -> str:
@@ -254,9 +243,8 @@ def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tu
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources, (_lines(manifest), recipe.lines()))
     if shipped:
-        tools = ("cc.version", "cc.machine", "nvcc.build", "nvrtc.version", "device.version", "device.sha256")
-        own = {"opjit", *(_NAMES[name] for name in tools)}
-        found = tuple(difference for difference in found if difference.what not in own)
+        tools = {name for part, name in _NAMES.items() if part.startswith(("cc.", "nvcc.", "nvrtc.", "device."))}
+        found = tuple(difference for difference in found if difference.what not in {"opjit", *tools})
     return found
 
 

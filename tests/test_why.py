@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -97,6 +98,7 @@ FLIPS: dict[str, tuple[Callable[[Path], Recipe], list[tuple[str, str]]]] = {
     "flag-instead": (with_flags("c", lambda flags: tuple("-O2" if f == "-O3" else f for f in flags)),
                      [("flag", "-O2 is new"), ("flag", "-O3 was removed")]),
     "linker-flag": (with_flags("link", lambda flags: (*flags, *flags)), [("linker flag", "-lm is new")]),
+    "flags-moved": (with_flags("c", lambda flags: (flags[-1], *flags[:-1])), [("flag", "the same in a different order: …")]),
     "nvcc-flag": (with_flags("cuda", lambda flags: ("-O1",)), [("nvcc flag", "-O1 is new")]),
     "schema": (lambda folder: describe(folder, text="keytest::plus(Tensor x, int n=1) -> Tensor"),
                [("schema", "keytest::plus(Tensor x, int n=1) -> Tensor, keytest::plus(Tensor x) -> Tensor before")]),
@@ -110,7 +112,7 @@ FLIPS: dict[str, tuple[Callable[[Path], Recipe], list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("flip", FLIPS)
 def test_an_input_that_changed_is_named_and_nothing_else(flip: str, op: Path, built_once: tuple[Path, Entry]) -> None:
     change, expected = FLIPS[flip]
-    assert explained(change(op), built_once) == expected
+    assert [(what, re.sub("order: .*", "order: …", text)) for what, text in explained(change(op), built_once)] == expected
 
 
 def test_another_compiler_is_named_with_both_versions(op: Path, built_once: tuple[Path, Entry]) -> None:
@@ -129,13 +131,6 @@ def test_another_template_of_the_glue_and_another_format_are_named(
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
     assert explained(describe(op), built_once)[1:] == [("format", "7, 2 before")]
-
-
-def test_flags_in_another_order_are_another_input(op: Path, built_once: tuple[Path, Entry]) -> None:
-    wanted = with_flags("c", lambda flags: tuple(reversed(flags)))(op)
-    [moved] = explained(wanted, built_once)
-    assert moved.what == "flag"
-    assert moved.text.startswith("the same in a different order: -Wp,-MD")
 
 
 def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path, Entry]) -> None:
@@ -186,19 +181,16 @@ def test_an_entry_without_line_counts_or_with_nonsense_for_them_is_compared_all_
 # --- where nothing is near ---------------------------------------------------------------------------------------------------------
 
 
-def test_another_arch_is_named_where_there_are_entries_for_it_only(op: Path, cache: Path) -> None:
+def test_what_was_never_built_is_said_with_the_archs_that_were(op: Path, cache: Path, tmp_path: Path) -> None:
     wanted = describe(op, targets.named("x86-64-v2"))
     found = why.miss(wanted, Store(cache))
     here = targets.here(helpers.cpu()).folder
     assert found.reason == f"keytest::plus for cpu x86-64-v2 was never built; there are entries for {here}"
     assert f"never built for cpu x86-64-v2; there are entries for {here}" in str(found)
     assert (found.against, found.differences, dict(found.elsewhere)) == (None, (), {here: 1})
-
-
-def test_an_op_that_was_never_built_at_all_is_said_to_be_that(op: Path, tmp_path: Path) -> None:
-    found = why.miss(describe(op), Store(tmp_path / "nothing"))
-    assert found.reason.endswith("was never built")
-    assert "there are no other entries" in str(found)
+    nothing = why.miss(wanted, Store(tmp_path / "nothing"))
+    assert nothing.reason.endswith("was never built")
+    assert "there are no other entries" in str(nothing)
 
 
 # --- entries that are not used -----------------------------------------------------------------------------------------------------
@@ -207,13 +199,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "library-cut": lambda folder: (folder / "keytest.plus.so").write_bytes(b""),
     "manifest-cut": lambda folder: (folder / manifest.NAME).write_bytes(b"{"),
     "library-writable-by-others": lambda folder: (folder / "keytest.plus.so").chmod(0o666),
-    "of-another-format": lambda folder: _set_format(folder, 99),
+    "of-another-format": lambda folder: (folder / manifest.NAME).write_text(
+        json.dumps({**json.loads((folder / manifest.NAME).read_bytes()), "format": 99})),
 }
-
-
-def _set_format(folder: Path, number: int) -> None:
-    fields = json.loads((folder / manifest.NAME).read_bytes())
-    (folder / manifest.NAME).write_text(json.dumps({**fields, "format": number}))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -358,46 +346,37 @@ def test_a_start_that_means_no_entry_or_several_is_one_clear_sentence(declared: 
         opjit.explain(declared, "cpu", against=first.key)
 
 
-def test_the_command_prints_the_explanation_and_an_error_in_a_sentence(declared: opjit.Op) -> None:
+def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(declared: opjit.Op) -> None:
     def run(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(cli.main, ["why", declared.qualified, "--device", "cpu", *words])
-        return done.exit_code, done.output
+        return done.exit_code, done.stdout or done.stderr
 
-    build_it(declared)
+    def fields() -> Any:
+        [only] = json.loads(run("--json")[1])
+        return only
+
+    entry = build_it(declared)
+    arch = entry.folder.parent.name
+    assert fields() == {"op": declared.qualified, "target": f"cpu {arch}", "arch": arch, "key": entry.key, "state": "hit",
+                        "found": str(entry.folder), "place": "the cache", "against": None, "differences": [], "unusable": [],
+                        "elsewhere": {}, "outcome": "a request would use it", "compiler": "",
+                        "reason": opjit.explain(declared, "cpu").reason}
     (declared.folder / "amount.h").write_text("#define AMOUNT 12.0f\n\n")
     code, told = run()
     assert code == 0
     assert "a miss; a request would build it" in told
     assert "header: amount.h changed, 2 lines, 1 before" in told
-    code, told = run("--against", "zzz")
-    assert (code, told.count("\n")) == (1, 1)
-    assert told.startswith("Error: no entry of")
-    code, told = run("--arch", "sm_1")
-    assert code == 1
-    assert "unknown arch" in told
-
-
-def test_the_command_s_json_says_what_the_text_says(declared: opjit.Op) -> None:
-    def run(*words: str) -> tuple[int, Any]:
-        done = CliRunner().invoke(cli.main, ["why", declared.qualified, "--device", "cpu", "--json", *words])
-        return done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.stdout
-
-    entry = build_it(declared)
-    code, [hit] = run()
-    assert code == 0
-    arch = entry.folder.parent.name
-    assert hit == {"op": declared.qualified, "target": f"cpu {arch}", "arch": arch, "key": entry.key, "state": "hit",
-                   "found": str(entry.folder), "place": "the cache", "against": None, "differences": [], "unusable": [], "elsewhere": {},
-                   "outcome": "a request would use it", "compiler": "", "reason": opjit.explain(declared, "cpu").reason}
-    (declared.folder / "amount.h").write_text("#define AMOUNT 13.0f\n\n")
-    code, [miss] = run()
-    assert (code, miss["state"], miss["found"], miss["against"]) == (0, "miss", None, str(entry.folder))
+    miss = fields()
+    assert (miss["state"], miss["found"], miss["against"]) == ("miss", None, str(entry.folder))
     assert miss["differences"] == [{"what": "header", "text": "amount.h changed, 2 lines, 1 before"}]
     (entry.folder / manifest.NAME).write_bytes(b"{")
-    [unusable] = run()[1][0]["unusable"]
+    [unusable] = fields()["unusable"]
     assert unusable["folder"] == str(entry.folder)
     assert "not JSON" in unusable["reason"]
-    assert run("--arch", "sm_1") == (1, "")
+    for words, start in ((("--against", "zzz"), "Error: no entry of"), (("--arch", "sm_1", "--json"), "Error: unknown arch")):
+        code, told = run(*words)
+        assert (code, told.count("\n")) == (1, 1)
+        assert told.startswith(start)
 
 
 def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tuple[Path, Entry], tmp_path: Path) -> None:

@@ -131,23 +131,24 @@ class OpjitMagics(Magics):
         if text is None:
             return "", [0]
         name, _, values = text.partition("=")
-        try:
-            found = eval(f"[{values}]", dict(self._names))
-        except Exception:  # a text in Python's notation may raise any
-            found = []
+        found = self._value(f"[{values}]") or []
         if not name.strip().isidentifier() or not found or not all(isinstance(value, (int, float)) for value in found):
             raise UsageError(f"--over takes a name and its numbers, such as n=2**10, 2**20; it has {text!r}")
         return name.strip(), found
 
     def _function(self, option: str, name: str) -> Callable[..., Any]:
         """Find a function of the notebook, such as ``torch.add`` or one that a cell defines."""
-        try:
-            found = eval(name, dict(self._names))
-        except Exception:  # whatever such a text may raise
-            found = None
+        found = self._value(name)
         if not callable(found):
             raise UsageError(f"{option} names {name!r}, which is not a function in this notebook")
         return found  # type: ignore[no-any-return]
+
+    def _value(self, text: str) -> Any:
+        """Return the value of an expression in the notebook, or None where it has none."""
+        try:
+            return eval(text, dict(self._names))
+        except Exception:  # it may raise any
+            return None
 
 
 def _parse(line: str) -> tuple[str, dict[str, str]]:

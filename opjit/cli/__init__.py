@@ -65,9 +65,9 @@ def _op_py_error(error: Exception) -> str | None:
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_versions,
-              help="Print the versions of opjit, Python, torch and the compilers, and the cache's folder.")
+        help="Print the versions of opjit, Python, torch and the compilers, and the cache's folder.")
 @click.option("--include", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_include,
-              help="Print the folder of opjit.h, for editors and for builds of your own.")
+        help="Print the folder of opjit.h, for editors and for builds of your own.")
 @click.pass_context
 def main(context: click.Context) -> None:
     """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
@@ -151,16 +151,16 @@ def list_ops(print_json: PrintJson) -> None:
 @option("--device", section="Target", shell_complete=helps.devices,
         help="Device to build for; default: the current accelerator, else the CPU.")
 @option("--arch", section="Target", shell_complete=helps.archs,
-              help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
-@option("--build-directory", section="Binary", type=click.Path(file_okay=False, path_type=Path),
-              help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
+        help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
+@option("--build-directory", section="Binary", type=helps.FOLDER,
+        help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
 @option("--name", section="Binary",
         help="Name of the library in the build directory; default: from the first op, the arch and the content.")
 @option("--debug", section="Binary", is_flag=True,
-              help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
+        help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
 @option("-W", "all_warnings", section="Report", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
 @option("-v", "--verbose", section="Report", is_flag=True,
-              help="For CUDA, show each kernel's registers, shared memory, stack, spills and occupancy; the file is compiled once more.")
+        help="For CUDA, show each kernel's registers, shared memory, stack, spills and occupancy; the file is compiled once more.")
 @_interruptible()
 def get(named: tuple[str, ...], device: str | None, arch: str | None, build_directory: Path | None, name: str | None, debug: bool,
         all_warnings: bool, verbose: bool) -> None:
@@ -208,7 +208,7 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
         help="Device to ask for; default: the current accelerator, else the CPU.")
 @option("--arch", section="Request", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
 @option("--against", section="Answer", shell_complete=helps.keys, metavar="KEY",
-              help="Compare with the entry whose key starts with KEY; default: the nearest.")
+        help="Compare with the entry whose key starts with KEY; default: the nearest.")
 @json_option
 def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
     """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
@@ -254,7 +254,7 @@ def doctor(print_json: PrintJson) -> None:
 
 @main.command(cls=helps.Command)
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("directory", type=helps.FOLDER, default=".")
 @option("--backward", section="An op", is_flag=True, help="Add a backward for autograd.")
 @option("--cuda", section="An op", is_flag=True, help="Add a CUDA kernel.")
 @option("--project", section="More than an op", is_flag=True,
@@ -290,9 +290,9 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
 @option("--sample", section="Checks", type=click.IntRange(min=0), metavar="N",
         help="Make only call N of the check that --only names, counted from 0.")
 @option("--time-limit", section="Runs", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
-              help="Fail a check when one call of the kernel takes longer.")
+        help="Fail a check when one call of the kernel takes longer.")
 @option("--sanitize", section="Checks", default="address,undefined", show_default=True,
-              help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
+        help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
                    "or none.")
 @_interruptible()
 def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample: int | None, time_limit: float, sanitize: str) -> None:
@@ -317,10 +317,10 @@ def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample
 @main.command()
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @option("--arch", section="Binaries", shell_complete=helps.archs, required=True,
-              help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
+        help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
 @option("--name", section="File", help="The wheel's name; default: the ops' namespace with -ops.")
 @option("--version", section="File", default="0.1.0", show_default=True, help="The wheel's version.")
-@option("-o", "--output", section="File", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the wheel.")
+@option("-o", "--output", section="File", type=helps.FOLDER, default=".", help="Folder for the wheel.")
 @_interruptible()
 def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
     """Pack ops into a wheel, with their binaries. It has the sources of the op FOLDERs, and binaries for the archs, which need no compiler
@@ -334,16 +334,16 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @main.command()
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @option("--all", "everything", section="Ops", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
-@option("--from", "recorded", section="Ops", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="The ops of a list from `opjit record`, for their recorded archs.")
+@option("--from", "recorded", section="Ops", metavar="FILE", type=helps.FILE,
+        help="The ops of a list from `opjit record`, for their recorded archs.")
 @option("--arch", section="Builds", shell_complete=helps.archs, default="",
-              help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
+        help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @option("--jobs", section="Builds", type=click.IntRange(min=1),
         help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
 @option("--extensions", section="Ops", is_flag=True,
-              help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
-@option("--store", section="Builds", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
-              help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
+        help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
+@option("--store", section="Builds", metavar="DIR", type=helps.FOLDER,
+        help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, extensions: bool,
                store: Path | None) -> None:
@@ -367,8 +367,8 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ar
 
 
 @main.command()
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="ops.json", show_default=True,
-              help="The list's file, for `opjit precompile --from`.")
+@click.option("-o", "--output", type=helps.FILE, default="ops.json", show_default=True,
+        help="The list's file, for `opjit precompile --from`.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
     """List the ops and C++ extensions that a program uses. Runs COMMAND, whose processes all count; the exit code is the command's."""
@@ -390,7 +390,7 @@ def run(program: tuple[str, ...]) -> None:
 
 @main.command(cls=helps.Command)
 @click.argument("name")
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("directory", type=helps.FOLDER, default=".")
 def keygen(name: str, directory: Path) -> None:
     """Make a key pair that signs entries. In DIRECTORY, NAME.key signs entries, and NAME.pub is for everyone who trusts them."""
     from opjit.share import trust
@@ -404,16 +404,15 @@ def keygen(name: str, directory: Path) -> None:
 @main.command()
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @option("--device", section="Measurements", shell_complete=helps.devices,
-              help="Device to measure on; default: each device here that the op has a kernel for.")
+        help="Device to measure on; default: each device here that the op has a kernel for.")
 @option("--only", section="Measurements", help="Measure only the workloads whose label contains this text.")
-@option("--json", "json_file", section="Files", type=click.Path(dir_okay=False, path_type=Path),
-        help="Also write the measurements to this file.")
-@option("--plot", "plot_file", section="Files", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install matplotlib).")
+@option("--json", "json_file", section="Files", type=helps.FILE, help="Also write the measurements to this file.")
+@option("--plot", "plot_file", section="Files", type=helps.FILE,
+        help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install matplotlib).")
 @option("--against", section="Measurements", metavar="SIDE",
-              help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
+        help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
 @option("--cold/--hot", section="Measurements", default=None,
-              help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
+        help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
 def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None,
           against: str | None, cold: bool | None) -> None:
     """Measure an op against its reference in plain torch. OP is an op's name or folder. Results are checked first. +- is the spread of the

@@ -121,7 +121,7 @@ def clear(ops: tuple[str, ...]) -> None:
 
 @cache.command()
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
-@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
+@click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
 @click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     """Upload entries to a remote. Uploads the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already
@@ -152,9 +152,9 @@ def pull(ops: tuple[str, ...]) -> None:
 
 
 @cache.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=helps.FILE)
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
-@click.option("--sign", type=click.Path(dir_okay=False, path_type=Path), help="Sign the entries with the private key in this file.")
+@click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     """Write entries into a tar. FILE gets the cache's entries of OPs (default: all), for `opjit cache unpack`; untarred, it is a remote."""
     from opjit.cache import transfer
@@ -163,7 +163,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
 
 
 @cache.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=helps.FILE)
 def unpack(file: Path) -> None:
     """Take in the entries of a tar. `opjit cache pack` wrote the FILE.
 

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -86,6 +87,7 @@ class _Option(click.Option):
 
 
 option = partial(click.option, cls=_Option)
+FILE, FOLDER = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=False, path_type=Path)
 
 
 class Command(click.Command):

@@ -107,6 +107,7 @@ def test_wrong_code_shows_the_compiler_s_first_error_at_the_cell_s_line_and_the_
         assert state.data["text/plain"] == "inline::scale: not built; the previous version stays in use"
         assert (error.output_type, error.ename) == ("error", "CompileError")
         assert error.evalue.startswith(expected)
+        assert "\x1b[1;31merror:\x1b[0m " in error.traceback[0], "a compiler's colours"
         assert re.sub(r"\x1b\[[\d;]*m", "", error.traceback[0]) == f"CompileError: {error.evalue}"
         assert "opjit-inline-" not in error.evalue
         assert kernel.printed("print(scale(x, 1.0).tolist())") == "in C\n[6.0, 6.0, 6.0]\n"
@@ -159,15 +160,6 @@ def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(kernel: Kernel, li
     assert len(text.splitlines()) < 6
 
 
-def test_a_cell_of_cuda_without_a_gpu_is_not_advised_to_build_what_no_command_can_see(kernel: Kernel) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    [output] = kernel.run("%%opjit nowhere(Tensor x) -> Tensor --like x --cuda\nnonsense")
-    assert "there is no device for this cell: " in output.text
-    assert output.text.strip().endswith("; --arch sm_90 only compiles it; without --cuda a cell is C, for the CPU")
-    assert "opjit get" not in output.text
-
-
 @pytest.mark.nvcc
 def test_a_cell_of_cuda_compiles_for_an_arch_without_a_gpu(kernel: Kernel) -> None:
     if torch.cuda.is_available():
@@ -175,6 +167,10 @@ def test_a_cell_of_cuda_compiles_for_an_arch_without_a_gpu(kernel: Kernel) -> No
     good = ("opjit_status far_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)\n"
             "{ return opjit_empty_like(out, x, x->dtype); }")
     line = "%%opjit far(Tensor x) -> Tensor --like x --cuda --arch sm_90\n"
+    [refusal] = kernel.run(line.replace(" --arch sm_90", "") + good)
+    assert "there is no device for this cell: " in refusal.text
+    assert refusal.text.strip().endswith("; --arch sm_90 only compiles it; without --cuda a cell is C, for the CPU")
+    assert "opjit get" not in refusal.text, "no command can see a cell"
     printed = kernel.printed(line + good)
     assert "inline::far for cuda sm_90" in printed
     assert printed.strip().endswith("; no GPU here runs it")
@@ -227,12 +223,6 @@ def test_test_runs_the_checks_on_the_cell(kernel: Kernel) -> None:
     assert "the kernel died of SIGABRT on (float32 (3,), 2.0)" in told
     assert "opjit test" not in told
     assert kernel.printed("print('alive')") == "alive\n"
-
-
-def test_a_complaint_has_the_compiler_s_colours(kernel: Kernel) -> None:
-    error = kernel.run(edited("oops"))[-1]
-    assert "\x1b[1;31merror:\x1b[0m 'oops' undeclared" in error.traceback[0]
-    assert "\x1b" not in error.evalue
 
 
 def test_ipython_s_prompt_shows_a_cell_as_c() -> None:

@@ -169,10 +169,6 @@ def test_a_wheel_installed_with_an_open_umask_is_trusted_as_its_sources_are(whee
     assert called(site, tmp_path / "cache", no_compiler(tmp_path))[1:] == sorted(str(library(site, name, arch)) for name in ("one", "two"))
 
 
-def _world_writable(path: Path) -> None:
-    path.chmod(0o666)
-
-
 def _damaged(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -184,7 +180,7 @@ def _linked(path: Path) -> None:
     path.symlink_to(path.with_suffix(".elsewhere"))
 
 
-@pytest.mark.parametrize(("harm", "told"), [(_world_writable, "can be written by others"), (_linked, "is a symbolic link"),
+@pytest.mark.parametrize(("harm", "told"), [(lambda path: path.chmod(0o666), "can be written by others"), (_linked, "is a symbolic link"),
                                             (_damaged, "does not have the SHA-256 in its manifest")])
 def test_a_binary_that_may_not_be_trusted_is_built_anew_with_a_warning(installed: Path, tmp_path: Path, harm: Callable[[Path], None],
                                                                        told: str) -> None:
@@ -237,10 +233,13 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert "wheeltest::includes includes ../outside.h, which lies outside" in refused(str(folder), "--arch", "x86-64-v3")
 
 
-def test_folders_that_hold_no_op_or_share_a_name_are_refused(plain: Path, tmp_path: Path) -> None:
+def test_folders_that_hold_no_op_or_share_a_name_are_refused_before_anything_in_them_is_run(plain: Path, tmp_path: Path) -> None:
     assert "there is no folder" in refused(str(tmp_path / "gone"), "--arch", "x86-64-v3")
     other = str(new_op("othertest::plain", tmp_path))
     assert "two folders are named plain" in refused(str(plain), other, "--arch", "x86-64-v3", "--name", "both")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "op.py").write_text("raise SystemExit('it was run')\n")
+    assert f"{tmp_path} has no op.py; name the folder of each op" in refused(str(tmp_path), "--arch", "x86-64-v3", "-o", str(tmp_path))
 
 
 def test_ops_of_two_namespaces_make_a_wheel_of_the_name_that_the_user_gives(plain: Path, tmp_path: Path) -> None:
@@ -249,11 +248,3 @@ def test_ops_of_two_namespaces_make_a_wheel_of_the_name_that_the_user_gives(plai
     assert "the ops have 2 namespaces, secondtest and wheeltest; name the wheel with --name NAME\n" in told
     assert not (tmp_path / "dist").exists()
     assert make(*folders, "--arch", "x86-64-v3", "-o", str(tmp_path / "dist"), "--name", "both").name.startswith("both-0.1.0-")
-
-
-def test_a_folder_of_op_folders_is_refused_before_anything_in_it_is_run(tmp_path: Path) -> None:
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "op.py").write_text("raise SystemExit('it was run')\n")
-    done = CliRunner().invoke(main, ["wheel", str(tmp_path), "--arch", "x86-64-v3", "-o", str(tmp_path)])
-    assert done.exit_code == 1
-    assert f"{tmp_path} has no op.py; name the folder of each op" in done.output

@@ -153,8 +153,8 @@ def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad"
 
 @pytest.mark.parametrize(("c", "told"), [
     (source("good"),
-     r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, double a, "
-     r"opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$"),
+     r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, "
+     r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$"),
     ("\n#include <missing.h>\n" + source("bad"),
      r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in extra_include_paths"),
 ])
