@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import grp
 import os
+import pty
 import pwd
 import re
 import shutil
@@ -281,6 +282,19 @@ def fresh(code: str, changes: Mapping[str, str | None] | None = None, **how: Any
 def command(*words: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
     """The command `opjit` in a process of its own, however it ends; `changes` are of the environment."""
     return module("opjit", *words, changes=changes)
+
+
+def on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, str]:
+    """The exit code and the output of the command `opjit` on a terminal."""
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen([sys.executable, "-m", "opjit", *words], stdout=theirs, stderr=theirs, env=environment(changes)) as process:
+        os.close(theirs)
+        with suppress(OSError):  # Linux's end of a terminal that nobody holds
+            while part := os.read(ours, 1 << 16):
+                shown += part
+    os.close(ours)
+    return process.returncode, shown.decode()
 
 
 def module(name: str, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = (),

@@ -6,10 +6,8 @@ import contextlib
 import errno
 import itertools
 import os
-import pty
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -404,17 +402,8 @@ def test_the_caller_s_end_of_the_pool_ends_its_processes() -> None:
 @pytest.mark.slow
 def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_path: Path) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two"])
-    outer, inner = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-m", "opjit", "precompile", str(tmp_path / "ops")], stdout=inner, stderr=inner,
-                               env=helpers.environment({"TERM": "xterm", "COLUMNS": "120"}))
-    os.close(inner)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while part := os.read(outer, 65536):
-            shown += part
-    os.close(outer)
-    assert process.wait() == 0
-    text = shown.decode()
+    code, text = helpers.on_terminal("precompile", tmp_path / "ops", TERM="xterm", COLUMNS="120")
+    assert code == 0
     assert all(name in text for name in names)
     assert "building " in text
     assert ", 0 s" in text

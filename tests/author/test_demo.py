@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -15,32 +14,21 @@ import pytest
 
 from opjit.author import demo
 from opjit.recipe import toolchain
+from tests import helpers
 from tests.helpers import ROOT, environment
 
 pytestmark = pytest.mark.slow
 
 
 def run(cache: Path, **variables: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "opjit", "demo"], env=environment({"OPJIT_CACHE": str(cache), **variables}),
-                          capture_output=True, text=True, timeout=240, check=False)
+    done = helpers.command("demo", OPJIT_CACHE=str(cache), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_demo_builds_loads_compares_and_keeps_the_op(tmp_path: Path) -> None:
-    """Layers, a remote and OPJIT_OFFLINE do not change what a cold start is. Nothing is wider than a terminal, or coloured, in a pipe."""
-    printed = run(tmp_path / "cache", OPJIT_OFFLINE="1", OPJIT_REMOTE="file:///nowhere", OPJIT_LAYERS="/nowhere")
-    assert "allreduce: the sum of 2^20 float32" in printed
-    row = next(line for line in printed.splitlines() if line.startswith(" cpu x86-64-v"))
-    assert re.fullmatch(r" cpu x86-64-v\d +[\d.]+ m?s +[\d.]+ m?s +[\d.]+ [mu]s +[\d.]+ [mu]s +[\d.]+ +\de-\d\d +\de-\d\d *", row)
-    assert (tmp_path / "cache/v1/opjit.allreduce").is_dir()
-    assert f"  {tmp_path}/cache/v1/opjit.allreduce\n" in printed
-    assert "\x1b" not in printed
-    assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line and sys.executable not in line)
-
-
-def test_two_processes_import_torch_and_the_command_does_not(tmp_path: Path) -> None:
-    """On a cold disk an import of torch takes seconds: one process builds for every device, one loads."""
+def test_the_demo_builds_loads_and_compares_the_op_and_what_it_says_to_try_next_works(tmp_path: Path) -> None:
+    """Layers, a remote and OPJIT_OFFLINE do not change what a cold start is. Nothing is wider than a terminal, or coloured, in a pipe. On a
+    cold disk an import of torch takes seconds: one process builds for every device, one loads."""
     (tmp_path / "sitecustomize.py").write_text(f"""\
 import atexit, os, sys
 
@@ -50,9 +38,25 @@ def note():
 
 atexit.register(note)
 """)
-    run(tmp_path / "cache", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}", CUDA_VISIBLE_DEVICES="")
+    printed = run(tmp_path / "cache", OPJIT_OFFLINE="1", OPJIT_REMOTE="file:///nowhere", OPJIT_LAYERS="/nowhere",
+                  PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}", CUDA_VISIBLE_DEVICES="")
+    assert "allreduce: the sum of 2^20 float32" in printed
+    row = next(line for line in printed.splitlines() if line.startswith(" cpu x86-64-v"))
+    assert re.fullmatch(r" cpu x86-64-v\d +[\d.]+ m?s +[\d.]+ m?s +[\d.]+ [mu]s +[\d.]+ [mu]s +[\d.]+ +\de-\d\d +\de-\d\d *", row)
+    assert (tmp_path / "cache/v1/opjit.allreduce").is_dir()
+    assert f"  {tmp_path}/cache/v1/opjit.allreduce\n" in printed
+    assert "\x1b" not in printed
+    assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line and sys.executable not in line)
     importers = (tmp_path / "imported").read_text().splitlines()
-    assert [re.findall(r"demo\.(\w+)\(", line) for line in importers] == [["build"], ["load"]]
+    assert [re.findall(r"demo\.report\(demo\.(\w+)", line) for line in importers] == [["build"], ["load"]]
+    commands = printed.partition("Try next")[2].splitlines()[1:4]
+    assert [shlex.split(command)[-2:] for command in commands] == [
+        ["new", "mylib::scale_add"], ["test", "./scale_add"], ["bench", "./scale_add"]]
+    for command in commands:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment({"OPJIT_CACHE": str(tmp_path / "cache")}), check=False,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert (tmp_path / "scale_add/op.py").is_file()
 
 
 @pytest.mark.nvcc
@@ -64,35 +68,11 @@ def test_without_a_gpu_the_cuda_op_is_built(tmp_path: Path) -> None:
 
 
 def test_a_dumb_terminal_sees_plain_text(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    variables = environment({"OPJIT_CACHE": str(tmp_path), "TERM": "dumb", "CC": "/nowhere/cc"})
-    with subprocess.Popen([sys.executable, "-m", "opjit", "demo"], stdout=theirs, stderr=theirs, env=variables) as process:
-        os.close(theirs)
-        printed = b"".join(iter(lambda: _read(ours), b""))
-    os.close(ours)
-    assert process.returncode == 1  # no compiler: the demo says so at once
-    assert b"Error: " in printed
-    assert b"Traceback" not in printed
-    assert b"\x1b" not in printed
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux's end of a terminal that nobody holds
-        return b""
-
-
-def test_what_the_demo_says_to_try_next_works_as_printed(tmp_path: Path) -> None:
-    printed = run(tmp_path / "cache")
-    commands = printed.partition("Try next")[2].splitlines()[1:4]
-    assert [shlex.split(command)[-2:] for command in commands] == [
-        ["new", "mylib::scale_add"], ["test", "./scale_add"], ["bench", "./scale_add"]]
-    for command in commands:
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment({"OPJIT_CACHE": str(tmp_path / "cache")}), check=False,
-                              capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "scale_add/op.py").is_file()
+    code, printed = helpers.on_terminal("demo", OPJIT_CACHE=str(tmp_path), TERM="dumb", CC="/nowhere/cc")
+    assert code == 1  # no compiler: the demo says so at once
+    assert "Error: " in printed
+    assert "Traceback" not in printed
+    assert "\x1b" not in printed
 
 
 def test_the_command_is_one_that_a_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
