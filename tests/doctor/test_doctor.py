@@ -307,11 +307,6 @@ def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch:
 # --- the cache's filesystem --------------------------------------------------------------------------------------------------------
 
 
-def test_a_good_folder_has_every_ability() -> None:
-    assert those(folders.cache(), WARNING, PROBLEM) == []
-    assert those(folders.temporary(), WARNING, PROBLEM) == []
-
-
 @as_root
 def test_a_noexec_mount_is_a_problem_for_the_cache_and_a_warning_for_the_temporary_folder(own_folders: Path) -> None:
     for name, check, state, variable in (("cache", folders.cache, PROBLEM, "OPJIT_CACHE"),

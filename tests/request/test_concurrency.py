@@ -196,7 +196,7 @@ def test_a_killed_builder_s_waiter_builds_at_once(
         waited = time.monotonic() - killed[0]
         entry = build.build(recipe, Store(here))
     victim.end()
-    assert waited < 1  # the poll is 0.05 s; the machine may be busy
+    assert waited < 20  # the poll is 0.05 s; a lock that is not freed is waited for much longer
     assert len(waits) == 1
     assert re.fullmatch(rf"process {victim.pid}, which has been building it since \d\d:\d\d:\d\d \(compiling\)", waits[0])
     assert helpers.caught(op, here) == helpers.Caught(entry, [])
