@@ -7,7 +7,6 @@ free, a module that it was importing would stay locked, and a command that it wa
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _END = 2.0  # seconds that an interrupted command gets to end what it started
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
-_collecting_later: list[int] = []  # an item for each `without_collection` under way
 
 
 class Lock(_RLock):  # type: ignore[misc]
@@ -74,9 +72,6 @@ def _in_child() -> None:
     _in_parent()
     for lock in list(_locks):
         lock.renew()
-    if _collecting_later:
-        _collecting_later.clear()
-        gc.enable()
 
 
 def watch_forks() -> None:
@@ -86,25 +81,6 @@ def watch_forks() -> None:
 
 
 watch_forks()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Suspend Python's garbage collector: as a build imports its modules, it would walk over all of torch's objects.
-
-    0.1 s of a process's first build (tests/benchmarks/cold.py).
-    """
-    if not gc.isenabled():
-        yield
-        return
-    _collecting_later.append(1)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if _collecting_later:  # else this is a forked child, which collects again
-            _collecting_later.pop()
-        gc.enable()
 
 
 def run(command: Any, *, check: bool = False, echo: int | None = None, limit: float | None = None,

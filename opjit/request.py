@@ -92,13 +92,12 @@ def obtain(wanted: W, store: Store) -> Entry:
     if is_on("OPJIT_OFFLINE"):
         raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
                              "with `opjit precompile`, or unset OPJIT_OFFLINE")
-    with processes.without_collection():
-        import_builder()
-        from opjit.store import lock
+    import_builder()
+    from opjit.store import lock
 
-        with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
-            wanted = wanted.now(store)  # the sources may have changed during the wait
-            return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
+    with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
+        wanted = wanted.now(store)  # the sources may have changed during the wait
+        return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
 
 
 def import_builder() -> None:
