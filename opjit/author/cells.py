@@ -23,7 +23,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.live import reload
-from opjit.measure.plan import Inputs, Measurement, ratio
+from opjit.measure.plan import Inputs, Measurement
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 
@@ -124,7 +124,8 @@ def table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
         lines.add_column("ratio", justify="right")
     for call, sides in rows:
         cells = [text for side in sides.values() for text in (format_time(side.median), f"{_rate(side):.1f}")]
-        lines.add_row(call.label, *cells, *([f"{ratio(*sides.values())[0]:.2f}"] if len(names) > 1 else []))
+        op, *others = (side.median for side in sides.values())
+        lines.add_row(call.label, *cells, *(f"{op / other:.2f}" for other in others))
     return lines
 
 
