@@ -28,12 +28,11 @@ from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Signer, Trust
-from opjit.store import bundle, inventory, layers
+from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
-from opjit.wanted import describe
 
 _Result = TypeVar("_Result")
 _OBJECT = re.compile(r"v1/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{64})\.(opjit|key)", re.ASCII)
@@ -217,28 +216,28 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
 
 
 def _pull_declared(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
-    root, moved, there, absent, problems = Store(default_root()), [], 0, 0, list[str]()
+    root, moved, there, absent, failed = Store(default_root()), list[str](), 0, 0, list[tuple[str, OpjitError]]()
     if not ops:
         registry.search()
     wanted = [registry.find(name) for name in ops] or registry.all_ops()
-    for op, target in batch.pairs(wanted, batch.targets_of([], root)):
+    for binary in batch.requests(batch.pairs(wanted, batch.targets_of([], root)), root, failed=failed):
+        if binary.find(root, warn=False):
+            there += 1
+            continue
+        query = remote.query_for(binary.recipe)
         try:
-            recipe = describe(op, target, root)
-            if layers.find(recipe) or root.find(recipe, warn=False):
-                there += 1
-                continue
-            found = remote.look_up(remote.query_for(recipe), place.read, trusted)
-        except (EntryError, OSError) as error:  # OSError: of the op's sources
-            problems.append(f"{op.qualified} for {target} is left out: {error}")
+            found = remote.look_up(query, place.read, trusted)
+        except EntryError as error:
+            failed.append((str(binary), error))
             continue
         if found is None:
             absent += 1
             continue
         key, received = found
-        _receive(root, received, root.folder(op.qualified, target) / key, target)
-        moved.append(f"{remote.folder_name(op.qualified, target)}/{key}.opjit")
+        _receive(root, received, binary.folder(root) / key, binary.target)
+        moved.append(f"{query.folder}/{key}.opjit")
         say(moved[-1])
-    return TransferReport(moved, there, absent, problems)
+    return TransferReport(moved, there, absent, [f"{name} is left out: {error}" for name, error in failed])
 
 
 def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequence[str] = ()) -> TransferReport:

@@ -134,14 +134,14 @@ def share(wanted: Iterable[Wanted], store: Store, *, offer: bool = True, jobs: i
     tasks = [RankTask(each.in_store() if build_into_store else each, each.find(store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
-        _settle_with_others(rank, tasks, store, offer and rank.leader and not rank.one_node, jobs)
+        _settle_with_others(rank, tasks, offer and rank.leader and not rank.one_node, jobs)
     for task in tasks:
         if not task.settled:
             task.build()
     return tasks
 
 
-def _settle_with_others(rank: Rank, tasks: list[RankTask], store: Store, offer: bool, jobs: int | None) -> None:
+def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool, jobs: int | None) -> None:
     missing = [task for task in tasks if task.entry is None]
     offers = [task for task in tasks if offer and task.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:
@@ -151,7 +151,7 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], store: Store, offer: 
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))
-            job = Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, store, show, jobs)
+            job = Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show, jobs)
             if missing:
                 job.run(offers, missing)
             else:

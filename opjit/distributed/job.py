@@ -5,10 +5,9 @@ The ranks meet in torch.distributed's store. For each entry, by its key, the sto
     claim/<key>         "<generation> <rank> <beat>": the rank that builds it, and a beat that changes while that rank is alive; the
                         generation alone after a rank gave up
     result/<key>        JSON: the entry's key and the number of its parts, or the error in the op's source
-    bytes/<key>/<n>     the entry's parts, unless all ranks share a cache
+    bytes/<key>/<n>     the entry's parts; a rank whose cache shows the entry does not read them
 
-and for the whole job the counters ``arrived`` and ``left`` (of calls), ``pulse`` (of ranks that still need the store) and ``sharing``
-(of ranks that see the folder ``token``, which one rank made in its cache).
+and for the whole job the counters ``arrived`` and ``left`` (of calls) and ``pulse`` (of ranks that still need the store).
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from opjit import files
 from opjit.builder import budget
 from opjit.distributed import presence
 from opjit.distributed.presence import Presence
@@ -32,30 +29,25 @@ from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import ANSWER_TIMEOUT, JobStore, StoreLost
 from opjit.errors import CacheWarning, CompileError, EntryError
 from opjit.store import bundle
-from opjit.store.store import Store
 
 _PART_BYTES = 1 << 20  # torch's store accepts 8 MiB at once, but serves no other rank meanwhile
 _TRIES = 3  # ranks that try a build which fails for a reason that may be the rank's own
-_TOKEN = re.compile(r"[0-9a-f]{32}")  # another rank's, which is not trusted
-_sharing: set[tuple[object, object]] = set()  # jobs in which this process counts as sharing a cache
 
 
 class Job:
     """This rank's part in the job during one call.
 
     Args:
-        store: where this rank's entries go.
         show: shows a line of progress.
         jobs: builds at once on this machine; None is what `budget.jobs` finds.
     """
 
-    def __init__(self, jobstore: JobStore, rank: Rank, store: Store, show: Callable[[str], None], jobs: int | None) -> None:
-        self.jobstore, self.rank, self.store, self.show, self.jobs = jobstore, rank, store, show, jobs
+    def __init__(self, jobstore: JobStore, rank: Rank, show: Callable[[str], None], jobs: int | None) -> None:
+        self.jobstore, self.rank, self.show, self.jobs = jobstore, rank, show, jobs
         self.name = f"rank-{rank.number}-on-{socket.gethostname()}"
         self.presence = Presence(jobstore, rank, self.name)
         self.last_slot_attempt = -math.inf
         self.last_shown = ""
-        self.token: Path | None = None
         if jobstore.hosted:
             presence.at_exit(self.presence.wait_for_others)
 
@@ -89,7 +81,6 @@ class Job:
         first = self.rank.number * len(missing) // self.rank.size
         order = missing[first:] + missing[:first]
         try:
-            self._compare_caches()
             self.jobstore.add("arrived")
             self.presence.start()
             self._offer(offers)
@@ -99,24 +90,7 @@ class Job:
                         self._wait(wanted, sum(not each.settled for each in missing))
         finally:
             self.presence.stop()
-            if self.token is not None:
-                files.remove_tree(self.token)
             self._leave()
-
-    def _compare_caches(self) -> None:
-        """Count this rank if it sees the same cache as the first rank that missed an entry."""
-        token = self.jobstore.get("token")
-        if token is None:
-            try:
-                self.token = self.store.stage()
-                name = self.token.name
-            except (OSError, EntryError):
-                name = "none"  # a cache that cannot be written is not shared
-            token = name.encode() if self.jobstore.compare_set("token", "", name) else self.jobstore.get("token")
-        job, folder = (self.rank.address, self.rank.restarts), (token or b"none").decode(errors="replace")
-        if job not in _sharing and _TOKEN.fullmatch(folder) and (self.store.base / "staging" / folder).is_dir():
-            _sharing.add(job)
-            self.jobstore.add("sharing")
 
     # --- building -------------------------------------------------------------------------------------------------------------------
 
@@ -171,16 +145,14 @@ class Job:
             self.jobstore.compare_set(f"claim/{wanted.name}", claim, str(presence.generation(claim)))
 
     def _publish(self, wanted: RankTask) -> None:
-        """Report an entry to the other ranks, and send its bytes unless all ranks share this cache."""
+        """Report an entry to the other ranks, and send its bytes."""
         entry, parts = wanted.entry, 0
         assert entry is not None
-        share_a_cache = self.jobstore.add("sharing", 0) >= self.rank.size
-        if not (share_a_cache and entry.folder.is_relative_to(self.store.base)):
-            with suppress(OSError, EntryError):  # the entry was removed: ranks that want it build it
-                content = bundle.of(entry.folder).dump()
-                for start in range(0, len(content), _PART_BYTES):
-                    self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
-                    parts += 1
+        with suppress(OSError, EntryError):  # the entry was removed: ranks that want it build it
+            content = bundle.of(entry.folder).dump()
+            for start in range(0, len(content), _PART_BYTES):
+                self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
+                parts += 1
         for name in wanted.binary.names(entry):
             self.jobstore.set(f"result/{name}", RankReport(entry.key, parts).dump())
         self.presence.drop_claim(wanted.name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import errors, files, request
+from opjit import errors, request
 from opjit.environment import is_on
-from opjit.errors import BuildError, CacheWarning, EntryError, OpjitError
+from opjit.errors import BuildError, EntryError, OpjitError
 from opjit.store import bundle
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry
@@ -85,14 +84,11 @@ class RankTask:
         manifest = manifests.parse(received.manifest)
         if not self.binary.accepts(manifest):
             raise EntryError("they belong to another entry")
-        try:
-            self.entry = self.store.receive(received, self.binary.folder(self.store, manifest) / manifest.key, self.binary.kind)
-        except OSError as error:
-            if self.binary.must_store:
-                raise
-            warnings.warn(CacheWarning(f"the cache cannot be used, so {self} is kept for this process only: {error}"), stacklevel=2)
-            private = Store(files.until_exit())
-            self.entry = private.receive(received, self.binary.folder(private, manifest) / manifest.key, self.binary.kind)
+        place = self.binary.folder(self.store, manifest) / manifest.key
+        if self.binary.must_store:
+            self.entry = self.store.receive(received, place, self.binary.kind)
+        else:
+            self.entry = self.store.receive_or_keep(received, place, self.binary.kind, str(self))
         self.origin = "taken"
 
 

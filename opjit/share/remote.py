@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from opjit import files, processes, progress
+from opjit import processes, progress
 from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, RemoteError
 from opjit.recipe.recipe import Recipe
@@ -111,11 +111,16 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
             warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
                                        "built here"), stacklevel=2)
         return None
-    entry = None if found is None else _store(found[0], found[1], wanted, store)
-    if entry is not None:
-        entry = replace(entry, origin="remote")
-        usage.hit(entry, store.base, started)
-        progress.log(f"{wanted} came from the remote: {entry.folder}")
+    if found is None:
+        return None
+    key, received = found
+    try:
+        entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, str(wanted))
+    except (OSError, EntryError):
+        return None  # the build will report the problem with the temporary folder
+    entry = replace(entry, origin="remote")
+    usage.hit(entry, store.base, started)
+    progress.log(f"{wanted} came from the remote: {entry.folder}")
     return entry
 
 
@@ -218,20 +223,6 @@ def examine(manifest: Manifest, library: bytes, key: str, target: Target | None)
     if len(library) != manifest.size or hashlib.sha256(library).hexdigest() != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
     check_binary(manifest, library, target)
-
-
-def _store(key: str, found: Bundle, wanted: Query, store: Store) -> Entry | None:
-    place = f"{wanted.folder}/{key}"
-    try:
-        return store.receive(found, store.root / place, wanted.target)
-    except (OSError, EntryError) as error:
-        warnings.warn(CacheWarning(f"the cache cannot be used, so {wanted} is fetched for this process only: {error}. Set OPJIT_CACHE "
-                                   "to a folder of your own"), stacklevel=2)
-    try:
-        private = Store(files.until_exit())
-        return private.receive(found, private.root / place, wanted.target)
-    except (OSError, EntryError):
-        return None  # the build will report the problem with the temporary folder
 
 
 def reason(error: Exception) -> str:

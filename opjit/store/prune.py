@@ -80,17 +80,22 @@ class Trash(NamedTuple):
         files.remove_tree(aside)
         return not os.path.lexists(aside)
 
-    def take_entry(self, item: Item) -> bool:
-        """Remove an entry. Leaves entries of another version of opjit."""
-        return not _of_another_format(item.folder) and self.take(item.folder)
+    def remove(self, each: Item | Object) -> bool:
+        """Remove an entry or an object file. Leaves entries of another version of opjit."""
+        if isinstance(each, Object):
+            return self.take(each.path)
+        return not _of_another_format(each.folder) and self.take(each.folder)
 
 
-def _drop_empty(gone: Iterable[Item]) -> None:
-    """Remove the folders of archs and ops in which no entry is left: each once, as rmdir reads a folder that held many to its end."""
-    for folder in {item.folder.parent for item in gone}:
+def _drop_empty(gone: Iterable[Item | Object]) -> int:
+    """Remove the folders of archs and ops in which no entry is left: each once, as rmdir reads a folder that held many to its end.
+    Returns the number of entries that are gone."""
+    entries = [each for each in gone if isinstance(each, Item)]
+    for folder in {item.folder.parent for item in entries}:
         with suppress(OSError):
             os.rmdir(folder)
             os.rmdir(folder.parent)
+    return len(entries)
 
 
 @contextmanager
@@ -132,32 +137,29 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         items = [item for item in items if item.op in wanted]
     if not os.path.isdir(store.base):
         return Cleared(0, 0, 0)
+    found: list[Item | Object] = [*items, *([] if ops else inventory.objects(store))]
     with open_trash(store) as trash:
         with ThreadPoolExecutor(_THREADS) as pool:
-            gone = [item for item, taken in zip(items, pool.map(trash.take_entry, items), strict=True) if taken]
-        _drop_empty(gone)
-        freed = sum(item.size for item in gone)
+            gone = [each for each, removed in zip(found, pool.map(trash.remove, found), strict=True) if removed]
+        removed = _drop_empty(gone)
         if not ops:
-            freed += sum(each.size for each in inventory.objects(store) if trash.take(each.path))
             sweep(store, trash, lambda _: True, ("logs", "toolchain", OBJECTS))
             trash.take(store.base / usage.NAME)
-    return Cleared(len(gone), freed, len(items) - len(gone))
+    return Cleared(removed, sum(each.size for each in gone), len(items) - removed)
 
 
-def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> int:
-    """Remove compiler notes, logs of failed builds, linked parts and object files. Returns how many.
+def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> None:
+    """Remove compiler notes, logs of failed builds, linked parts and object files.
 
     Args:
         old: whether to remove a file that was last used at a given time.
         kinds: names of the folders. Files with names that opjit never gives stay.
     """
-    removed = 0
     for kind in kinds:
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:
                 if (_NAMES[kind].fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)) and old(_last_use(entry)):
-                    removed += trash.take(Path(entry.path))
-    return removed
+                    trash.take(Path(entry.path))
 
 
 def _last_use(entry: os.DirEntry[str]) -> float:
@@ -189,7 +191,6 @@ class Pruned(NamedTuple):
         kept, size: entries left; their bytes, and those of object files.
         failed: entries that could not be removed.
         fresh: entries spared because they are less than an hour old.
-        notes: old logs, compiler notes and linked parts that were removed.
         finished: False if the time budget ran out first.
         objects: object files of C++ extensions that were removed.
     """
@@ -200,7 +201,6 @@ class Pruned(NamedTuple):
     size: int
     failed: int
     fresh: int
-    notes: int
     finished: bool
     objects: int
 
@@ -248,46 +248,32 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
         Unremovable: see `open_trash`.
     """
     if not os.path.isdir(store.base):
-        return Pruned(0, 0, 0, 0, 0, 0, 0, True, 0)
+        return Pruned(0, 0, 0, 0, 0, 0, True, 0)
     until = time.monotonic() + budget
     with open_trash(store) as trash:
         now = trash.now
-        dated = sorted(((_used(item, now), item) for item in inventory.scan(store)), key=lambda pair: pair[0])
-        objects = inventory.objects(store)
-        total = sum(item.size for _, item in dated) + sum(each.size for each in objects)
-        dropped = _drop(objects, trash, now - age if age else -math.inf, total - size if size else 0)
-        freed = sum(each.size for each in dropped)
-        total -= freed
-        gone, failed, fresh, finished = list[Item](), 0, 0, True
-        for used, item in dated:
-            if not (age and used < now - age) and not (size and total > size):
+        entries = sorted(((_used(item, now), item) for item in inventory.scan(store)), key=lambda pair: pair[0])
+        dated: list[tuple[float, Item | Object]] = [*((each.used, each) for each in inventory.objects(store)), *entries]
+        total = sum(each.size for _, each in dated)
+        gone, freed, failed, fresh, finished = list[Item | Object](), 0, 0, 0, True
+        for used, each in dated:
+            if not (age and used < now - age) and not (size and total - freed > size):
                 continue
             if time.monotonic() > until:
                 finished = False
                 break
-            if abs(now - item.published) < _FRESH:
+            if isinstance(each, Item) and abs(now - each.published) < _FRESH:
                 fresh += 1
-            elif trash.take_entry(item):
-                gone.append(item)
-                freed += item.size
-                total -= item.size
+            elif trash.remove(each):
+                gone.append(each)
+                freed += each.size
             else:
-                failed += 1
-        _drop_empty(gone)
-        # A build that is under way may need what was used within the hour.
-        notes = sweep(store, trash, lambda used: bool(age) and used < now - max(age, _FRESH)) if finished else 0
+                failed += isinstance(each, Item)
+        removed = _drop_empty(gone)
+        if finished and age:  # a build that is under way may need what was used within the hour
+            sweep(store, trash, lambda used: used < now - max(age, _FRESH))
         usage.compact(store.base, trash.folder)
-    return Pruned(len(gone), freed, len(dated) - len(gone), total, failed, fresh, notes, finished, len(dropped))
-
-
-def _drop(objects: Sequence[Object], trash: Trash, oldest: float, excess: int) -> list[Object]:
-    """Remove the object files that were last used before `oldest`, then the least recently used ones until `excess` bytes are gone."""
-    gone = list[Object]()
-    for each in objects:
-        if (each.used < oldest or excess > 0) and trash.take(each.path):
-            gone.append(each)
-            excess -= each.size
-    return gone
+    return Pruned(removed, freed, len(entries) - removed, total - freed, failed, fresh, finished, len(gone) - removed)
 
 
 def after_build(store: Store, published: Path) -> None:

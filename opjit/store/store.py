@@ -190,6 +190,16 @@ class Store(NamedTuple):
         finally:
             files.remove_tree(staged)
 
+    def receive_or_keep(self, bundle: "Bundle", place: Path, target: Target | None, name: str) -> Entry:
+        """Publish an entry as `receive` does. If the store cannot be used, warn that `name` is kept in a folder of this process."""
+        try:
+            return self.receive(bundle, place, target)
+        except (OSError, UntrustedFolder) as error:
+            warnings.warn(CacheWarning(f"the cache cannot be used, so {name} is kept for this process only: {error}. Set OPJIT_CACHE "
+                                       "to a folder of your own"), stacklevel=3)
+        private = Store(files.until_exit())
+        return private.receive(bundle, private.root / place.relative_to(self.root), target)
+
     def _sweep(self, staging: Path) -> None:
         """Remove the folders of killed builders, once no running build can own them."""
         with suppress(OSError):

@@ -129,7 +129,10 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
     "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
     "another-s-entry": be_another_s_entry,
+    "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
+    "library-missing": lambda entry: entry.library.unlink(),
 }
+SILENT = ("folder-is-a-file", "manifest-missing", "library-missing")  # no entry at all: a miss like any other
 if os.geteuid() == 0:
     DAMAGES["folder-of-another-user"] = lambda entry: os.chown(entry.folder, SOMEBODY, SOMEBODY)
     DAMAGES["library-of-another-user"] = lambda entry: os.chown(entry.library, SOMEBODY, SOMEBODY)
@@ -158,16 +161,16 @@ FIELDS: dict[str, Callable[[Entry], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(
-    op: Path, copied: tuple[Path, Entry], damage: Callable[[Entry], None]
+    op: Path, copied: tuple[Path, Entry], damage: str
 ) -> None:
     cache, first = copied
     assert built(op, cache) == first
     good = first.library.read_bytes()
-    damage(first)
+    DAMAGES[damage](first)
     after = caught(op, cache)
-    assert len(after.warnings) == (damage is not DAMAGES["folder-is-a-file"]), after.warnings  # no entry at all: a miss like any other
+    assert len(after.warnings) == (damage not in SILENT), after.warnings
     assert all(str(first.folder) in text for text in after.warnings)
     assert after.entry == first
     assert first.library.read_bytes() == good
@@ -189,18 +192,6 @@ def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(
     assert store.find(recipe, warn=False) is None
 
 
-@pytest.mark.parametrize("missing", ["manifest.json", "keytest.plus.so", None])
-def test_an_incomplete_entry_is_rebuilt(op: Path, cache: Path, missing: str | None) -> None:
-    first = built(op, cache)
-    for path in list(first.folder.iterdir()):
-        if missing in (None, path.name):
-            path.unlink()
-    after = caught(op, cache)
-    assert after.entry == first
-    assert len(after.warnings) <= 1
-    assert caught(op, cache).warnings == []
-
-
 def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """`request.entry` looks before it takes the lock, and again behind it."""
     monkeypatch.setenv("OPJIT_CACHE", str(cache))
@@ -211,37 +202,6 @@ def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any],
     with cache_warnings() as texts:
         assert request.entry(op, target) == first
     assert len(texts) == 1
-
-
-def test_a_process_repairs_an_entry_and_the_next_one_hits_silently(op: Path, cache: Path) -> None:
-    code = helpers.declare(op) + (
-        "with warnings.catch_warnings(record=True) as seen:\n"
-        "    warnings.simplefilter('always')\n"
-        "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist(), len(seen))\n"
-    )
-    env = {"OPJIT_CACHE": str(cache)}
-    assert fresh(code, env).stdout == "[2.0, 2.0] 0\n"
-    (entry,) = helpers.entries(cache)
-    library = entry / "keytest.plus.so"
-    rewrite(library, library.read_bytes()[:-1])
-    assert fresh(code, env).stdout == "[2.0, 2.0] 1\n"
-    assert fresh(code, env).stdout == "[2.0, 2.0] 0\n"
-
-
-def test_a_bad_entry_that_a_process_has_loaded_keeps_working_there(op: Path, cache: Path) -> None:
-    code = helpers.declare(op) + (
-        "get = opjit.get('keytest::plus', 'cpu')\n"
-        "from tests import helpers\n"
-        f"folder, cache = Path({str(op)!r}), Path({str(cache)!r})\n"
-        "(entry,) = helpers.entries(cache)\n"
-        "(entry / 'manifest.json').write_text('')\n"
-        "warnings.simplefilter('ignore')\n"
-        "inode = (entry / 'keytest.plus.so').stat().st_ino\n"
-        "again = helpers.built(folder, cache)\n"
-        "assert again.library.stat().st_ino != inode\n"
-        "print(get(torch.ones(2)).tolist())\n"
-    )
-    assert fresh(code, {"OPJIT_CACHE": str(cache)}).stdout == "[2.0, 2.0]\n"
 
 
 @as_root
@@ -267,6 +227,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+FUZZED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def parses_or_is_refused(text: bytes) -> None:
@@ -285,13 +246,7 @@ def test_no_bytes_make_the_manifest_parser_raise_anything_else(text: bytes) -> N
     parses_or_is_refused(text)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(fields=st.dictionaries(st.sampled_from(["format", "key", "document", "library", "size", "sha256", "built_with", "extra"]), JSON))
-def test_no_json_makes_the_manifest_parser_raise_anything_else(fields: dict[str, Any]) -> None:
-    parses_or_is_refused(json.dumps(fields).encode())
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FUZZED
 @given(name=st.sampled_from(["format", "key", "document", "library", "size", "sha256", "built_with"]), value=JSON)
 def test_no_single_damaged_field_makes_the_manifest_parser_raise_anything_else(
     built_once: tuple[Path, Entry], name: str, value: object
@@ -301,7 +256,7 @@ def test_no_single_damaged_field_makes_the_manifest_parser_raise_anything_else(
     parses_or_is_refused(json.dumps(fields).encode())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FUZZED
 @given(data=st.data())
 def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
     text = bytearray((built_once[1].folder / manifest.NAME).read_bytes())
@@ -313,7 +268,7 @@ def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(built_once: 
         assert (found.key, found.document) == (good.key, good.document)  # only what the hashes cover otherwise may differ
 
 
-@pytest.mark.parametrize("depth", [200, 900, 1000, 3000, 20_000, 100_000])
+@pytest.mark.parametrize("depth", [200, 1000, 100_000])
 def test_a_deeply_nested_document_is_refused(depth: int) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
     fields = '{"format": 2, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": ' + nested + "}"
@@ -321,19 +276,15 @@ def test_a_deeply_nested_document_is_refused(depth: int) -> None:
         manifest.parse(fields.encode())
 
 
-@pytest.mark.parametrize("seconds", [10**400, 1e400, -1, True, None, ["1"], {}])
-def test_a_manifest_with_a_value_in_built_with_that_is_no_text_is_refused(built_once: tuple[Path, Entry], seconds: object) -> None:
+def test_a_build_time_that_is_no_time_is_refused_or_unknown(built_once: tuple[Path, Entry]) -> None:
     fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
-    fields["built_with"]["seconds"] = seconds
-    with pytest.raises(EntryError, match="built_with has a value that is not a string"):
-        manifest.parse(json.dumps(fields).encode())
-
-
-@pytest.mark.parametrize("text", ["1e400", "9" * 5000, "nan", "-1", "x", ""])
-def test_no_text_as_a_build_time_breaks_a_reader(built_once: tuple[Path, Entry], text: str) -> None:
-    fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
-    fields["built_with"]["seconds"] = text
-    assert manifest.parse(json.dumps(fields).encode()).seconds == 0
+    for seconds in (10**400, 1e400, -1, True, None, ["1"], {}):
+        fields["built_with"]["seconds"] = seconds
+        with pytest.raises(EntryError, match="built_with has a value that is not a string"):
+            manifest.parse(json.dumps(fields).encode())
+    for text in ("1e400", "9" * 5000, "nan", "-1", "x", ""):
+        fields["built_with"]["seconds"] = text
+        assert manifest.parse(json.dumps(fields).encode()).seconds == 0
 
 
 def test_a_manifest_reads_back_as_it_was_written(built_once: tuple[Path, Entry]) -> None:
@@ -345,7 +296,7 @@ def test_a_manifest_reads_back_as_it_was_written(built_once: tuple[Path, Entry])
 # --- the library's bytes ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FUZZED
 @given(data=st.data())
 def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
     content = bytearray(built_once[1].library.read_bytes())
@@ -355,19 +306,10 @@ def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once:
     kept = data.draw(st.integers(0, len(content)) | st.just(len(content)))
     with contextlib.suppress(EntryError):
         elf.inspect(bytes(content[:kept]))
-
-
-def test_a_table_that_lies_beyond_all_memory_is_damage(built_once: tuple[Path, Entry]) -> None:
-    content = bytearray(built_once[1].library.read_bytes())
-    content[39] = 0x80  # the last byte of the program headers' offset
+    beyond_all_memory = bytearray(built_once[1].library.read_bytes())
+    beyond_all_memory[39] = 0x80  # the last byte of the program headers' offset
     with pytest.raises(EntryError, match="not a readable shared library"):
-        elf.inspect(bytes(content))
-
-
-@given(content=st.binary(max_size=400))
-def test_no_bytes_behind_an_elf_header_make_the_reader_of_libraries_raise_anything_else(content: bytes) -> None:
-    with contextlib.suppress(EntryError):
-        assert elf.inspect(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00" + content)
+        elf.inspect(bytes(beyond_all_memory))
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------------------
@@ -451,27 +393,11 @@ def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, cache: Path
 
 
 @pytest.mark.parametrize("when", [0, 4102444800])  # 1970 and 2100
-def test_dates_decide_nothing_about_an_entry(op: Path, cache: Path, when: int) -> None:
-    first = built(op, cache)
+def test_dates_decide_nothing_about_an_entry(op: Path, copied: tuple[Path, Entry], when: int) -> None:
+    cache, first = copied
     for path in [first.folder, *first.folder.iterdir()]:
         os.utime(path, (when, when))
     assert caught(op, cache).warnings == []
-
-
-def test_a_file_is_never_written_twice(tmp_path: Path) -> None:
-    files.write_synced(tmp_path / "file", b"one")
-    with pytest.raises(FileExistsError):
-        files.write_synced(tmp_path / "file", b"two")
-
-
-def test_clear_removes_all_and_an_op_that_is_loaded_keeps_working(op: Path, cache: Path) -> None:
-    code = helpers.declare(op) + (
-        "plus = opjit.get('keytest::plus', 'cpu')\n"
-        "print(opjit.cache.clear().removed, opjit.cache.entries(), plus(torch.ones(1)).tolist())\n"
-    )
-    assert fresh(code, {"OPJIT_CACHE": str(cache)}).stdout == "1 [] [2.0]\n"
-    built(op, cache)
-    assert len(helpers.entries(cache)) == 1
 
 
 # --- caches that cannot be written, or not be used -------------------------------------------------------------------------------
@@ -499,7 +425,7 @@ def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_proc
 
 
 @as_root
-@pytest.mark.parametrize("size", [4, 24, 40, 60, 100])
+@pytest.mark.parametrize("size", [4, 40, 100])
 def test_an_op_works_with_one_warning_when_the_disk_fills_up(op: Path, tmp_path: Path, size: int) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
@@ -591,44 +517,20 @@ def test_the_folder_of_a_private_build_goes_with_its_process(op: Path, tmp_path:
     assert "Implicitly cleaning up" not in done.stderr
 
 
-ODD = [
-    "with a space",
-    "quo'te",
-    'dou"ble',
-    "dol$lar$HOME",
-    "back\\slash",
-    "smörgås-日本",
-    "per%cent {brace}",
-    "co:lon",
-    "pi|pe",
-    "ha#sh",
-    "equal=s",
-    "-dash",
-    "semi;colon&and",
-    "~tilde",
-    " edge ",
-]
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_odd_characters_in_the_cache_s_path_do_no_harm(op: Path, tmp_path: Path, name: str, built_once: tuple[Path, Entry]) -> None:
-    first = caught(op, tmp_path / name / "cache")
+@pytest.mark.parametrize("odd", ["with a space/quo'te/dol$lar$HOME/back\\slash/smörgås-日本/per%cent {brace}/ha#sh/-dash/~tilde",
+                                 'dou"ble/co:lon/pi|pe/equal=s/semi;colon&and/ edge '])
+def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(
+    tmp_path: Path, odd: str, built_once: tuple[Path, Entry]
+) -> None:
+    cache, op = tmp_path / odd / "cache", write_op(tmp_path / odd / "plus")
+    first = caught(op, cache)
     assert first.warnings == []
-    assert first.entry.folder.is_relative_to(tmp_path / name)
-    assert caught(op, tmp_path / name / "cache") == first
-    assert first.entry.library.read_bytes() == built_once[1].library.read_bytes()
+    assert first.entry.folder.is_relative_to(tmp_path / odd)
+    assert caught(op, cache) == first
+    assert (first.entry.key, first.entry.library.read_bytes()) == (built_once[1].key, built_once[1].library.read_bytes())
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_characters_in_the_op_s_path_do_no_harm(tmp_path: Path, name: str, built_once: tuple[Path, Entry]) -> None:
-    odd = write_op(tmp_path / name / "plus")
-    first = caught(odd, tmp_path / "cache")
-    assert first.warnings == []
-    assert first.entry.key == built_once[1].key
-    assert first.entry.library.read_bytes() == built_once[1].library.read_bytes()
-
-
-@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+@pytest.mark.parametrize("mask", [0o000, 0o077])
 def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, cache: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
