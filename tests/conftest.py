@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -30,6 +30,9 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import tiers, zygote
 from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, fresh, shares_libstdcxx, write_op
+
+if TYPE_CHECKING:
+    from tests.remotes import Published
 
 OPS = Path(__file__).parent / "ops"
 TIERS = pytest.StashKey[tiers.Tiers]()
@@ -146,6 +149,22 @@ def entry(built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.Mo
     """The op's entry in a cache of the test's own, which OPJIT_CACHE names."""
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     return copy_cache(built_once[1], tmp_path / "cache")
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """An op, which this process declares, and a remote with its signed entry, for tests that leave both as they are."""
+    from tests import remotes
+
+    return remotes.publish(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """Another op, pushed by somebody else."""
+    from tests import remotes
+
+    return remotes.publish(tmp_path_factory.mktemp("other"), "remoteother", 7.0)
 
 
 @pytest.fixture

@@ -395,12 +395,6 @@ def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tup
 # --- the remote ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """An op and a remote that holds it."""
-    return remotes.publish(tmp_path_factory.mktemp("published"), "whyremote")
-
-
 def test_what_the_remote_has_would_be_fetched_and_is_not_fetched_for_an_explanation(
     published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

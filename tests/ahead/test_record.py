@@ -94,10 +94,9 @@ sys.exit(3)
     assert [path.name for path in tmp_path.glob(".ops.json*")] == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_program_that_is_killed_leaves_the_list_of_what_it_used(tmp_path: Path, how: signal.Signals) -> None:
-    done = record(tmp_path / "ops.json", *python(INLINE + f"import os; os.kill(os.getpid(), {int(how)})"))
-    assert done.returncode == 128 + how
+def test_a_program_that_is_killed_leaves_the_list_of_what_it_used(tmp_path: Path) -> None:
+    done = record(tmp_path / "ops.json", *python(INLINE + f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"))
+    assert done.returncode == 128 + signal.SIGKILL
     assert [line.op for line in oplist.read_list(tmp_path / "ops.json")] == ["inline::scale"]
 
 
@@ -156,14 +155,6 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
     with pytest.warns(CacheWarning, match="1 ops are not in the list"):
         ops, extensions = record._gather(raw)
     assert (len(ops), extensions) == (1, [])
-
-
-def test_a_process_that_is_not_recorded_does_not_import_the_recorder() -> None:
-    code = ("import sys, torch, opjit\nopjit.get('allreduce', 'cpu')\nopjit.get('allreduce', 'cpu')\n"
-            "print([name for name in ('opjit.ahead.record', 'opjit.ahead.plan', 'opjit.batch', 'opjit.ahead.precompile',\n"
-            "       'opjit.builder.workers', 'opjit.builder.budget')\n"
-            "       if name in sys.modules])")
-    assert fresh(code).stdout == "[]\n"
 
 
 # --- replay --------------------------------------------------------------------------------------------------------------------------
@@ -260,19 +251,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_an_invalid_list_is_refused_with_a_one_line_error(tmp_path: Path, name: str) -> None:
+def test_an_invalid_or_missing_list_is_refused_with_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "ops.json"
-    path.write_bytes(BAD[name])
-    with pytest.raises(RecordError, match=r"ops\.json is not a list from `opjit record`: .*; record it again") as caught:
-        opjit.precompile(recorded=path)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
-
-
-def test_a_missing_list_is_refused_with_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file or directory"):
-        opjit.precompile(recorded=tmp_path / "ops.json")
+        opjit.precompile(recorded=path)
+    for name, content in BAD.items():
+        path.write_bytes(content)
+        with pytest.raises(RecordError, match=r"ops\.json is not a list from `opjit record`: .*; record it again") as caught:
+            opjit.precompile(recorded=path)
+        assert "\n" not in str(caught.value), name
+        assert len(str(caught.value)) < 600, name
 
 
 def test_a_list_says_the_same_whatever_the_order_of_the_processes() -> None:
@@ -288,12 +276,3 @@ def test_inline_code_that_does_not_compile_is_named_as_what_it_is_and_leaves_no_
     assert done.returncode == 1
     assert done.stderr.startswith("Error: keytest::plus (inline code):")
     assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
-
-
-def test_a_repeated_call_never_looks_for_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    opjit.get("allreduce", "cpu")
-    asked: list[str] = []
-    monkeypatch.setattr(oplist, "note", lambda *arguments: asked.append("note"))
-    for _ in range(1000):
-        opjit.get("allreduce", "cpu")
-    assert asked == []

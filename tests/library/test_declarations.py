@@ -200,16 +200,13 @@ def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None
     assert sorted(each.name for each in (tmp_path / "build").iterdir()) == ["file", "mine", "notes"]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "a\n", "ü", "x" * 101])
-def test_a_name_that_is_no_folder_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="cannot be a library's name: expected letters, digits"):
-        opjit.build_library("allreduce", tmp_path, "cpu", name=name)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_library_of_no_op_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_no_folder_name_and_a_library_of_no_op_are_refused(tmp_path: Path) -> None:
+    for name in ("", "a/b", "..", ".hidden", "-x", "a b", "a\n", "ü", "x" * 101):
+        with pytest.raises(BuildError, match="cannot be a library's name: expected letters, digits"):
+            opjit.build_library("allreduce", tmp_path, "cpu", name=name)
     with pytest.raises(BuildError, match="a library of no op: name one or more"):
         opjit.build_library([], tmp_path, "cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_op_py_that_changed_after_it_was_read_is_refused(tmp_path: Path) -> None:
@@ -263,26 +260,20 @@ print(opjit.registry.find("libtwo::scale").folder)
     assert fresh(code, elsewhere(tmp_path)).stdout == f"2.0\n3.0\n2.0\n{tmp_path}/first/scale\n"
 
 
-def test_a_shared_library_of_the_author_comes_along(tmp_path: Path) -> None:
-    folder = tmp_path / "plus"
+def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_op_s_folder(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "plus", tmp_path / "outside"
     helpers.write_op(folder, op_py=helpers.OP_PY.replace('Tensor")', 'Tensor", extra_ldflags=["-Lvendor", "-lamount"])'),
                      amount_h="float amount(void);\n#define AMOUNT amount()\n")
     (folder / "vendor").mkdir()
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libamount.so", "-o", str(folder / "vendor" / "libamount.so"), "-x", "c", "-"]
     subprocess.run(command, check=True, text=True, input="float amount(void) { return 5.0f; }")
+    helpers.write_op(outside, op_py=helpers.OP_PY.replace("keytest::plus", "outside::plus").replace(
+        'Tensor")', 'Tensor", extra_ldflags=["-L../plus/vendor", "-lamount"])'))
+    registry.add_path(outside)
+    with pytest.raises(DeclarationError, match=r"outside::plus is linked with .*libamount\.so, which lies outside the folder"):
+        opjit.build_library("outside::plus", tmp_path / "build", "cpu")
     code = helpers.declare(folder) + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
     path = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip())
     shutil.rmtree(folder)
     use = f"import torch, opjit\nprint(opjit.load_library({str(path)!r})(torch.ones(1)).tolist())"
     assert fresh(use, elsewhere(tmp_path)).stdout == "[6.0]\n"
-
-
-def test_a_shared_library_outside_the_op_s_folder_is_refused(tmp_path: Path) -> None:
-    folder = helpers.write_op(tmp_path / "plus", op_py=helpers.OP_PY.replace("keytest::plus", "outside::plus").replace(
-        'Tensor")', 'Tensor", extra_ldflags=["-L../vendor", "-lamount"])'))
-    (tmp_path / "vendor").mkdir()
-    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libamount.so", "-o", str(tmp_path / "vendor" / "libamount.so"), "-x", "c", "-"]
-    subprocess.run(command, check=True, text=True, input="float amount(void) { return 5.0f; }")
-    registry.add_path(folder)
-    with pytest.raises(DeclarationError, match=r"outside::plus is linked with .*libamount\.so, which lies outside the folder"):
-        opjit.build_library("outside::plus", tmp_path / "build", "cpu")

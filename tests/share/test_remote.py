@@ -35,17 +35,6 @@ from tests.helpers import SOMEBODY, as_root, cache_warnings, until
 from tests.remotes import Answer, Behaviour, Handler, Published, ask, drip, endless, from_folder, half_then_reset, serving
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return remotes.publish(tmp_path_factory.mktemp("published"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """Another op, pushed by somebody else."""
-    return remotes.publish(tmp_path_factory.mktemp("other"), "remoteother", 7.0)
-
-
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Published) -> None:
     """An empty cache, the signer of `published` trusted, no remote, and no memory of one that failed."""
@@ -100,7 +89,7 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
     assert not list((tmp_path / "cache" / "v1" / "staging").iterdir())
 
 
-def test_what_was_fetched_runs(published: Published, held: Path, tmp_path: Path) -> None:
+def test_what_was_fetched_runs(published: Published, held: Path) -> None:
     code = helpers.declare(published.op.folder) + (
         "from opjit.builder import build\nbuild.build = None\n"
         f"print(opjit.get('{published.op.qualified}', 'cpu')(torch.ones(2)).tolist())\n"
@@ -231,9 +220,7 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
         assert Store(tmp_path / "first").find(recipe) is not None
 
 
-def test_of_many_processes_of_a_machine_one_fetches(
-    published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_of_many_processes_of_a_machine_one_fetches(published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(from_folder(published.folder, 0.3)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
         children = [_started(lambda: was_fetched(ask(published.op), published)) for _ in range(6)]
@@ -328,20 +315,31 @@ FAULTS: dict[str, Behaviour] = {
 }
 
 
+def refused(published: Published, tmp_path: Path) -> str:
+    """The one warning of a request that the remote did not serve; nothing was written."""
+    with cache_warnings() as texts:
+        assert remote.fetch(remote.query_for(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
+    assert not (tmp_path / "fresh").exists()
+    [text] = texts
+    return text
+
+
 @pytest.mark.parametrize("behave", FAULTS.values(), ids=FAULTS.keys())
 def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_again(
-    published: Published, other: Published, monkeypatch: pytest.MonkeyPatch, behave: Behaviour
+    published: Published, other: Published, monkeypatch: pytest.MonkeyPatch, behave: Behaviour, tmp_path: Path
 ) -> None:
     with serving(behave) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
-        first = ask(published.op)
+        started = time.monotonic()
+        warning = refused(published, tmp_path)
+        assert server.url in warning
+        assert warning.isprintable()
+        assert time.monotonic() - started < 100  # on a busy machine; the benchmark holds it against a second
         asked = len(server.asked)
-        assert was_built_with_one_warning(first, published, server.url)
-        assert first.warnings[0].isprintable()
-        assert first.seconds < 100  # of which the build is most on a busy machine; the benchmark holds it against a second
-        second = ask(other.op)
-        assert second.was_built
-        assert second.warnings == []
+        if behave is FAULTS["500"]:
+            assert (again := ask(other.op)).was_built
+            assert again.warnings == []
+        assert remote.fetch(remote.query_for(other.recipe(tmp_path)), Store(tmp_path)) is None
         assert len(server.asked) == asked
 
 
@@ -364,41 +362,25 @@ def test_no_more_is_read_than_an_object_may_have() -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 13, 14, 15, 200, 2000, -1])
-def test_an_entry_that_was_cut_off_is_not_used_and_not_kept(published: Published, held: Path, keep: int) -> None:
+def test_an_entry_that_was_cut_off_is_not_used_and_not_kept(published: Published, held: Path, tmp_path: Path, keep: int) -> None:
     """An upload that was cut, or a download."""
     (held / published.name).write_bytes(published.content[:keep])
-    assert was_built_with_one_warning(ask(published.op), published)
+    refused(published, tmp_path)
 
 
-def test_a_remote_that_refuses_connections_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
+def test_a_remote_that_takes_no_connections_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    with remotes.black_hole() as url, socket.socket() as taken, socket.create_server(("127.0.0.1", 0)) as silent:
         taken.bind(("127.0.0.1", 0))  # nobody listens
-        monkeypatch.setenv("OPJIT_REMOTE", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert was_built_with_one_warning(ask(published.op), published, "refused")
+        refusing, mute = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (taken, silent))
+        for address, told in ((url, url), (refusing, "refused"), (mute, mute), ("https://opjit.invalid/cache", "opjit.invalid")):
+            monkeypatch.setenv("OPJIT_REMOTE", address)
+            with cache_warnings() as texts:
+                assert remote.fetch(remote.query_for(published.recipe(published.folder)), Store(published.folder)) is None
+            [text] = texts
+            assert told in text
 
 
-def test_a_remote_that_takes_connections_and_never_answers_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("OPJIT_REMOTE", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert was_built_with_one_warning(ask(published.op), published)
-
-
-def test_a_remote_that_drops_connections_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    with remotes.black_hole() as url:
-        monkeypatch.setenv("OPJIT_REMOTE", url)
-        answer = ask(published.op)
-        assert was_built_with_one_warning(answer, published, url)
-        assert answer.seconds < 100
-
-
-def test_a_host_that_nobody_knows_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_REMOTE", "https://opjit.invalid/cache")
-    assert was_built_with_one_warning(ask(published.op), published, "opjit.invalid")
-
-
-def test_a_name_server_or_a_file_system_that_hangs_costs_one_warning(
-    published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_server_or_a_file_system_that_hangs_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither has a time limit that a caller could set."""
     release = threading.Event()
 
@@ -460,33 +442,18 @@ def test_offline_asks_no_remote_and_says_so(published: Published, monkeypatch: p
 @pytest.mark.parametrize(
     "url", ["/srv/opjit", "opjit", "http://host/x?token=1", "nosuch://host/x", "http://[::1/x", "http://host:port/", "http:///"]
 )
-def test_an_address_that_is_none_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_an_address_that_is_none_costs_one_warning(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
     monkeypatch.setenv("OPJIT_REMOTE", url)
-    assert was_built_with_one_warning(ask(published.op), published)
-
-
-def test_an_address_that_is_none_is_told_of_before_the_trust_that_is_missing_too(
-    published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPJIT_TRUST")
-    monkeypatch.setenv("OPJIT_REMOTE", "nowhere")
-    assert "expected a URL" in str(remote.problem())
+    refused(published, tmp_path)
+    if "://" not in url:
+        monkeypatch.delenv("OPJIT_TRUST")
+        assert "expected a URL" in str(remote.problem()), "first, as a key is useless without a remote"
 
 
 def test_a_kind_of_remote_whose_package_is_missing_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.setenv("OPJIT_REMOTE", "gs://bucket/opjit")
     assert was_built_with_one_warning(ask(published.op), published, "gcsfs")
-
-
-def test_a_process_without_a_remote_imports_nothing_for_one(published: Published, tmp_path: Path) -> None:
-    code = helpers.declare(published.op.folder) + (
-        f"opjit.get('{published.op.qualified}', 'cpu')\nimport sys\n"
-        "print([name for name in sys.modules if name in\n"
-        "       ('opjit.share.remote', 'opjit.share.transport', 'opjit.share.trust', 'opjit.cache.transfer')\n"
-        "       or name.startswith(('cryptography', 'aiohttp'))])\n"
-    )
-    assert helpers.fresh(code, {"OPJIT_REMOTE": None}).stdout == "[]\n"
 
 
 def test_what_is_wrong_with_a_remote_can_be_asked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,10 +485,12 @@ def test_without_a_trusted_key_nothing_is_asked_for_and_a_warning_says_what_to_d
      "/etc/passwd", ":", "::"],
 )
 def test_trust_that_cannot_be_understood_trusts_nobody(
-    published: Published, held: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    published: Published, held: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     monkeypatch.setenv("OPJIT_TRUST", text)
-    assert was_built_with_one_warning(ask(published.op), published, "OPJIT_TRUST", "expected")
+    warning = refused(published, tmp_path)
+    assert "OPJIT_TRUST" in warning
+    assert "expected" in warning
 
 
 def test_any_of_several_keys_will_do_and_paths_and_keys_may_be_mixed(
@@ -611,8 +580,9 @@ def test_the_command_makes_a_pair_of_keys_and_overwrites_none(tmp_path: Path) ->
     assert len(public) == len("ed25519:") + 44
 
 
-def test_keys_that_cannot_be_written_are_an_error_in_a_sentence_though_they_cannot_be_removed(tmp_path: Path,
-                                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_cannot_be_written_are_an_error_in_a_sentence_though_they_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.EIO, "the disk is faulty")
 
@@ -732,12 +702,10 @@ def test_an_entry_that_is_not_what_a_trusted_key_signed_is_refused_with_one_warn
     attack: Callable[[Published, Published], Bundle],
 ) -> None:
     (held / published.name).write_bytes(attack(published, other).dump())
-    with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(remote.query_for(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
-    assert len(seen) == 1
-    assert not (tmp_path / "fresh").exists()
-    remotes.forget(monkeypatch)
-    assert was_built_with_one_warning(ask(published.op), published, str(held))
+    assert str(held) in refused(published, tmp_path)
+    if attack is ATTACKS["library-swapped"]:
+        remotes.forget(monkeypatch)
+        assert was_built_with_one_warning(ask(published.op), published, str(held))
 
 
 def test_a_manifest_that_says_something_twice_is_refused(published: Published) -> None:
@@ -763,10 +731,7 @@ def test_a_hostile_body_is_refused_with_one_warning_whether_or_not_a_signature_i
     if trusted == "unsigned":
         monkeypatch.setenv("OPJIT_TRUST", "unsigned")
         monkeypatch.setattr(trust, "_warned", {"unsigned"})
-    with pytest.warns(CacheWarning) as seen:
-        assert remote.fetch(remote.query_for(published.recipe(tmp_path / "nothing")), Store(tmp_path / "fresh")) is None
-    assert len(seen) == 1
-    assert not (tmp_path / "fresh").exists()
+    refused(published, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"0" * 63, b"0" * 65, b"../" * 21 + b"x", b"G" * 64, b"<html>", b"0" * 10_000])

@@ -40,11 +40,3 @@ def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_op
         verify(entry.folder, target)
     with pytest.warns(CacheWarning, match="libcudart"):
         assert Store(here).find(describe(cuda_once[0], target)) is None
-
-
-@pytest.mark.nvcc
-def test_two_gpu_archs_share_a_cache(cuda_once: tuple[Path, list[Entry]]) -> None:
-    op, (first, second) = cuda_once
-    root = Store(first.folder.parents[3])
-    assert first.folder.parent != second.folder.parent
-    assert [root.find(describe(op, helpers.cuda_target(arch))) for arch in ("sm_80", "sm_90")] == [first, second]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +20,6 @@ from tests import helpers
 from tests.helpers import as_root, caught, command
 
 
-def _socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)  # the name of a socket is short
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(20 << 30)
@@ -38,7 +27,6 @@ def _sparse(path: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
-    "socket": _socket,
     "folder": Path.mkdir,
     "link": lambda path: path.symlink_to("/dev/zero"),
     "dangling link": lambda path: path.symlink_to("nowhere"),

@@ -162,9 +162,7 @@ FIELDS: dict[str, Callable[[Entry], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(
-    op: Path, copied: tuple[Path, Entry], damage: str
-) -> None:
+def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(op: Path, copied: tuple[Path, Entry], damage: str) -> None:
     cache, first = copied
     assert built(op, cache) == first
     good = first.library.read_bytes()
@@ -278,8 +276,9 @@ def test_a_deeply_nested_document_is_refused(depth: int) -> None:
 
 def test_a_build_time_that_is_no_time_is_refused_or_unknown(built_once: tuple[Path, Entry]) -> None:
     fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
-    for seconds in (10**400, 1e400, -1, True, None, ["1"], {}):
-        fields["built_with"]["seconds"] = seconds
+    values: list[object] = [10**400, 1e400, -1, True, None, ["1"], {}]
+    for value in values:
+        fields["built_with"]["seconds"] = value
         with pytest.raises(EntryError, match="built_with has a value that is not a string"):
             manifest.parse(json.dumps(fields).encode())
     for text in ("1e400", "9" * 5000, "nan", "-1", "x", ""):
