@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,17 +57,7 @@ class Plan(NamedTuple):
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
-    """Plan to build ops by name.
-
-    Args:
-        names: names or folders of ops; None is all ops.
-        archs: archs to build for; empty is this machine's.
-        root: root of the store to fill; None is the cache.
-
-    Raises:
-        UnknownOp, DeclarationError, UnknownArch: a name or an arch is unknown, or a declaration is wrong.
-        NoKernel: a named op has no kernel for any of the archs.
-    """
+    """Plan to build ops by name; the arguments, and what is raised, are those of `opjit.precompile`."""
     store = _store(root)
     targets = batch.targets_of(archs, store)
     ops: list[Op] = []
@@ -89,21 +78,14 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
 
 def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
                   extensions: bool = False) -> Plan:
-    """Plan to build the ops of a recorded list, and its C++ extensions.
+    """Plan to build the ops of a recorded list, and its C++ extensions; see `opjit.precompile`.
 
     Args:
-        path: the list's file.
         archs: archs to build the ops for; empty is each op's recorded targets.
-        root: root of the store to fill; None is the cache.
-        extensions: also build the extensions, each for its recorded archs. Then the list must be trusted, as it can run any code.
-
-    Raises:
-        RecordError: the file is not a list from `opjit record`.
-        UnknownArch, DeclarationError: an arch is unknown, or a folder in OPJIT_PATH is not trusted.
     """
     store = _store(root)
     targets = batch.targets_of(archs, store) if archs else None
-    recorded, look = dict[str, list[RecordedOp]](), _Files()
+    recorded, scan = dict[str, list[RecordedOp]](), Scan()
     for use in oplist.read_list(Path(path)):
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
     pairs, skipped, remarks, failed = list[tuple[Op, Target]](), 0, list[str](), list[tuple[str, OpjitError]]()
@@ -112,7 +94,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
             op, declared = _resolve_op(uses[0], remarks)
             found = batch.pairs([op], targets or ())
             for pair in () if declared else found:
-                look.require_closed(pair)
+                _require_closed(*pair, scan)
         except OpjitError as error:
             failed.append((uses[0].op, error))
             continue
@@ -125,7 +107,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
             try:
                 pair = op, _resolve_target(use, name, store, remarks)
                 if not declared:
-                    look.require_closed(pair)
+                    _require_closed(*pair, scan)
                 pairs.append(pair)
             except OpjitError as error:
                 failed.append((name, error))
@@ -164,31 +146,18 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
     return Store(folder)
 
 
-class _Files:
-    """Examines the files that only a list names, each once."""
-
-    def __init__(self) -> None:
-        self._scan = Scan()
-        self._swappable = cache(files.swappable)
-        self._own = f"{resources.folder('kernels_c')}{os.sep}"
-
-    def require_closed(self, pair: tuple[Op, Target]) -> None:
-        """Require that no other user can write what a build reads, as for the op folders of OPJIT_PATH.
-
-        Raises:
-            RecordError: another user can.
-        """
-        op, target = pair
-        op.write_code()
-        try:
-            source, flags = op.source(target.backend), op.flags(target)
-            read = [str(source.parent), *flags.include, *read_files(source, target, flags, self._scan)]
-        except (OSError, NoKernel):
-            return  # the build will report the error
-        paths = (Path(path) for path in read if not path.startswith(self._own))
-        problem = next(filter(None, map(self._swappable, paths)), None)
-        if problem is not None:
-            raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
+def _require_closed(op: Op, target: Target, scan: Scan) -> None:
+    """Raise RecordError if another user can write what a build of an op that only the list names reads: OPJIT_PATH's rule for folders."""
+    op.write_code()
+    try:
+        source, flags = op.source(target.backend), op.flags(target)
+        read = [str(source.parent), *flags.include, *read_files(source, target, flags, scan)]
+    except (OSError, NoKernel):
+        return  # the build will report the error
+    own = f"{resources.folder('kernels_c')}{os.sep}"
+    problem = next(filter(None, (files.swappable(Path(path)) for path in read if not path.startswith(own))), None)
+    if problem is not None:
+        raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
 
 
 def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> tuple[Op, bool]:

@@ -102,11 +102,7 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`.
 
     Args:
-        jobs: as for `precompile`.
         stream, write: show builds in place on this stream if it is a terminal, else write a line for each.
-
-    Raises:
-        OpjitError: `jobs` or OPJIT_JOBS is not a number, or no process can be started.
     """
     started = time.perf_counter()
     rank = ranks.current()

@@ -155,7 +155,7 @@ class _Remote:
 
 
 def _silent(line: str) -> None:
-    """Ignore the event: the caller only wants the report."""
+    pass
 
 
 def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit import backends, files, library
 from opjit.backends.targets import Target
 from opjit.declare import registry
-from opjit.declare.op import Op
 from opjit.errors import EntryError, NoKernel, OpjitError
 from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
@@ -96,7 +96,10 @@ def _rebuild(root: Store, item: Item, manifest: Manifest, name: str, target: Tar
     if op is None:
         return Finding(item, GOOD, "no op of that name is declared here")
     try:
-        if not _current(op, target, root, manifest):
+        key = None
+        with suppress(NoKernel, OSError):
+            key = describe(op, target, root).key
+        if key != manifest.key:
             return Finding(item, GOOD, "the op's sources, its flags or the compilers have changed")
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             private = Store(Path(folder))
@@ -109,8 +112,3 @@ def _rebuild(root: Store, item: Item, manifest: Manifest, name: str, target: Tar
     return Finding(item, DIFFERENT, "the same sources, flags and compilers now give a different binary")
 
 
-def _current(op: Op, target: Target, root: Store, manifest: Manifest) -> bool:
-    try:
-        return describe(op, target, root).key == manifest.key
-    except (NoKernel, OSError):
-        return False

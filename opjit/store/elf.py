@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from opjit.errors import EntryError
@@ -62,24 +62,28 @@ def without_run_path(content: bytes) -> bytes:
 
 def _dynamic(content: bytes) -> range:
     """Return the offsets of the entries of a library's dynamic section."""
-    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
-    for at in range(offset, offset + size * count, size):
-        kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", content, at)
+    for kind, start, _, length in _segments(content):
         if kind == _PT_DYNAMIC:
             return range(start, start + length // 16 * 16, 16)
     raise ValueError("no dynamic section")
+
+
+def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the kind, offset, address and size in the file of each segment."""
+    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
+    for at in range(offset, offset + size * count, size):
+        kind, _, start, address, _, length = struct.unpack_from("<IIQQQQ", content, at)
+        yield kind, start, address, length
 
 
 def _inspect(content: bytes) -> Binary:
     name = machine(content)
     if struct.unpack_from("<H", content, 16)[0] != 3:
         raise ValueError("not an ELF shared object")
-    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
-    segments = [struct.unpack_from("<IIQQQQ", content, offset + i * size) for i in range(count)]
-    loads = [(s[3], s[2], s[5]) for s in segments if s[0] == _PT_LOAD]  # address, offset, size in the file
     tags = [struct.unpack_from("<QQ", content, at) for at in _dynamic(content)]
     strings = next((value for tag, value in tags if tag == _STRTAB), 0)
-    base = next((offset + strings - address for address, offset, size in loads if address <= strings < address + size), None)
+    base = next((start + strings - address for kind, start, address, size in _segments(content)
+                 if kind == _PT_LOAD and address <= strings < address + size), None)
     if base is None:
         raise ValueError("no string table")
 

@@ -119,15 +119,7 @@ def open_trash(store: Store) -> Iterator[Trash]:
 
 
 def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
-    """Remove the entries of some ops, or everything: entries, object files, notes and counters.
-
-    Args:
-        ops: names as in `opjit cache ls`; ``opjit::`` is optional.
-
-    Raises:
-        BadSetting: the cache has no entry of one of the ops; nothing was removed.
-        Unremovable: see `open_trash`.
-    """
+    """Remove the entries of some ops, or everything: entries, object files, notes and counters; see `opjit.cache.clear`."""
     items = list(inventory.scan(store))
     if ops:
         wanted = {op if "::" in op else f"opjit::{op}" for op in ops}
@@ -238,14 +230,10 @@ def size_wanted() -> int:
 
 def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -> Pruned:
     """Remove entries and object files unused for `age` seconds, then the least recently used ones until at most `size` bytes are left:
-    entries only when no object file is left.
+    entries only when no object file is left. See `opjit.cache.prune`.
 
     Args:
-        size, age: 0 means no bound.
         budget: seconds after which to stop.
-
-    Raises:
-        Unremovable: see `open_trash`.
     """
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0, True, 0)
