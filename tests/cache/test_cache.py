@@ -158,11 +158,14 @@ def test_extensions_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- built again ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_verify_builds_again_what_a_declared_op_would_have_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_builds_again_what_a_declared_op_would_have_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     root, op = tmp_path / "cache", write_op(tmp_path / "plus")
     monkeypatch.setenv("OPJIT_CACHE", str(root))
     entry = built(op, root)
     registry.declare_folder(op)
+    request.addfinalizer(lambda: registry.remove(registry.find("keytest::plus")))
     before = helpers.snapshot(root)
     result = cache_command("verify", "--rebuild")
     assert (result.exit_code, result.output) == (0, "1 entry: 1 the same when built again\n")

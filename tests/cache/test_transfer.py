@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 import warnings
@@ -26,7 +25,7 @@ from opjit.share import remote, transport, trust
 from opjit.store.entry import verify
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root, free_port, tmpfs
+from tests.helpers import SOMEBODY, as_root, tmpfs
 from tests.remotes import Published, ask, from_folder, serving
 
 
@@ -238,10 +237,12 @@ def test_from_a_web_server_comes_what_the_ops_ask_for_on_this_machine(
     assert "http://127.0.0.1:9 cannot be used" in refused.output
 
 
-def test_a_web_server_is_not_pushed_to_and_the_message_says_how(published: Published) -> None:
-    refused = opjit("cache", "push", "https://host/opjit", "--sign", published.private)
-    assert refused.exit_code == 1
-    assert "only read over HTTP: push to the storage behind it" in refused.output
+def test_a_push_to_what_cannot_be_written_is_a_one_line_error() -> None:
+    for url, told in (("https://host/opjit", "Error: https://host/opjit is only read over HTTP: push to the storage behind it"),
+                      ("file:///proc/nowhere", "Error: file:///proc/nowhere cannot be written: ")):
+        refused = opjit("cache", "push", url, "--unsigned")
+        assert refused.exit_code == 1
+        assert refused.output.startswith(told)
 
 
 def test_without_an_address_or_with_one_that_is_none_the_commands_say_what_is_expected() -> None:
@@ -320,24 +321,14 @@ def test_a_pack_untarred_on_a_web_server_is_a_remote(
     subprocess.run(["tar", "xf", str(tmp_path / "a.tar"), "-C", str(tmp_path / "www")], check=True)
     receive()
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
-    port = free_port()
-    server = subprocess.Popen([sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "-d", str(tmp_path / "www")],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        monkeypatch.setenv("OPJIT_REMOTE", f"http://127.0.0.1:{port}")
-        for _ in range(600):
-            if remote.problem() is None:
-                break
-            time.sleep(0.05)
+    with serving(from_folder(tmp_path / "www")) as server:
+        monkeypatch.setenv("OPJIT_REMOTE", server.url)
         answer = ask(published.op)
         assert not answer.was_built
         assert answer.warnings == []
         assert good(empty, published)
         (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
-        assert transport.Objects(os.environ["OPJIT_REMOTE"]).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
-    finally:
-        server.terminate()
-        server.wait()
+        assert transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
 
 
 def test_a_pack_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path, cache: Path) -> None:
@@ -357,6 +348,7 @@ def test_a_pack_that_somebody_else_could_have_written_must_be_signed(
 ) -> None:
     pack = tmp_path / "a.tar"
     transfer.pack(pack, sign=published.private)
+    transfer.pack(tmp_path / "own.tar")
     pack.chmod(0o666)
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     refused = opjit("cache", "unpack", pack)
@@ -371,6 +363,9 @@ def test_a_pack_that_somebody_else_could_have_written_must_be_signed(
     assert (refused.exit_code, refused.output.count("is left out: no key in OPJIT_TRUST made its signature")) == (1, 2)
     assert not empty.exists()
     monkeypatch.setenv("OPJIT_TRUST", published.public)
+    refused = opjit("cache", "unpack", tmp_path / "own.tar")
+    assert (refused.exit_code, refused.output.count("it is not signed")) == (1, 2)
+    assert not empty.exists()
     assert opjit("cache", "unpack", pack).exit_code == 0
     assert good(empty, published, other)
 

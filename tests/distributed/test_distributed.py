@@ -160,22 +160,55 @@ def node(folder: Path, **environment: str | None) -> Node:
     return Node(folder, environment)
 
 
-@pytest.fixture
-def nodes(tmp_path: Path) -> list[Node]:
-    return [node(tmp_path / name) for name in ("a", "b")]
+@dataclass
+class Cluster:
+    """Two nodes, the folder of the ops that their ranks ask for, and the log of the compiler.
+
+    Attributes:
+        folder: the test's own.
+    """
+
+    folder: Path
+    ops: Path
+    log: Path
+    nodes: list[Node]
+
+    def run(self, ranks: Sequence[Mapping[str, str | None]], names: str = "jobtest::add1", before: str = "", after: str = "",
+            number: bool = True) -> list[dict[str, Any]]:
+        """What each rank of a job reports; an empty result for one that was killed."""
+        folder = self.folder / f"job-{time.monotonic_ns()}"
+        folder.mkdir()
+        request = {"folder": str(folder), "ops": str(self.ops), "before": before, "after": after, "environment": helpers.environment(),
+                   "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
+        (process,) = _process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        logs = "".join(path.read_text() for path in folder.glob("*.log"))
+        assert "Traceback" not in logs, logs
+        results = [json.loads(path.read_text()) if (path := folder / f"{number}.json").exists() else {} for number in range(len(ranks))]
+        assert not any("crash" in result for result in results), results
+        return results
+
+    def compiled(self) -> int:
+        return len(self.log.read_text().split())
 
 
 @pytest.fixture
 def ops(tmp_path: Path) -> Path:
-    return write_ops(tmp_path / "ops", 4)
-
-
-def write_ops(folder: Path, count: int) -> Path:
+    folder = tmp_path / "ops"
     folder.mkdir()
-    (folder / "op.py").write_text(OP_PY.format(count=count))
-    for n in range(1, count + 1):
+    (folder / "op.py").write_text(OP_PY.format(count=4))
+    for n in range(1, 5):
         (folder / f"add{n}.c").write_text(OP.format(n=n))
     return folder
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, ops: Path, log: Path) -> Cluster:
+    return Cluster(tmp_path, ops, log, [node(tmp_path / name) for name in ("a", "b")])
 
 
 def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -> list[dict[str, str | None]]:
@@ -184,30 +217,6 @@ def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -
     return [{"RANK": str(number), "WORLD_SIZE": str(len(ranks)), "LOCAL_RANK": str(places[:number].count(each["OPJIT_CACHE"])),
              "LOCAL_WORLD_SIZE": str(places.count(each["OPJIT_CACHE"])), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NAMES": names,
              **each} for number, each in enumerate(ranks)]
-
-
-def run(tmp: Path, ops: Path, ranks: Sequence[Mapping[str, str | None]], names: str = "jobtest::add1", before: str = "", after: str = "",
-        number: bool = True) -> list[dict[str, Any]]:
-    """What each rank of a job reports; an empty result for one that was killed."""
-    folder = tmp / f"job-{time.monotonic_ns()}"
-    folder.mkdir()
-    request = {"folder": str(folder), "ops": str(ops), "before": before, "after": after, "environment": helpers.environment(),
-               "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
-    (process,) = _process
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(request) + "\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "done\n"
-    logs = "".join(path.read_text() for path in folder.glob("*.log"))
-    assert "Traceback" not in logs, logs
-    results = [json.loads(path.read_text()) if (path := folder / f"{number}.json").exists() else {} for number in range(len(ranks))]
-    assert not any("crash" in result for result in results), results
-    return results
-
-
-def compiled(log: Path) -> int:
-    return len(log.read_text().split())
 
 
 ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
@@ -231,9 +240,9 @@ job.Job._build_some = late
 
 
 @pytest.mark.slow
-def test_a_second_call_hands_over_what_it_built_as_the_first_would(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_a_second_call_hands_over_what_it_built_as_the_first_would(cluster: Cluster, tmp_path: Path) -> None:
     layer = node(tmp_path / "layer")
-    run(tmp_path, ops, [layer.rank()])
+    cluster.run([layer.rank()])
     second = """
 if os.environ["RANK"] == "1":
     time.sleep(1)
@@ -242,15 +251,15 @@ result["second"] = opjit.distributed.ready(["jobtest::add2"], "cpu")[0](torch.ze
 if os.environ["RANK"] == "0":
     time.sleep(3)  # as a rank that trains: the store is with it
 """
-    results = run(tmp_path, ops, [each.rank(OPJIT_LAYERS=str(layer.cache)) for each in nodes], after=second)
+    results = cluster.run([each.rank(OPJIT_LAYERS=str(layer.cache)) for each in cluster.nodes], after=second)
     assert [(each["values"], each.get("second", each), each["warnings"]) for each in results] == [([1], 2, [])] * 2
-    assert compiled(log) == 2
+    assert cluster.compiled() == 2
 
 
 def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_while_only(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(nodes[0].folder / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(cluster.nodes[0].folder / "tmp"))
     monkeypatch.setenv("OPJIT_JOBS", "1")
     held = ("import time\nfrom opjit.store import lock\nrelease = lock.try_acquire('building-0')\nprint('holds', flush=True)\n"
             "time.sleep(600)\n")
@@ -258,87 +267,81 @@ def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_whil
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holds\n"
         os.kill(holder.pid, signal.SIGSTOP)
-        results = run(tmp_path, ops, [nodes[0].rank() for _ in range(2)], before=FROZEN)
+        results = cluster.run([cluster.nodes[0].rank() for _ in range(2)], before=FROZEN)
     assert [each["values"] for each in results] == [[1]] * 2
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 # --- once in the whole job ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.torch
-def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
-) -> None:
-    job = [each.rank() for each in nodes for _ in range(4)]
-    results = run(tmp_path, ops, job, ALL)
+def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all(cluster: Cluster) -> None:
+    job = [each.rank() for each in cluster.nodes for _ in range(4)]
+    results = cluster.run(job, ALL)
     assert [(each["values"], each["same"], each["warnings"]) for each in results] == [([1, 2, 3, 4], True, [])] * 8
-    assert compiled(log) == 4
-    assert [len(entries(each.cache)) for each in nodes] == [4, 4]
-    assert [list((each.cache / "v1" / "staging").iterdir()) for each in nodes] == [[], []]
-    again = run(tmp_path, ops, job, ALL)  # and the next job finds it all
+    assert cluster.compiled() == 4
+    assert [len(entries(each.cache)) for each in cluster.nodes] == [4, 4]
+    assert [list((each.cache / "v1" / "staging").iterdir()) for each in cluster.nodes] == [[], []]
+    again = cluster.run(job, ALL)  # and the next job finds it all
     assert [(each["values"], each["warnings"]) for each in again] == [([1, 2, 3, 4], [])] * 8
-    assert compiled(log) == 4
+    assert cluster.compiled() == 4
 
 
-def test_a_rank_reads_no_bytes_of_what_its_cache_shows(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_a_rank_reads_no_bytes_of_what_its_cache_shows(cluster: Cluster) -> None:
     """Two nodes, by what they say of themselves, and one filesystem."""
-    both = [nodes[0].rank(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for _ in range(3)]
+    both = [cluster.nodes[0].rank(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for _ in range(3)]
     before = TOGETHER.format(3) + """
 read = []
 real_get = rendezvous.JobStore.get
 rendezvous.JobStore.get = lambda self, key: (read.append(key), real_get(self, key))[1]
 """
-    results = run(tmp_path, ops, both, ALL, before=before, after="result['bytes'] = [key for key in read if 'bytes' in key]")
+    results = cluster.run(both, ALL, before=before, after="result['bytes'] = [key for key in read if 'bytes' in key]")
     assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
     assert [each["bytes"] for each in results] == [[]] * 3
-    assert compiled(log) == 4
+    assert cluster.compiled() == 4
 
 
-def test_ranks_may_want_different_ops(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    job = [nodes[0].rank(NAMES="jobtest::add1,jobtest::add2"), nodes[1].rank(NAMES="jobtest::add2,jobtest::add3"),
-           nodes[1].rank(NAMES="jobtest::add4")]
-    assert [each["values"] for each in run(tmp_path, ops, job)] == [[1, 2], [2, 3], [4]]
-    assert compiled(log) == 4
+def test_ranks_may_want_different_ops(cluster: Cluster) -> None:
+    job = [cluster.nodes[0].rank(NAMES="jobtest::add1,jobtest::add2"), cluster.nodes[1].rank(NAMES="jobtest::add2,jobtest::add3"),
+           cluster.nodes[1].rank(NAMES="jobtest::add4")]
+    assert [each["values"] for each in cluster.run(job)] == [[1, 2], [2, 3], [4]]
+    assert cluster.compiled() == 4
 
 
-def test_ranks_of_different_archs_have_entries_of_their_own(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_ranks_of_different_archs_have_entries_of_their_own(cluster: Cluster) -> None:
     """All on levels that every machine of the tests has."""
-    job = [each.rank(OPJIT_ARCH=arch) for each in nodes for arch in ("x86-64-v2", "x86-64-v3")]
-    results = run(tmp_path, ops, job)
+    job = [each.rank(OPJIT_ARCH=arch) for each in cluster.nodes for arch in ("x86-64-v2", "x86-64-v3")]
+    results = cluster.run(job)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 4
-    assert compiled(log) == 2
-    assert [len(entries(each.cache)) for each in nodes] == [2, 2]
+    assert cluster.compiled() == 2
+    assert [len(entries(each.cache)) for each in cluster.nodes] == [2, 2]
 
 
-def test_a_process_that_is_no_rank_gets_each_op(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    alone = nodes[0].rank(NAMES="jobtest::add1,jobtest::add2", RANK=None, WORLD_SIZE=None)
-    assert [each["values"] for each in run(tmp_path, ops, [alone], number=False)] == [[1, 2]]
-    assert compiled(log) == 2
+def test_a_process_that_is_no_rank_gets_each_op(cluster: Cluster) -> None:
+    alone = cluster.nodes[0].rank(NAMES="jobtest::add1,jobtest::add2", RANK=None, WORLD_SIZE=None)
+    assert [each["values"] for each in cluster.run([alone], number=False)] == [[1, 2]]
+    assert cluster.compiled() == 2
 
 
 # --- late, dead and frozen ranks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_node_that_starts_late_keeps_nobody_waiting_and_takes_what_the_others_have(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
-) -> None:
-    run(tmp_path, ops, [nodes[0].rank()], ALL)
-    assert compiled(log) == 4
-    early, late = run(tmp_path, ops, [nodes[0].rank(), nodes[1].rank(AFTER="0.json")], ALL)
+def test_a_node_that_starts_late_keeps_nobody_waiting_and_takes_what_the_others_have(cluster: Cluster) -> None:
+    cluster.run([cluster.nodes[0].rank()], ALL)
+    assert cluster.compiled() == 4
+    early, late = cluster.run([cluster.nodes[0].rank(), cluster.nodes[1].rank(AFTER="0.json")], ALL)
     assert early["values"] == [1, 2, 3, 4]
     assert (late["values"], late["warnings"]) == ([1, 2, 3, 4], [])
-    assert compiled(log) == 4
+    assert cluster.compiled() == 4
 
 
-def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path
-) -> None:
-    job = numbered([each.rank() for each in nodes for _ in range(2)], ALL, free_port())[:3]
-    results = run(tmp_path, ops, job, number=False, before="presence.ARRIVAL_TIMEOUT = 2.0")
+def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(cluster: Cluster) -> None:
+    job = numbered([each.rank() for each in cluster.nodes for _ in range(2)], ALL, free_port())[:3]
+    results = cluster.run(job, number=False, before="presence.ARRIVAL_TIMEOUT = 2.0")
     assert [each["values"] for each in results] == [[1, 2, 3, 4]] * 3
-    assert compiled(log) == 4
+    assert cluster.compiled() == 4
 
 
 def killing(tmp: Path, log: Path, signal: str) -> str:
@@ -350,34 +353,30 @@ def killing(tmp: Path, log: Path, signal: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
-) -> None:
+def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(cluster: Cluster, tmp_path: Path, log: Path, signal: str) -> None:
     compiler = killing(tmp_path, log, signal)
     # Rank 0 lacks nothing of add1, so that another one builds it.
-    run(tmp_path, ops, [nodes[0].rank()], "jobtest::add2")
-    job = [nodes[0].rank(NAMES="jobtest::add2"), *[each.rank(CC=compiler) for each in nodes for _ in range(2)]]
-    results = run(tmp_path, ops, job, before="presence.TIMEOUT = 3.0\nfrom opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 2.0")
+    cluster.run([cluster.nodes[0].rank()], "jobtest::add2")
+    job = [cluster.nodes[0].rank(NAMES="jobtest::add2"), *[each.rank(CC=compiler) for each in cluster.nodes for _ in range(2)]]
+    results = cluster.run(job, before="presence.TIMEOUT = 3.0\nfrom opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 2.0")
     assert (tmp_path / "killed").is_dir()
     others = [each for each in results[1:] if each]
     assert len(others) == 3
     assert [each["values"] for each in others] == [[1]] * 3
     warned = [text for each in others for text in each["warnings"]]
     assert all(signal == "STOP" and "it has given no sign of life" in text for text in warned)  # a frozen builder has its node's lock
-    assert [len(entries(each.cache)) for each in nodes] == [2, 1]
+    assert [len(entries(each.cache)) for each in cluster.nodes] == [2, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, signal: str
-) -> None:
+def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(cluster: Cluster, tmp_path: Path, signal: str) -> None:
     """Rank 0 goes while it builds, and the others wait for it."""
     compiler = fake_compiler(tmp_path / "killing-cc", before=f"if {COMPILES} && [ $RANK = 0 ]; then kill -{signal} $RANK_PID; exit 1; fi")
     # The lock of a frozen builder is not freed, and ranks of its node wait for it, as everywhere else.
-    job = [nodes[0].rank(), nodes[0 if signal == "KILL" else 1].rank(), nodes[1].rank()]
+    job = [cluster.nodes[0].rank(), cluster.nodes[0 if signal == "KILL" else 1].rank(), cluster.nodes[1].rank()]
     before = "rendezvous.ANSWER_TIMEOUT = 2.0\n" + TOGETHER.format(3)
-    results = run(tmp_path, ops, [{**each, "CC": str(compiler)} for each in job], before=before)
+    results = cluster.run([{**each, "CC": str(compiler)} for each in job], before=before)
     assert results[0] == {}
     assert [each["values"] for each in results[1:]] == [[1], [1]]
     for each in results[1:]:
@@ -385,20 +384,20 @@ def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
         assert "alone, because the job's store is out of reach" in warning
 
 
-def test_a_job_whose_rank_0_is_nowhere_goes_on_without_it(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    job = numbered([each.rank() for each in nodes], "jobtest::add1", free_port())[1:]
-    (result,) = run(tmp_path, ops, job, before="opjit.distributed._CONNECT_TIMEOUT = 1.0", number=False)
+def test_a_job_whose_rank_0_is_nowhere_goes_on_without_it(cluster: Cluster) -> None:
+    job = numbered([each.rank() for each in cluster.nodes], "jobtest::add1", free_port())[1:]
+    (result,) = cluster.run(job, before="opjit.distributed._CONNECT_TIMEOUT = 1.0", number=False)
     assert result["values"] == [1]
     (warning,) = result["warnings"]
     assert "rank 1 builds its missing ops alone" in warning
 
 
-def test_a_port_that_somebody_else_has_costs_a_warning(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_a_port_that_somebody_else_has_costs_a_warning(cluster: Cluster) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        job = numbered([each.rank() for each in nodes], "jobtest::add1", str(other.getsockname()[1]))
-        results = run(tmp_path, ops, job, before="rendezvous.ANSWER_TIMEOUT = 2.0", number=False)
+        job = numbered([each.rank() for each in cluster.nodes], "jobtest::add1", str(other.getsockname()[1]))
+        results = cluster.run(job, before="rendezvous.ANSWER_TIMEOUT = 2.0", number=False)
     assert [each["values"] for each in results] == [[1], [1]]
     assert [len(each["warnings"]) for each in results] == [1, 1]
 
@@ -434,14 +433,12 @@ if ctypes.CDLL(None, use_errno=True).setns(os.open(f"/run/netns/{os.environ['NET
 """
 
 
-def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(
-    tmp_path: Path, nodes: list[Node], ops: Path, log: Path, cable: tuple[str, str]
-) -> None:
+def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(cluster: Cluster, tmp_path: Path, cable: tuple[str, str]) -> None:
     cut = f"if {COMPILES} && [ $RANK = 0 ]; then ip -n {cable[0]} link set opjit0 down; fi"
     job = [each.rank(NETWORK=name, MASTER_ADDR="10.213.7.1", CC=str(fake_compiler(tmp_path / "cutting-cc", before=cut)))
-           for each, name in zip(nodes, cable, strict=True)]
+           for each, name in zip(cluster.nodes, cable, strict=True)]
     timeouts = "rendezvous.ANSWER_TIMEOUT, presence.TIMEOUT, presence.ARRIVAL_TIMEOUT = 2.0, 2.0, 2.0\n"
-    results = run(tmp_path, ops, job, before=timeouts + MOVE + TOGETHER.format(2))
+    results = cluster.run(job, before=timeouts + MOVE + TOGETHER.format(2))
     assert [each["values"] for each in results] == [[1], [1]]
     (warning,) = results[1]["warnings"]
     assert "out of reach: no answer in 2 s" in warning
@@ -450,49 +447,49 @@ def test_a_rank_whose_cable_is_cut_builds_for_itself_instead_of_hanging(
 # --- errors ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_compile_error_is_found_once_and_raised_on_every_rank(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    (ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
-    results = run(tmp_path, ops, [each.rank() for each in nodes for _ in range(2)], ALL)
+def test_a_compile_error_is_found_once_and_raised_on_every_rank(cluster: Cluster) -> None:
+    (cluster.ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
+    results = cluster.run([each.rank() for each in cluster.nodes for _ in range(2)], ALL)
     assert [each["error"][0] for each in results] == ["CompileError"] * 4
     assert all("retrun" in each["error"][1].splitlines()[0] for each in results)
     assert sum("rank-" in each["error"][1] for each in results) == 3  # the rank that found it raises it as usual
-    assert compiled(log) == 4
+    assert cluster.compiled() == 4
 
 
-def test_a_build_that_fails_on_one_node_is_done_by_another(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_a_build_that_fails_on_one_node_is_done_by_another(cluster: Cluster, tmp_path: Path) -> None:
     """Its compiler exits with 0 and leaves nonsense."""
     broken = helpers.program(tmp_path / "broken-cc", f"#!/bin/sh\n'{real_compiler()}' \"$@\" || exit\n"
                              f"{helpers.LINKS} || exit 0\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && echo nonsense > \"$2\"; shift; done\n")
-    job = [nodes[0].rank(CC=str(broken)), nodes[1].rank(DELAY="1.5")]
-    results = run(tmp_path, ops, job)
+    job = [cluster.nodes[0].rank(CC=str(broken)), cluster.nodes[1].rank(DELAY="1.5")]
+    results = cluster.run(job)
     assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 2, results
 
 
-def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(tmp_path: Path, ops: Path, log: Path) -> None:
-    without = node(tmp_path / "b", **helpers.no_compiler(tmp_path))
-    results = run(tmp_path, ops, [node(tmp_path / "a").rank(DELAY="1"), without.rank(DELAY="1"), without.rank(DELAY="1")])
+def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(cluster: Cluster, tmp_path: Path) -> None:
+    without = node(tmp_path / "c", **helpers.no_compiler(tmp_path))
+    results = cluster.run([cluster.nodes[0].rank(DELAY="1"), without.rank(DELAY="1"), without.rank(DELAY="1")])
     assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 3, results
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 @pytest.mark.slow
-def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(tmp_path: Path, ops: Path) -> None:
+def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
     missing = helpers.no_compiler(tmp_path)
-    results = run(tmp_path, ops, [node(tmp_path / name, **missing).rank() for name in "ab"], before="presence.TIMEOUT = 3.0")
+    results = cluster.run([node(tmp_path / name, **missing).rank() for name in "cd"], before="presence.TIMEOUT = 3.0")
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
-    offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "cd"]
-    results = run(tmp_path, ops, offline, before="presence.TIMEOUT = 3.0")
+    offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "ef"]
+    results = cluster.run(offline, before="presence.TIMEOUT = 3.0")
     assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
 
 
-def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(tmp_path: Path, ops: Path, log: Path) -> None:
-    bad = node(tmp_path / "b")
+def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(cluster: Cluster) -> None:
+    bad = cluster.nodes[1]
     (bad.folder / "cache").write_text("no folder")
-    results = run(tmp_path, ops, [node(tmp_path / "a").rank(), bad.rank(DELAY="1.5"), bad.rank(DELAY="1.5")])
+    results = cluster.run([cluster.nodes[0].rank(), bad.rank(DELAY="1.5"), bad.rank(DELAY="1.5")])
     assert [each["values"] for each in results] == [[1]] * 3
     assert [len(each["warnings"]) for each in results] == [0, 1, 1]
     assert "for this process only" in results[1]["warnings"][0]
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 # --- what the store says is not believed ----------------------------------------------------------------------------------------------
@@ -595,22 +592,22 @@ SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nre
 
 
 @pytest.mark.torch
-def test_a_process_group_is_made_afterwards_on_the_same_port(tmp_path: Path, nodes: list[Node], ops: Path) -> None:
-    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=f"dist.init_process_group('gloo')\n{SUM}")
+def test_a_process_group_is_made_afterwards_on_the_same_port(cluster: Cluster) -> None:
+    results = cluster.run([each.rank(GLOO_SOCKET_IFNAME="lo") for each in cluster.nodes], after=f"dist.init_process_group('gloo')\n{SUM}")
     assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
 
 
 @pytest.mark.torch
-def test_a_process_group_that_exists_lends_its_store(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    results = run(tmp_path, ops, [each.rank(GLOO_SOCKET_IFNAME="lo") for each in nodes], after=SUM,
+def test_a_process_group_that_exists_lends_its_store(cluster: Cluster) -> None:
+    results = cluster.run([each.rank(GLOO_SOCKET_IFNAME="lo") for each in cluster.nodes], after=SUM,
                   before="dist.init_process_group('gloo')\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]")
     assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_torchrun_s_own_store_is_used(tmp_path: Path, ops: Path, log: Path) -> None:
+def test_torchrun_s_own_store_is_used(cluster: Cluster, tmp_path: Path, ops: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"""
 import os, sys
@@ -632,7 +629,7 @@ dist.destroy_process_group()
                           text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 # --- who says that this is a rank -----------------------------------------------------------------------------------------------------
@@ -685,21 +682,21 @@ def test_slurm_s_first_node(nodes: str, first: str) -> None:
     assert ranks.first_node(nodes) == first
 
 
-def test_a_job_of_slurm_builds_once(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
+def test_a_job_of_slurm_builds_once(cluster: Cluster) -> None:
     variables = {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": free_port(), "SLURM_STEP_ID": "0",
                  "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
-    job = [each.rank(NAMES="jobtest::add1", SLURM_PROCID=str(n), **variables) for n, each in enumerate(nodes)]
-    results = run(tmp_path, ops, job, number=False)
+    job = [each.rank(NAMES="jobtest::add1", SLURM_PROCID=str(n), **variables) for n, each in enumerate(cluster.nodes)]
+    results = cluster.run(job, number=False)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 2
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
-def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(tmp_path: Path, nodes: list[Node], ops: Path, log: Path) -> None:
-    job = [nodes[0].rank(NAMES="jobtest::add1", OMPI_COMM_WORLD_RANK=str(n), OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_RANK=str(n),
-                         OMPI_COMM_WORLD_LOCAL_SIZE="3") for n in range(3)]
-    results = run(tmp_path, ops, job, number=False)
+def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(cluster: Cluster) -> None:
+    job = [cluster.nodes[0].rank(NAMES="jobtest::add1", OMPI_COMM_WORLD_RANK=str(n), OMPI_COMM_WORLD_SIZE="3",
+                                 OMPI_COMM_WORLD_LOCAL_RANK=str(n), OMPI_COMM_WORLD_LOCAL_SIZE="3") for n in range(3)]
+    results = cluster.run(job, number=False)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 3
-    assert compiled(log) == 1
+    assert cluster.compiled() == 1
 
 
 # --- opjit precompile -----------------------------------------------------------------------------------------------------------------
@@ -713,24 +710,24 @@ def precompile(ops: Path, ranks: Sequence[Mapping[str, str | None]]) -> list[tup
     return [(each.returncode, *texts) for each, texts in zip(running, said, strict=True)]
 
 
-def test_the_ranks_of_precompile_share_the_work(nodes: list[Node], ops: Path, log: Path) -> None:
-    ended = precompile(ops, [nodes[0].rank(), nodes[0].rank(), nodes[1].rank()])
+def test_the_ranks_of_precompile_share_the_work(cluster: Cluster) -> None:
+    ended = precompile(cluster.ops, [cluster.nodes[0].rank(), cluster.nodes[0].rank(), cluster.nodes[1].rank()])
     assert [code for code, _, _ in ended] == [0, 0, 0], ended
     reports = [[int(part.split()[0]) for part in out.splitlines()[-1].split(", ")[:4]] for _, out, _ in ended]
     assert sum(built for built, *_ in reports) == 8
     assert [(built + there, skipped, failed) for built, there, skipped, failed in reports] == [(8, 0, 0)] * 3
-    assert compiled(log) == 8
-    assert [len(entries(each.cache)) for each in nodes] == [8, 8]
+    assert cluster.compiled() == 8
+    assert [len(entries(each.cache)) for each in cluster.nodes] == [8, 8]
 
 
-def test_an_op_that_does_not_compile_fails_on_every_rank_of_precompile(nodes: list[Node], ops: Path, log: Path) -> None:
-    (ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
-    for code, out, err in precompile(ops, [each.rank() for each in nodes]):
+def test_an_op_that_does_not_compile_fails_on_every_rank_of_precompile(cluster: Cluster) -> None:
+    (cluster.ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
+    for code, out, err in precompile(cluster.ops, [each.rank() for each in cluster.nodes]):
         assert code == 1
         assert "2 failed" in out
         assert "retrun" in err
         assert "Traceback" not in err
-    assert compiled(log) == 8
+    assert cluster.compiled() == 8
 
 
 @pytest.mark.parametrize("claim", ["", "x", "9" * 5000, "²", "-1 rank 0", "1e9 rank 0", " ", "1.5 rank 0"])

@@ -81,6 +81,8 @@ DANGERS: dict[str, Callable[[Path], None]] = {
     "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
     "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
     "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
+    "root-group-writable": open_to_group,
+    "root-of-another-user": lambda root: give(root, SOMEBODY),
     "link-of-another-user": link_of_somebody,
     "link-to-where-others-write": link_into_the_open,
     "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),

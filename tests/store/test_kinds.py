@@ -13,7 +13,6 @@ import pytest
 from opjit import cache, files
 from opjit.errors import EntryError
 from opjit.recipe import toolchain
-from opjit.store import lock
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers
@@ -81,11 +80,6 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert files.read(tmp_path / "file", 5) == b"12345"
     with pytest.raises(EntryError, match="has 5 bytes, more than 4"):
         files.read(tmp_path / "file", 4)
-
-
-def test_a_pipe_in_place_of_a_lock_holder_s_note_is_no_note(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "note.json")
-    assert lock.holder(tmp_path / "note.json") is None
 
 
 @as_root

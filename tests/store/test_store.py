@@ -11,7 +11,6 @@ import pwd
 import shutil
 import signal
 import stat
-import string
 import subprocess
 import tempfile
 import time
@@ -26,7 +25,6 @@ from hypothesis import strategies as st
 from opjit import files, request
 from opjit.backends import targets
 from opjit.builder import build
-from opjit.declare import registry
 from opjit.errors import BuildError, CacheWarning, EntryError
 from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
@@ -446,42 +444,6 @@ def test_an_op_works_with_one_warning_where_the_cache_is_a_file(op: Path, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("bad", ["group-writable", "world-writable", "another-user"])
-def test_a_cache_that_others_can_write_is_not_built_into(op: Path, tmp_path: Path, bad: str) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    if bad == "another-user":
-        if os.geteuid() != 0:
-            pytest.skip("only root can give a folder to another user")
-        os.chown(cache, SOMEBODY, SOMEBODY)
-    elif bad == "group-writable":
-        helpers.open_to_group(cache)
-    else:
-        cache.chmod(0o777)
-    after = caught(op, cache)
-    assert len(after.warnings) == 1
-    assert str(cache) in after.warnings[0]
-    assert not after.entry.folder.is_relative_to(cache)
-
-
-def test_the_folder_of_a_private_build_goes_with_a_worker_of_multiprocessing_too(op: Path, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "file").touch()
-    code = helpers.declare(op) + (
-        "import multiprocessing\n"
-        "def work():\n"
-        "    warnings.simplefilter('ignore')\n"
-        "    assert opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0]\n"
-        "worker = multiprocessing.get_context('fork').Process(target=work)\n"
-        "worker.start()\n"
-        "worker.join()\n"
-        "print(worker.exitcode)\n")
-    done = fresh(code, {"OPJIT_CACHE": str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path / "tmp")},
-                 flags=("-W", "ignore::DeprecationWarning"))
-    assert done.stdout == "0\n", done.stderr
-    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
-
-
 def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
@@ -495,23 +457,24 @@ def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_private_build_goes_with_its_process(op: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_multiprocessing(op: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
     code = helpers.declare(op) + (
-        "import os, sys\nwarnings.simplefilter('ignore')\n"
-        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so'))))\n"
-        "sys.stdout.flush()\n"
+        "import multiprocessing, os, sys\nwarnings.simplefilter('ignore')\n"
+        "def private(): return len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so')))\n"
+        "def work(): assert opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0] and private() == 1\n"
+        "worker = multiprocessing.get_context('fork').Process(target=work)\nworker.start()\nworker.join()\n"
+        "print(worker.exitcode, private())\nwork()\nsys.stdout.flush()\n"
         "if os.fork() == 0: sys.exit()\n"
-        "os.wait()\n"
-        "print(len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so'))))\n"
+        "os.wait()\nprint(private())\n"
     )
     done = fresh(
         code,
         {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")},
         flags=("-X", "dev", "-W", "ignore::DeprecationWarning"),
     )
-    assert done.stdout == "[2.0] 1\n1\n"
+    assert done.stdout == "0 0\n1\n"
     assert [path.name for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(f"opjit-{os.geteuid()}")] == []
     assert "Implicitly cleaning up" not in done.stderr
 
@@ -602,18 +565,3 @@ def test_a_stray_file_in_the_cache_harms_nobody(op: Path, cache: Path) -> None:
         (folder / "stray-folder").mkdir()
     assert caught(op, cache) == helpers.Caught(first, [])
     assert helpers.entries(cache) == [first.folder]
-
-
-def test_damaged_stubs_are_made_again(op: Path, cache: Path) -> None:
-    built(op, cache)
-    (stub,) = (cache / "v1" / "parts").rglob("libtorch_cpu.so")
-    for damage in (b"", b"GROUP ( /nowhere.so )", stub.read_bytes()[:100]):
-        rewrite(stub, damage)
-        (op / "amount.h").write_text(f"#define AMOUNT {len(damage)}.0f\n")
-        assert caught(op, cache).warnings == []
-
-
-def test_the_names_of_ops_are_names_of_libraries_that_a_manifest_takes() -> None:
-    for declared in registry.all_ops():
-        name = f"{declared.schema.namespace}.{declared.schema.name}.so"
-        assert set(name) <= set(string.ascii_letters + string.digits + "._")
