@@ -66,7 +66,7 @@ def is_free() -> bool:
 # --- what a waiter knows -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step() -> None:
+def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead() -> None:
     told: list[str] = []
     with holder() as running:
         steps = iter(["checking", "publishing"])

@@ -488,3 +488,8 @@ def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(op: Path, 
     built(op, tmp_path / "cache")
     assert seen == [([], [], None, ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"])]
     assert len(keys()) == 1
+
+
+def test_two_hosts_with_one_process_id_never_share_a_temporary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    assert len({Store(tmp_path / "cache").stage() for _ in range(50)}) == 50
