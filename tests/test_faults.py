@@ -97,7 +97,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
 25  a cache, a parent of it or a lock that belongs to others, or is a link
         store/test_folders.py::test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do
         store/test_folders.py::test_a_loop_of_links_is_no_cache_and_no_hang
-        store/test_lock.py::test_a_link_planted_as_a_lock_file_is_not_followed
+        store/test_lock.py::test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed
         store/test_lock.py::test_a_lock_folder_that_is_not_the_user_s_is_not_used
 26  a clock set back or forward; entries of 1970 and 2100
         store/test_store.py::test_dates_decide_nothing_about_an_entry

@@ -121,19 +121,6 @@ def test_entries_for_other_machines_are_pushed_and_pulled_too(published: Publish
     assert len(transfer.pull(url).moved) == 2
 
 
-@pytest.mark.nvcc
-def test_an_entry_for_a_gpu_that_is_not_there_is_pushed_and_pulled(
-    published: Published, tmp_path: Path, receive: Callable[..., None]
-) -> None:
-    from opjit import request
-
-    request.entry(published.op, helpers.cuda_target("sm_90"))
-    url = (tmp_path / "remote").as_uri()
-    transfer.push(url, sign=published.private, ops=[published.op.qualified])
-    receive()
-    assert len([name for name in transfer.pull(url).moved if "/sm_90.cuda" in name]) == 1
-
-
 def test_a_push_says_whether_it_signs(published: Published, tmp_path: Path) -> None:
     url = (tmp_path / "remote").as_uri()
     for words in ((), ("--unsigned", "--sign", published.private)):

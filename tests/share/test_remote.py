@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,13 +21,12 @@ from typing import Any, NoReturn
 import pytest
 
 from opjit import files
-from opjit.backends import targets
 from opjit.builder import build
 from opjit.errors import CacheWarning, EntryError, OpjitError, RemoteError
 from opjit.recipe.recipe import document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects
-from opjit.store import bundle, manifest
+from opjit.store import manifest
 from opjit.store.bundle import Bundle
 from opjit.store.store import Store
 from tests import helpers, remotes
@@ -87,14 +87,6 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
     assert was_fetched(ask(published.op), published)
     assert helpers.snapshot(tmp_path / "cache") == before
     assert not list((tmp_path / "cache" / "v1" / "staging").iterdir())
-
-
-def test_what_was_fetched_runs(published: Published, held: Path) -> None:
-    code = helpers.declare(published.op.folder) + (
-        "from opjit.builder import build\nbuild.build = None\n"
-        f"print(opjit.get('{published.op.qualified}', 'cpu')(torch.ones(2)).tolist())\n"
-    )
-    assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
 
 
 def test_a_machine_without_a_compiler_gets_the_entry_of_the_same_sources(published: Published, held: Path, tmp_path: Path) -> None:
@@ -190,14 +182,6 @@ def _started(check: Callable[[], bool]) -> int:
             traceback.print_exc()
             os._exit(2)
     return child
-
-
-def test_a_forked_child_asks_the_remote_too(published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with serving(from_folder(published.folder)) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
-        assert was_fetched(ask(published.op), published)
-        assert _in_child(lambda: _fetched_anew(published, tmp_path / "child"))
-        assert len(server.asked) == 2
 
 
 def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
@@ -450,12 +434,6 @@ def test_an_address_that_is_none_costs_one_warning(published: Published, monkeyp
         assert "expected a URL" in str(remote.problem()), "first, as a key is useless without a remote"
 
 
-def test_a_kind_of_remote_whose_package_is_missing_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setenv("OPJIT_REMOTE", "gs://bucket/opjit")
-    assert was_built_with_one_warning(ask(published.op), published, "gcsfs")
-
-
 def test_what_is_wrong_with_a_remote_can_be_asked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(from_folder(published.folder)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", server.url)
@@ -522,12 +500,15 @@ def test_a_key_that_somebody_else_may_have_written_is_not_believed(
     shutil.copy(published.private.with_suffix(".pub"), key)
     change(key)
     monkeypatch.setenv("OPJIT_TRUST", str(key))
-    assert was_built_with_one_warning(ask(published.op), published, "not trusted", str(key))
+    assert re.search(f"{re.escape(str(key))}.*not trusted", refused(published, tmp_path))
 
 
-def test_a_missing_package_for_signatures_is_named(published: Published, held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(published: Published, held: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
-    assert was_built_with_one_warning(ask(published.op), published, "pip install cryptography")
+    assert "pip install cryptography" in refused(published, tmp_path)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setenv("OPJIT_REMOTE", "gs://bucket/opjit")
+    assert "gcsfs" in refused(published, tmp_path)
 
 
 def test_unsigned_entries_are_used_where_that_is_said_and_then_it_is_said_aloud_once(
@@ -780,11 +761,3 @@ def test_bytes_that_fuzzing_found_break_neither_parser() -> None:
                           capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "DONE" in done.stderr, done.stderr[-3000:]
-
-
-def test_an_op_on_a_device_asks_for_that_device_s_entry(published: Published) -> None:
-    recipe = published.recipe(published.folder)
-    assert published.name == f"{remote.folder_name('remotetest::plus', targets.here(helpers.cpu()))}/{recipe.key}.opjit"
-    assert published.pointer.endswith(f"/{recipe.base}.key")
-    assert (published.folder / published.pointer).read_text() == recipe.key
-    assert bundle.parse(published.content).library == published.library

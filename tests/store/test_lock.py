@@ -318,13 +318,15 @@ with lock.held("key", print):
 # --- the folder of locks --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_lock_s_folder_is_the_user_s_alone(here: Path) -> None:
-    assert hold() == []
+def test_the_lock_s_folder_is_the_user_s_alone_and_the_note_goes_with_the_lock(here: Path) -> None:
+    with lock.held("key", lambda holder: None):
+        assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
+    assert not (lock.folder() / "key.json").exists()
     assert lock.folder().stat().st_mode & 0o777 == 0o700
     assert (lock.folder() / "key.lock").stat().st_mode & 0o077 == 0
 
 
-def test_a_link_planted_as_a_lock_file_is_not_followed(here: Path, tmp_path: Path) -> None:
+def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(here: Path, tmp_path: Path) -> None:
     hold()
     (tmp_path / "precious").write_text("content")
     (lock.folder() / "key.lock").unlink()
@@ -335,12 +337,8 @@ def test_a_link_planted_as_a_lock_file_is_not_followed(here: Path, tmp_path: Pat
     (lock.folder() / "key.lock").symlink_to(tmp_path / "missing")
     assert len(hold()) == 1
     assert not (tmp_path / "missing").exists()
-
-
-def test_a_link_planted_as_the_holder_s_note_is_replaced_and_not_followed(here: Path, tmp_path: Path) -> None:
-    hold()
-    (tmp_path / "precious").write_text("content")
-    (lock.folder() / "key.json").symlink_to(tmp_path / "precious")
+    (lock.folder() / "key.lock").unlink()
+    (lock.folder() / "key.json").symlink_to(tmp_path / "precious")  # the holder's note is replaced
     assert hold() == []
     assert (tmp_path / "precious").read_text() == "content"
 
@@ -388,9 +386,3 @@ def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) ->
     hold()
     (lock.folder() / "key.json").write_text(note, errors="surrogateescape")
     assert lock.holder(lock.folder() / "key.json") is None
-
-
-def test_the_holder_s_note_is_there_while_the_lock_is_held_and_gone_after(here: Path) -> None:
-    with lock.held("key", lambda holder: None):
-        assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
-    assert not (lock.folder() / "key.json").exists()
