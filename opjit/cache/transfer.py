@@ -62,17 +62,23 @@ class _Origin(NamedTuple):
 
     Attributes:
         title: the entry's name in messages.
-        folder: the common prefix of its objects' names.
+        name: the name of its object.
+        key: its key.
         target: an op's target; None for a C++ extension.
         pointers: the names of the objects that point to it.
         most: the number of keys that such an object holds at most.
     """
 
     title: str
-    folder: str
+    name: str
+    key: str
     target: Target | None
     pointers: tuple[str, ...]
     most: int
+
+    def pointing(self, before: Sequence[str]) -> bytes:
+        """Return the content of a pointer that held these keys, with this entry's in front."""
+        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
 
 
 def _origin(manifest: Manifest) -> _Origin:
@@ -81,27 +87,12 @@ def _origin(manifest: Manifest) -> _Origin:
     if document.get("made_by") is None:
         schema, target = origin(manifest)
         folder = remote.folder_name(schema.qualified, target)
-        return _Origin(f"{schema.qualified} for {target}", folder, target, (f"{folder}/{base_key(document)}.key",), 1)
+        name = f"{folder}/{manifest.key}.opjit"
+        return _Origin(f"{schema.qualified} for {target}", name, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
     folder, known = f"v1/{identity.entries_folder(document)}", {**document, "found": {}}  # see remote.py
     pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
-    return _Origin(f"the extension {document['name']}", folder, None, tuple(pointers), remote.MOST_KEYS)
-
-
-class _Outgoing(NamedTuple):
-    """An entry to send: the name and the bytes of its object, the names of the objects that point to it, and how many keys those hold."""
-
-    name: str
-    content: bytes
-    pointers: tuple[str, ...]
-    most: int
-
-    @property
-    def key(self) -> str:
-        return Path(self.name).stem
-
-    def pointing(self, before: Sequence[str]) -> bytes:
-        """Return the content of a pointer that held these keys, with this entry's in front."""
-        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
+    name = f"{folder}/{manifest.key}.opjit"
+    return _Origin(f"the extension {document['name']}", name, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
 
 
 class _Remote:
@@ -180,10 +171,10 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
                           "output of `opjit cache pack` on the web server")
     signer = Signer(sign) if sign is not None else None
     moved, there = [], 0
-    for entry in _outgoing(Store(default_root()), ops, signer, problems):
+    for entry, content in _outgoing(Store(default_root()), ops, signer, problems):
         known = place.has(entry.name)
         if not known:
-            place.write(entry.name, entry.content)
+            place.write(entry.name, content)
             moved.append(entry.name)
             say(entry.name)
         for pointer in entry.pointers:
@@ -259,8 +250,8 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
         with open(staged, "xb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
                 pointers = dict[str, bytes]()
-                for entry in _outgoing(Store(default_root()), ops, signer, problems):
-                    _add(archive, entry.name, entry.content)
+                for entry, content in _outgoing(Store(default_root()), ops, signer, problems):
+                    _add(archive, entry.name, content)
                     names.append(entry.name)
                     pointers |= {name: entry.pointing(pointers.get(name, b"").decode("ascii").split()) for name in entry.pointers}
                 for name, content in sorted(pointers.items()):
@@ -339,8 +330,9 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
         file.seek(after)
 
 
-def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[_Outgoing]:
-    """Yield the cache's entries of ops, verified and sorted by name. Adds a line to `problems` for each entry that fails."""
+def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[tuple[_Origin, bytes]]:
+    """Yield the cache's entries of ops, verified and sorted by name, with the bytes of their objects. Adds a line to `problems` for each
+    entry that fails."""
     folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
@@ -350,7 +342,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
                 continue  # it names this machine's folders
             belongs = _origin(manifest)
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
-            if name != f"{belongs.folder}/{manifest.key}.opjit" or not _OBJECT.fullmatch(name):
+            if name != belongs.name or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
             signed = (signer.sign(content) if signer else content).dump()
             if len(signed) > remote.MAX_BYTES:
@@ -361,7 +353,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
         except (OSError, OpjitError, ValueError) as error:
             problems.append(f"{folders[name]} is left out: {error}")
             continue
-        yield _Outgoing(name, signed, belongs.pointers, belongs.most)
+        yield belongs, signed
 
 
 def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str) -> Iterator[str]:
@@ -394,7 +386,7 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
             trusted.check(received)
             manifest = manifests.parse(received.manifest)
             belongs = _origin(manifest)
-            if name != f"{belongs.folder}/{manifest.key}.opjit":
+            if name != belongs.name:
                 raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
             remote.examine(manifest, received.library, manifest.key, belongs.target)
         except FileNotFoundError:
