@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import backends, batch, cpp_extension, files, resources
+from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.cpp_extension import recorded as recorded_calls
 from opjit.cpp_extension.binary import ExtensionBinary
@@ -127,8 +127,7 @@ def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, rema
         return []
     for each in listed:
         try:
-            function = cpp_extension.load if each.function == "load" else cpp_extension.load_inline
-            wanted = recorded_calls.request(each, function, os.path.dirname(os.path.abspath(path)), store)
+            wanted = recorded_calls.request(each, os.path.dirname(os.path.abspath(path)), store)
             found.setdefault(wanted.extension.key, wanted._replace(must_store=shared))
         except OpjitError as error:
             failed.append((each.name, error))

@@ -17,7 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,7 @@ import torch
 
 from opjit import builder, files, loader, request
 from opjit.cpp_extension import binary, recorded, static_init
-from opjit.cpp_extension.arguments import LoadArguments, LoadInlineArguments
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.errors import LoadError
@@ -86,9 +86,11 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
         >>> module.twice(torch.ones(1))
         tensor([2.])
     """
-    return _load("load", LoadArguments(
-        name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, build_directory, verbose,
-        with_cuda, with_sycl, is_python_module, is_standalone, keep_intermediates), fast, newer)
+    return _load(LoadCall(
+        name=name, sources=sources, extra_cflags=extra_cflags, extra_cuda_cflags=extra_cuda_cflags, extra_sycl_cflags=extra_sycl_cflags,
+        extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths, build_directory=build_directory, verbose=verbose,
+        with_cuda=with_cuda, with_sycl=with_sycl, is_python_module=is_python_module, is_standalone=is_standalone,
+        keep_intermediates=keep_intermediates, fast=fast, newer=newer))
 
 
 def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | list[str] | None = None,
@@ -107,10 +109,12 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load("load_inline", LoadInlineArguments(
-        name, cpp_sources, cuda_sources, sycl_sources, functions, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags,
-        extra_include_paths, build_directory, verbose, with_cuda, with_sycl, is_python_module, with_pytorch_error_handling,
-        keep_intermediates, use_pch, no_implicit_headers), fast, newer)
+    return _load(InlineCall(
+        name=name, cpp_sources=cpp_sources, cuda_sources=cuda_sources, sycl_sources=sycl_sources, functions=functions,
+        extra_cflags=extra_cflags, extra_cuda_cflags=extra_cuda_cflags, extra_sycl_cflags=extra_sycl_cflags, extra_ldflags=extra_ldflags,
+        extra_include_paths=extra_include_paths, build_directory=build_directory, verbose=verbose, with_cuda=with_cuda, with_sycl=with_sycl,
+        is_python_module=is_python_module, with_pytorch_error_handling=with_pytorch_error_handling, keep_intermediates=keep_intermediates,
+        use_pch=use_pch, no_implicit_headers=no_implicit_headers, fast=fast, newer=newer))
 
 
 @contextmanager
@@ -144,27 +148,31 @@ def __getattr__(name: str) -> Any:
     return getattr(torch_builder.torchs(), name)
 
 
-def _load(function: str, call: LoadArguments | LoadInlineArguments, fast: bool, newer: Mapping[str, Any]) -> Any:
-    arguments = {**call._asdict(), **newer}
+def _load(call: LoadCall | InlineCall) -> Any:
     if hasattr(builder.torch_call, "original"):  # the program put this function in torch's place, and a build calls torch's
-        return builder.torch_call.original(**arguments)
+        return builder.torch_call.original(**call.for_torch())
     try:
-        wanted = binary.of_call(arguments, Store(default_root()).notes, fast=fast)
+        wanted = binary.of_call(call, Store(default_root()).notes)
     except Unsupported:
-        from opjit.builder import torch_builder
-
-        recorded.refuse(arguments, "only torch can build it")
-        return torch_builder.original(function)(**arguments)
-    return load_wanted(function, wanted)
+        return load_by_torch(call)
+    return load_wanted(wanted)
 
 
-def load_wanted(function: str, wanted: ExtensionBinary, found: Entry | None = None) -> Any:
+def load_by_torch(call: LoadCall | InlineCall) -> Any:
+    """Make a call that opjit cannot answer."""
+    from opjit.builder import torch_builder
+
+    recorded.refuse(call, "only torch can build it")
+    return torch_builder.original(call.function)(**call.for_torch())
+
+
+def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     """Do what a call of `load` or `load_inline` does once its request is known. `found` is the entry, if the caller has one."""
-    directory = wanted.arguments["build_directory"]
+    directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     loaded = _load_binary(wanted, found)
-    recorded.note(function, wanted.arguments, wanted.extension.archs)
+    recorded.note(wanted.call, wanted.extension.archs)
     return loaded
 
 
@@ -172,7 +180,7 @@ def _load_binary(wanted: ExtensionBinary, found: Entry | None) -> Any:
     """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
     for store in request.stores():
         entry = found or request.look(wanted, store) or request.obtain(wanted, store)
-        if wanted.arguments["verbose"] and entry.origin in ("layer", "store"):
+        if wanted.call.verbose and entry.origin in ("layer", "store"):
             print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
         try:
             return _deliver_and_open(entry, wanted)
@@ -184,7 +192,7 @@ def _load_binary(wanted: ExtensionBinary, found: Entry | None) -> Any:
 
 
 def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
-    name, directory = wanted.extension.name, wanted.arguments["build_directory"]
+    name, directory = wanted.extension.name, wanted.call.build_directory
     delivered = _deliver(entry, wanted.extension, Path(directory)) if directory else entry.library
     if wanted.extension.program:
         return str(delivered)
@@ -196,7 +204,7 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
             static_init.check_in_child(library, name)
         place = delivered if from_there else entry.library
         try:
-            loaded = _open(name, library, place, entry.key, wanted.arguments["is_python_module"])
+            loaded = _open(name, library, place, entry.key, wanted.call.is_python_module)
         except (ImportError, OSError) as error:
             error.args = (f"{loader.named(error, library, place)}{loader.advice(error)}",)
             raise

@@ -1,48 +1,84 @@
 """The arguments of torch's load and load_inline, by torch's names and types."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
 
 _Strings = list[str] | None
+_C = TypeVar("_C", bound="Call")
 
 
-class LoadArguments(NamedTuple):
-    """Those of load."""
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What both functions take.
 
+    Attributes:
+        fast: opjit's own: whether light headers may be tried.
+        newer: arguments of later versions of torch, by name.
+        function: the name of torch's function.
+    """
+
+    function: ClassVar[str]
     name: str
+    extra_cflags: _Strings = None
+    extra_cuda_cflags: _Strings = None
+    extra_sycl_cflags: _Strings = None
+    extra_ldflags: _Strings = None
+    extra_include_paths: _Strings = None
+    build_directory: str | None = None
+    verbose: bool = False
+    with_cuda: bool | None = None
+    with_sycl: bool | None = None
+    is_python_module: bool = True
+    keep_intermediates: bool = True
+    fast: bool = True
+    newer: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls: type[_C], arguments: Mapping[str, Any]) -> _C:
+        """Return the call with some arguments. Raises TypeError if one is missing."""
+        known = {each.name for each in fields(cls)} - {"newer"}
+        return cls(**{name: value for name, value in arguments.items() if name in known},
+                   newer={name: value for name, value in arguments.items() if name not in known})
+
+    def for_torch(self) -> dict[str, Any]:
+        """Return the arguments of torch's function, by name."""
+        return {**{each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("fast", "newer")}, **self.newer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadCall(Call):
+    """A call of load."""
+
+    function = "load"
     sources: str | list[str]
-    extra_cflags: _Strings
-    extra_cuda_cflags: _Strings
-    extra_sycl_cflags: _Strings
-    extra_ldflags: _Strings
-    extra_include_paths: _Strings
-    build_directory: str | None
-    verbose: bool
-    with_cuda: bool | None
-    with_sycl: bool | None
-    is_python_module: bool
-    is_standalone: bool
-    keep_intermediates: bool
+    is_standalone: bool = False
+
+    @property
+    def implicit(self) -> bool:
+        """Whether torch's builder adds torch/extension.h."""
+        return False
 
 
-class LoadInlineArguments(NamedTuple):
-    """Those of load_inline."""
+@dataclass(frozen=True, kw_only=True)
+class InlineCall(Call):
+    """A call of load_inline."""
 
-    name: str
+    function = "load_inline"
     cpp_sources: str | list[str]
-    cuda_sources: str | list[str] | None
-    sycl_sources: str | list[str] | None
-    functions: str | list[str] | dict[str, str] | None
-    extra_cflags: _Strings
-    extra_cuda_cflags: _Strings
-    extra_sycl_cflags: _Strings
-    extra_ldflags: _Strings
-    extra_include_paths: _Strings
-    build_directory: str | None
-    verbose: bool
-    with_cuda: bool | None
-    with_sycl: bool | None
-    is_python_module: bool
-    with_pytorch_error_handling: bool
-    keep_intermediates: bool
-    use_pch: bool
-    no_implicit_headers: bool
+    cuda_sources: str | list[str] | None = None
+    sycl_sources: str | list[str] | None = None
+    functions: str | list[str] | dict[str, str] | None = None
+    with_pytorch_error_handling: bool = True
+    use_pch: bool = False
+    no_implicit_headers: bool = False
+
+    @property
+    def implicit(self) -> bool:
+        """Whether torch's builder adds torch/extension.h."""
+        return not self.no_implicit_headers
+
+
+CALLS: Mapping[str, type[LoadCall | InlineCall]] = {each.function: each for each in (LoadCall, InlineCall)}

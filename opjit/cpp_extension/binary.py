@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files
 from opjit.cpp_extension import identity, light
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import policy
 from opjit.environment import is_on
-from opjit.errors import BuildError, EntryError, LoadError
+from opjit.errors import BuildError, EntryError
 from opjit.recipe.recipe import base_key
 from opjit.store import layers
 from opjit.store import store as stores
@@ -23,19 +23,17 @@ from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 
-def of_call(arguments: Mapping[str, Any], notes: Path | None, archs: str | None = None, fast: bool = True) -> ExtensionBinary:
+def of_call(call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None) -> ExtensionBinary:
     """Return the request that a call of load or load_inline makes.
 
     Args:
-        arguments: those of torch's function, by name.
         notes: the folder of notes on compilers.
         archs: the archs to compile CUDA code for; see `identity.describe`.
-        fast: whether light headers may be tried.
 
     Raises:
         Unsupported, FileNotFoundError, BuildError, UnknownArch: see `identity.describe`.
     """
-    return ExtensionBinary(identity.describe(arguments, notes, archs), arguments, fast=fast and is_on("OPJIT_FAST", unset=True))
+    return ExtensionBinary(identity.describe(call, notes, archs), call, fast=call.fast and is_on("OPJIT_FAST", unset=True))
 
 
 class ExtensionBinary(NamedTuple):
@@ -45,13 +43,13 @@ class ExtensionBinary(NamedTuple):
 
     Attributes:
         extension: as built with torch/extension.h.
-        arguments: of load or load_inline, by name.
+        call: of load or load_inline.
         must_store: it must end up in the store; a layer's entry or a private folder does not count.
         fast: light headers may be tried.
     """
 
     extension: Extension
-    arguments: Mapping[str, Any]
+    call: LoadCall | InlineCall
     must_store: bool = False
     fast: bool = True
 
@@ -68,12 +66,7 @@ class ExtensionBinary(NamedTuple):
 
     def without_light(self) -> str | None:
         """Return why only torch/extension.h will do. It reads the sources, so only what has to fetch or build asks."""
-        return policy.refusal(self.extension, self.implicit) if self.fast else "fast=False or OPJIT_FAST=0"
-
-    @property
-    def implicit(self) -> bool:
-        """Whether torch's builder adds torch/extension.h."""
-        return not self.extension.sources and not self.arguments.get("no_implicit_headers")
+        return policy.refusal(self.extension, self.call.implicit) if self.fast else "fast=False or OPJIT_FAST=0"
 
     @property
     def lock(self) -> str:
@@ -171,18 +164,18 @@ class ExtensionBinary(NamedTuple):
         return remote.fetch(remote.Query(str(self), place, (), f"{way.key}.key", None, fits), store)
 
     def build(self, store: Store) -> Entry:
-        """Build with light headers, if they may do and the compiler agrees; else with torch/extension.h."""
+        """Build with light headers, if they may do; with torch/extension.h, if they may lack something."""
         from opjit.cpp_extension import build
 
         reason = self.without_light()
         if reason is None:
             try:
                 return self._build_light(store)
-            except (BuildError, LoadError) as error:
+            except light.MayLack as refusal:
                 if self.extension.toolchain is None:  # there is no nvcc for the other way
-                    raise
-                reason = str(error).partition("\n")[0]
-        return build.build(self.extension._replace(reason=reason), self.arguments, store, self.must_store)
+                    raise refusal.error from None
+                reason = str(refusal).partition("\n")[0]
+        return build.build(self.extension._replace(reason=reason), self.call, store, self.must_store)
 
     def _build_light(self, store: Store) -> Entry:
         """With opjit's binding or, if it does not know a type, with pybind11's."""
@@ -190,8 +183,8 @@ class ExtensionBinary(NamedTuple):
 
         way = self.ways[0]
         try:
-            return build.build(way, self.arguments, store, self.must_store)
-        except BuildError as error:
-            if policy.UNKNOWN_TYPE not in str(error):
+            return build.build(way, self.call, store, self.must_store)
+        except light.MayLack as refusal:
+            if policy.UNKNOWN_TYPE not in str(refusal):
                 raise
-        return build.build(way._replace(pybind11=True), self.arguments, store, self.must_store)
+        return build.build(way._replace(pybind11=True), self.call, store, self.must_store)

@@ -15,17 +15,19 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opjit import files, processes, progress
 from opjit.builder import torch_builder
 from opjit.builder.build import workspace
-from opjit.builder.compile_step import BuildTools, by_nvrtc_or_nvcc
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.cpp_extension import identity, light, objects, static_init
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
-from opjit.errors import BuildError, CompileWarning, EntryError
+from opjit.cpp_extension.light import mistakes
+from opjit.errors import BuildError, CompileWarning, EntryError, LoadError
 from opjit.recipe import headers, toolchain
 from opjit.recipe.toolchain import Compiler, Nvrtc
 from opjit.store import elf
@@ -33,11 +35,10 @@ from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
-_INLINE = ("main.cpp", "cuda.cu")  # as torch names them
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
 
-def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must_store: bool = False) -> Entry:
+def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_store: bool = False) -> Entry:
     """Build an extension and publish it in the store or, if the store cannot be written, for this process only.
 
     Raises:
@@ -45,15 +46,20 @@ def build(extension: Extension, arguments: Mapping[str, Any], store: Store, must
         CompileError: a source does not compile or link.
         BuildError: the tools left no valid binary, or a source changed during the build.
         LoadError: opening the library would end the process.
+        light.MayLack: the extension is to be built with light headers, and torch/extension.h may help.
     """
     tools = _tools(extension, store)
     extension = extension._replace(toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc))
     subject = Subject(extension.name, extension.purpose, None, extension.entries_folder(store), headers.unreadable(extension.inputs),
                       must_store)
+
     def make(staged: Path, base: Path) -> Manifest:
         with workspace(staged) as work:
-            shared = store if base == store.base else None
-            return _make_entry(extension, arguments, subject, tools, work, staged / "entry", base, shared)
+            started = time.time_ns()
+            progress.step("compiling")
+            prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
+            return _Build(extension, call, subject, tools, work, base, store if base == store.base else None, started,
+                          prepared).entry(staged / "entry")
 
     return publish(subject, store, make)
 
@@ -67,48 +73,160 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     return BuildTools(cxx, nvcc, nvrtc, toolchain.require_ninja(), nvccs=toolchain.find_compiler(store.notes))
 
 
-def _make_entry(extension: Extension, arguments: Mapping[str, Any], subject: Subject, tools: BuildTools, work: Path, entry: Path,
-                base: Path, shared: Store | None) -> Manifest:
-    """Compile in `work`, check the binary, and write a complete entry. `shared` has the objects of other builds."""
-    started = time.time_ns()
-    progress.step("compiling")
-    with_headers = f"torch's own headers: {extension.reason}"
-    if extension.light:
-        arguments, with_headers = _with_light(extension, arguments, tools, work, base)
-    progress.log(f"{extension.name} is built with {with_headers}")
-    by_nvrtc, remark = _compile_all(extension, arguments, tools, work, base, shared, started)
-    if by_nvrtc is not None:
-        extension = extension._replace(toolchain=by_nvrtc)
-    seconds = (time.time_ns() - started) / 1e9
-    progress.step("checking")
-    document = {**extension.document(), "found": _compiler_headers(extension, subject, tools, work, started)}
-    if not subject.unread and extension.inputs_now() != extension.inputs:
-        raise subject.fault("sources changed during compilation; load it again")
-    try:
-        content = (work / (extension.name if extension.program else f"{extension.name}.so")).read_bytes()
-        if extension.program:
-            elf.machine(content)
-        else:
-            _check_runtime(extension, tools.compiler, elf.inspect(content).needed, content)
-    except (FileNotFoundError, EntryError) as error:
-        raise subject.fault(f"{tools.compiler.path} reported success but left no valid binary: {error}", tools.compiler.path) from None
-    others = [work / name for name in ("build.ninja", *_INLINE) if (work / name).is_file()]
-    manifest = write_entry(entry, extension.file_name, content, others, document, {
-        "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
-                           mode=0o755 if extension.program else None)
-    if not extension.program:  # before publication, as other processes do not check again
-        static_init.check_in_child(str(entry / extension.file_name), extension.name, must_open=bool(extension.light))
-    return manifest
+class _Build(NamedTuple):
+    """A build in a private folder.
 
+    Attributes:
+        work: the folder.
+        base: folder of the store.
+        shared: the store, which has the objects of other builds; None if it cannot be written.
+        started: time.time_ns() before a file was read.
+        prepared: light headers; None for torch/extension.h.
+    """
 
-def _with_light(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path,
-                base: Path) -> tuple[dict[str, Any], str]:
-    """Return the arguments with light headers and what they are linked with, and a note."""
-    implicit = not extension.sources and not arguments.get("no_implicit_headers")
-    prepared = light.prepare(extension, implicit, work / "light", base, tools.compiler)
-    objects = map(torch_builder.quote, prepared.objects)
-    return {**arguments, "extra_include_paths": [*prepared.folders, *(arguments["extra_include_paths"] or ())],
-            "extra_ldflags": [*objects, *(arguments["extra_ldflags"] or ())]}, prepared.note
+    extension: Extension
+    call: LoadCall | InlineCall
+    subject: Subject
+    tools: BuildTools
+    work: Path
+    base: Path
+    shared: Store | None
+    started: int
+    prepared: light.Prepared | None
+
+    def entry(self, entry: Path) -> Manifest:
+        """Compile, check the binary, and write a complete entry."""
+        extension, work = self.extension, self.work
+        with_headers = self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
+        progress.log(f"{extension.name} is built with {with_headers}")
+        by_nvrtc, remark = self.compile_all()
+        if by_nvrtc is not None:
+            extension = extension._replace(toolchain=by_nvrtc)
+        seconds = (time.time_ns() - self.started) / 1e9
+        progress.step("checking")
+        document = {**extension.document(), "found": self.compiler_headers()}
+        if not self.subject.unread and extension.inputs_now() != extension.inputs:
+            raise self.subject.fault("sources changed during compilation; load it again")
+        content = self.binary()
+        others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
+        manifest = write_entry(entry, extension.file_name, content, others, document, {
+            "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
+                               mode=0o755 if extension.program else None)
+        if not extension.program:  # before publication, as other processes do not check again
+            opens = static_init.check_in_child(str(entry / extension.file_name), extension.name)
+            if self.prepared and not opens:
+                raise light.MayLack(LoadError(f"{extension.name} does not open: a function is missing in torch's libraries"))
+        return manifest
+
+    def binary(self) -> bytes:
+        """Return the binary's content, which is valid."""
+        extension, compiler = self.extension, self.tools.compiler
+        try:
+            content = (self.work / (extension.name if extension.program else f"{extension.name}.so")).read_bytes()
+            if extension.program:
+                elf.machine(content)
+            else:
+                _check_runtime(extension, compiler, elf.inspect(content).needed, content)
+        except (FileNotFoundError, EntryError) as error:
+            raise self.subject.fault(f"{compiler.path} reported success but left no valid binary: {error}", compiler.path) from None
+        return content
+
+    def compile_all(self) -> tuple[Mapping[str, str] | None, str]:
+        """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
+        tools, extension = self.tools, self.extension
+        if tools.nvrtc is None:
+            compilers = {"compile": tools.compiler.path}
+            if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
+                compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
+            self.compile(nullcontext() if self.prepared else objects.reused(extension, compilers, self.trusted(), self.work, self.shared,
+                                                                            self.started))
+            return None, ""
+
+        def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
+            from opjit.cpp_extension import cuda
+
+            try:
+                self.compile(cuda.compiled(extension, self.work, tools.compiler, nvrtc, tools.ninja))
+            except CompilerFailed as failed:
+                folders = (*nvrtc.headers.split(":"), *([f"{tools.nvcc.root}/include"] if tools.nvcc else ()))
+                if self.is_final(str(failed), folders):
+                    raise self.diagnosed(str(failed)) from None
+                raise
+            return identity.compiler_identity(tools.compiler, None, nvrtc)
+
+        def by_nvcc() -> None:
+            self.compile(nullcontext())
+
+        return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, by_nvcc, self.diagnosed)
+
+    def compile(self, around: AbstractContextManager[None]) -> None:
+        """Have torch write the build file, and ninja run in a block."""
+        environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": self.extension.archs} if self.extension.archs else {})}
+        variables = torch_builder.settings()  # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script
+        if self.tools.nvcc is not None:
+            variables["CUDA_HOME"] = self.tools.nvcc.root
+        elif self.tools.nvrtc is not None:
+            variables["CUDA_HOME"] = self.tools.nvrtc.as_toolkit(self.work)
+        try:
+            torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, around)
+        except torch_builder.NinjaFailed as failed:
+            output = objects.as_torch(str(failed))
+            error = self.diagnosed(output)
+            raise error if self.prepared is None or self.is_final(output) else light.MayLack(error) from None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return those that torch gets."""
+        passed = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in self.call.for_torch().items()}
+        include, link = passed["extra_include_paths"] or [], passed["extra_ldflags"] or []
+        if self.prepared:
+            include = [*self.prepared.attempt.folders, *include]
+            link = [*map(torch_builder.quote, self.prepared.objects), *link]
+        if self.extension.sources:
+            passed["sources"] = list(self.extension.sources)  # in the key's order, which decides that of static initialisers
+        else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
+            names = f"-ffile-prefix-map={self.work}/="
+            passed["extra_cflags"] = [torch_builder.quote(names), *(passed["extra_cflags"] or ())]
+            passed["extra_cuda_cflags"] = [*map(torch_builder.quote, torch_builder.for_nvcc((), ["-Xcompiler", names])),
+                                           *(passed["extra_cuda_cflags"] or ())]
+            passed["use_pch"] = False
+            include = [*include, *identity.header_folder(self.call, self.extension.texts)]
+        if self.call.build_directory:  # torch links there, so that is what relative folders of libraries mean
+            directory = shlex.quote(os.path.abspath(self.call.build_directory)).replace("$", "$$")
+            link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
+        return {**passed, "name": self.extension.name, "build_directory": str(self.work), "extra_include_paths": include,
+                "extra_ldflags": link}
+
+    def is_final(self, output: str, cuda: tuple[str, ...] = ()) -> bool:
+        """Whether the first error in a compiler's output is there with torch/extension.h, too."""
+        return self.prepared is not None and mistakes.is_final(output, self.prepared.attempt._replace(cuda=cuda), self.work)
+
+    def diagnosed(self, output: str) -> BuildError:
+        """Make the error of a compiler's output."""
+        extension = self.extension
+        if not extension.sources:  # flags for this change the binary only, not the compilers' messages
+            output = output.replace(f"{self.work}{os.sep}", "")
+        return _blame_name(diagnose(output, extension.name, extension.purpose, self.base / "logs"), extension.name, output)
+
+    def trusted(self) -> tuple[str, ...]:
+        """Return the prefixes of headers that a version in the key covers."""
+        own = [str(light.headers.OWN)] if self.prepared else []
+        pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+        return identity.trusted_prefixes(self.tools.compiler, self.tools.nvcc, self.tools.nvrtc, [*pythons, str(self.work), *own])
+
+    def compiler_headers(self) -> dict[str, str]:
+        """Return the SHA-256 of the headers that only the compiler found."""
+        done = processes.run([os.path.join(self.tools.ninja, "ninja"), "-t", "deps"], cwd=self.work, stdout=subprocess.PIPE)
+        read = {os.path.join(self.work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
+        if self.tools.nvrtc is not None:
+            from opjit.cpp_extension import cuda
+
+            read |= cuda.headers_read(self.work)
+        found = {}
+        for name, path in self.extension.other_headers(read, self.trusted()).items():
+            if os.stat(path).st_ctime_ns >= self.started:  # the time of modification may lie in the future
+                raise self.subject.fault(f"{path} changed during compilation; load it again")
+            found[name] = files.digest(path)
+        return found
 
 
 def _check_runtime(extension: Extension, cxx: Compiler, needed: frozenset[str], content: bytes) -> None:
@@ -120,90 +238,9 @@ def _check_runtime(extension: Extension, cxx: Compiler, needed: frozenset[str], 
                       stacklevel=2)
 
 
-def _compile_all(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path, base: Path, shared: Store | None,
-                 started: int) -> tuple[Mapping[str, str] | None, str]:
-    """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
-    if tools.nvrtc is None:
-        compilers = {"compile": tools.compiler.path}
-        if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
-            compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
-        kept = nullcontext() if extension.light else objects.reused(extension, compilers, _trusted(extension, tools, work), work, shared,
-                                                                     started)
-        _compile(extension, arguments, tools, work, base, kept)
-        return None, ""
-
-    def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
-        from opjit.cpp_extension import cuda
-
-        _compile(extension, arguments, tools, work, base, cuda.compiled(extension, work, tools.compiler, nvrtc, tools.ninja))
-        return identity.compiler_identity(tools.compiler, None, nvrtc)
-
-    def by_nvcc() -> None:
-        _compile(extension, arguments, tools, work, base, nullcontext())
-
-    return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, by_nvcc, lambda output: _diagnosed(extension, output, work, base))
-
-
-def _compile(extension: Extension, arguments: Mapping[str, Any], tools: BuildTools, work: Path, base: Path,
-             around: AbstractContextManager[None]) -> None:
-    passed: dict[str, Any] = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in arguments.items()}
-    passed |= {"name": extension.name, "build_directory": str(work)}
-    if extension.sources:
-        passed["sources"] = list(extension.sources)  # in the key's order, which decides that of static initialisers
-    else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
-        names = f"-ffile-prefix-map={work}/="
-        passed["extra_cflags"] = [torch_builder.quote(names), *(passed["extra_cflags"] or ())]
-        passed["extra_cuda_cflags"] = [*map(torch_builder.quote, torch_builder.for_nvcc((), ["-Xcompiler", names])),
-                                       *(passed["extra_cuda_cflags"] or ())]
-        passed["use_pch"] = False
-        passed["extra_include_paths"] = [*(passed["extra_include_paths"] or ()), *identity.header_folder(arguments, extension.texts)]
-    if arguments["build_directory"]:  # torch links there, so that is what relative folders of libraries mean
-        directory = shlex.quote(os.path.abspath(arguments["build_directory"])).replace("$", "$$")
-        passed["extra_ldflags"] = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in passed["extra_ldflags"] or ()]
-    environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": extension.archs} if extension.archs else {})}
-    # torch's guess is wrong if nvcc is a wrapper script
-    variables = torch_builder.settings()
-    if tools.nvcc is not None:
-        variables["CUDA_HOME"] = tools.nvcc.root
-    elif tools.nvrtc is not None:
-        variables["CUDA_HOME"] = tools.nvrtc.as_toolkit(work)
-    try:
-        torch_builder.call("load" if extension.sources else "load_inline", passed, tools.ninja, environment, variables, around)
-    except torch_builder.NinjaFailed as failed:
-        raise _diagnosed(extension, objects.as_torch(str(failed)), work, base) from None
-
-
-def _diagnosed(extension: Extension, output: str, work: Path, base: Path) -> BuildError:
-    if not extension.sources:  # flags for this change the binary only, not the compilers' messages
-        output = output.replace(f"{work}{os.sep}", "")
-    return _blame_name(diagnose(output, extension.name, extension.purpose, base / "logs"), extension.name, output)
-
-
 def _blame_name(error: BuildError, name: str, output: str) -> BuildError:
     """Explain errors that come from the extension's name, which is a macro on the command line that no compiler's message mentions."""
     if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):
         better = re.sub(r"\W|^(?=\d)", "_", name)
         error.args = (f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",)
     return error
-
-
-def _trusted(extension: Extension, tools: BuildTools, work: Path) -> tuple[str, ...]:
-    own = [str(light.headers.OWN)] if extension.light else []
-    pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    return identity.trusted_prefixes(tools.compiler, tools.nvcc, tools.nvrtc, [*pythons, str(work), *own])
-
-
-def _compiler_headers(extension: Extension, subject: Subject, tools: BuildTools, work: Path, started: int) -> dict[str, str]:
-    """The SHA-256 of the headers that only the compiler found."""
-    done = processes.run([os.path.join(tools.ninja, "ninja"), "-t", "deps"], cwd=work, stdout=subprocess.PIPE)
-    read = {os.path.join(work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
-    if tools.nvrtc is not None:
-        from opjit.cpp_extension import cuda
-
-        read |= cuda.headers_read(work)
-    found = {}
-    for name, path in extension.other_headers(read, _trusted(extension, tools, work)).items():
-        if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
-            raise subject.fault(f"{path} changed during compilation; load it again")
-        found[name] = files.digest(path)
-    return found

@@ -19,7 +19,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ import torch
 
 from opjit import files, resources
 from opjit.backends import cpu
+from opjit.cpp_extension.arguments import Call, InlineCall, LoadCall
 from opjit.cpp_extension.flags import CommandLine, capabilities, cuda_archs
 from opjit.errors import BuildError, EntryError, ToolMissing, one_string
 from opjit.recipe import headers, toolchain
@@ -40,11 +41,6 @@ _CUDA = (".cu", ".cuh")
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _USERS_FOLDER = "/usr/local/include"  # compilers search it, but their versions say nothing about the headers that users put there
-# Arguments that do not change the binary, or that the key covers elsewhere.
-_COMMON = {"name", "extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths", "build_directory",
-           "verbose", "with_cuda", "with_sycl", "is_python_module", "keep_intermediates"}
-_LOAD_ARGUMENTS = _COMMON | {"sources", "is_standalone"}
-_INLINE_ARGUMENTS = _COMMON | {"cpp_sources", "cuda_sources", "sycl_sources", "use_pch"}
 
 
 class Unsupported(Exception):
@@ -188,11 +184,10 @@ def entries_folder(document: Mapping[str, Any]) -> str:
     return f"{folder_name(name)}/{tag}-torch{version}-{base_key({**document, 'found': {}})[:20]}"
 
 
-def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | None = None) -> Extension:
-    """Describe the extension that a call of load or load_inline requests.
+def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None) -> Extension:
+    """Describe the extension that a call requests.
 
     Args:
-        arguments: those of torch's function, by name.
         memory: the folder of notes on compilers.
         archs: the archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; None is those of this machine and its environment.
 
@@ -201,41 +196,42 @@ def describe(arguments: Mapping[str, Any], memory: Path | None, archs: str | Non
         FileNotFoundError: a source does not exist.
         BuildError, UnknownArch: an argument is wrong.
     """
-    name, standalone = arguments["name"], bool(arguments.get("is_standalone"))
+    name, standalone = call.name, isinstance(call, LoadCall) and bool(call.is_standalone)
     if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
         raise Unsupported
-    if standalone and arguments["is_python_module"]:
+    if standalone and call.is_python_module:
         raise Unsupported
-    sources = _sources(arguments)
-    inline, texts = (_other_arguments(arguments, _LOAD_ARGUMENTS), ()) if "sources" in arguments else _inline(arguments)
-    sycl = any(arguments.get(parameter) for parameter in ("with_sycl", "sycl_sources", "extra_sycl_cflags"))
-    if sycl or any(path.endswith(".sycl") for path in sources):
+    sources: tuple[str, ...] = ()
+    texts: tuple[bytes, ...] = ()
+    if isinstance(call, LoadCall):
+        sources, inline = _sources(call.sources), _as_json(call.newer)
+        languages = {os.path.splitext(path)[1] for path in sources}
+    else:
+        inline, texts = _inline(call)
+        languages = {suffix for suffix, given in ((".cu", call.cuda_sources), (".sycl", call.sycl_sources)) if given}
+    if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
-    with_cuda = arguments["with_cuda"]
-    compiled_for_cuda = any(path.endswith(_CUDA) for path in sources) or bool(arguments.get("cuda_sources"))
-    cuda = compiled_for_cuda if with_cuda is None else bool(with_cuda)
+    cuda = not languages.isdisjoint(_CUDA) if call.with_cuda is None else bool(call.with_cuda)
     compilers, light, trusted = _find_compilers(memory, cuda)
-    flags, command_line = _flags(arguments, cuda)
-    extra = [os.path.abspath(path) for path in _strings("extra_include_paths", arguments)]
+    flags, command_line = _flags(call, cuda)
+    extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    folders = (*header_folder(arguments, texts), *extra, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
+    folders = (*header_folder(call, texts), *extra, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
                _USERS_FOLDER)
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
+    if cuda and archs is None:
+        archs = cuda_archs(name, _strings("extra_cuda_cflags", call))
     extension = Extension(name, sources, (*sources, *command_line.forced), inline, texts, flags, archives, include, standalone,
-                          _archs(arguments, archs) if cuda else None, {}, compilers, light)
+                          archs if cuda else None, {}, compilers, light)
     return extension._replace(inputs=_scan(extension))
 
 
-def _archs(arguments: Mapping[str, Any], archs: str | None) -> str:
-    return cuda_archs(arguments["name"], _strings("extra_cuda_cflags", arguments)) if archs is None else archs
-
-
-def _flags(arguments: Mapping[str, Any], cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
-    command_line = CommandLine(arguments["build_directory"] or "")
-    flags = {"c": command_line.add(_strings("extra_cflags", arguments)), "link": command_line.add(_strings("extra_ldflags", arguments))}
+def _flags(call: Call, cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
+    command_line = CommandLine(call.build_directory or "")
+    flags = {"c": command_line.add(_strings("extra_cflags", call)), "link": command_line.add(_strings("extra_ldflags", call))}
     if cuda:
-        flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", arguments))
+        flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", call))
         flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
         flags["torch"] = _changed_by_user()
     if any("native" in word for language in flags.values() for word in language):  # its meaning differs between machines
@@ -255,28 +251,27 @@ def _changed_by_user() -> list[str]:
     return found
 
 
-def _strings(parameter: str, arguments: Mapping[str, Any]) -> list[str]:
+def _strings(parameter: str, call: Call) -> list[str]:
     """An argument that is a list of strings; None means an empty list."""
-    value = arguments[parameter] or None
+    value = getattr(call, parameter) or None
     if isinstance(value, str):
-        raise BuildError(one_string(arguments["name"], parameter, value), op=str(arguments["name"]), target="torch's extension builder")
+        raise BuildError(one_string(call.name, parameter, value), op=call.name, target="torch's extension builder")
     if not isinstance(value, (list, tuple, type(None))) or not all(isinstance(item, str) for item in value or ()):
         raise Unsupported
     return [item.strip() for item in value or ()]
 
 
-def header_folder(arguments: Mapping[str, Any], texts: Iterable[bytes]) -> list[str]:
+def header_folder(call: Call, texts: Iterable[bytes]) -> list[str]:
     """The build directory, if inline sources include a header from there: torch compiles them in that folder."""
-    if not arguments["build_directory"]:
+    if not call.build_directory:
         return []
-    folder = os.path.abspath(arguments["build_directory"])
+    folder = os.path.abspath(call.build_directory)
     return [folder] if any(True for text in texts for _ in headers.included(text, folder, ())) else []
 
 
-def _sources(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    sources = arguments.get("sources", [])
-    sources = [sources] if isinstance(sources, str) else sources
-    if not isinstance(sources, (list, tuple)) or ("sources" in arguments and not sources):
+def _sources(given: object) -> tuple[str, ...]:
+    sources = [given] if isinstance(given, str) else given
+    if not isinstance(sources, (list, tuple)) or not sources:
         raise Unsupported
     try:
         return tuple(sorted(os.path.abspath(os.fspath(path)) for path in sources))
@@ -284,30 +279,28 @@ def _sources(arguments: Mapping[str, Any]) -> tuple[str, ...]:
         raise Unsupported from None
 
 
-def _inline(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+def _inline(call: InlineCall) -> tuple[dict[str, Any], tuple[bytes, ...]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
     found: dict[str, Any] = {}
     texts = []
-    for parameter in ("cpp_sources", "cuda_sources"):
-        sources = [arguments[parameter]] if isinstance(arguments[parameter], str) else arguments[parameter] or []
+    for parameter, given in (("cpp_sources", call.cpp_sources), ("cuda_sources", call.cuda_sources)):
+        sources = [given] if isinstance(given, str) else given or []
         if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
             raise Unsupported
         content = [text.encode("utf-8", "surrogateescape") for text in sources]
         found[parameter] = [hashlib.sha256(text).hexdigest() for text in content]
         texts += content
-    functions = arguments["functions"]
-    if not isinstance(functions, (str, list, dict, type(None))):
+    if not isinstance(call.functions, (str, list, dict, type(None))):
         raise Unsupported
-    found |= _other_arguments(arguments, _INLINE_ARGUMENTS)  # functions, with_pytorch_error_handling, and more
-    if isinstance(functions, dict):  # in the order of the bindings
-        found["functions"] = [list(item) for item in functions.items()]
-    return found, tuple(texts)
+    functions = list(call.functions.items()) if isinstance(call.functions, dict) else call.functions  # in the order of the bindings
+    return found | _as_json({**call.newer, "functions": functions, "with_pytorch_error_handling": call.with_pytorch_error_handling,
+                             "no_implicit_headers": call.no_implicit_headers}), tuple(texts)
 
 
-def _other_arguments(arguments: Mapping[str, Any], others: Set[str]) -> dict[str, Any]:
+def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that only torch interprets. Unknown ones are included: torch must see them, so they must not be a cache hit."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps({parameter: arguments[parameter] for parameter in arguments.keys() - others}))
+        found: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
     except (TypeError, ValueError):
         raise Unsupported from None
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from opjit.cpp_extension import binary
+from opjit.cpp_extension.arguments import CALLS, Call
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import oplist
@@ -19,7 +19,7 @@ from opjit.store.store import Store
 _PATHS = ("sources", "extra_include_paths", "build_directory")
 
 
-def note(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
+def note(call: Call, archs: str | None) -> None:
     """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it.
 
     Args:
@@ -29,49 +29,39 @@ def note(function: str, arguments: Mapping[str, Any], archs: str | None) -> None
         return
     folder = os.path.dirname(os.environ["OPJIT_RECORD"])  # the list's, too
     try:
-        written = {name: _written(value) for name, value in arguments.items() if value is not None and name != "verbose"}
+        written = {name: _written(value) for name, value in call.for_torch().items() if value is not None and name != "verbose"}
         written |= {name: _each(written[name], lambda path: _from(folder, path)) for name in _PATHS if written.get(name)}
-        fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
+        fields = oplist.parse_extension(RecordedExtension(call.function, written, archs)._asdict())._asdict()
     except (TypeError, ValueError) as error:
-        refuse(arguments, f"its arguments cannot be written as JSON: {error}")
+        refuse(call, f"its arguments cannot be written as JSON: {error}")
     else:
-        oplist.append(str(arguments["name"]), fields)
+        oplist.append(call.name, fields)
 
 
-def refuse(arguments: Mapping[str, Any], reason: str) -> None:
+def refuse(call: Call, reason: str) -> None:
     """Log why a call is not in the list."""
     if os.environ.get("OPJIT_RECORD"):
-        logger.warning("the C++ extension %s is not recorded: %s", arguments["name"], reason)
+        logger.warning("the C++ extension %s is not recorded: %s", call.name, reason)
 
 
-def with_defaults(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call of load or load_inline, by name."""
-    parameters = inspect.signature(function).parameters.values()
-    return {**{each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD and each.default is not each.empty},
-            **arguments}
-
-
-def request(recorded: RecordedExtension, function: Callable[..., Any], folder: str, store: Store) -> ExtensionBinary:
+def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
     """Return the request that a recorded call makes, for the archs that it was recorded for.
 
     Args:
-        function: the one that was called.
         folder: the list's.
 
     Raises:
         RecordError: a source is missing, or only torch can build the extension.
         BuildError: an argument is wrong.
     """
-    named = {name: _each(value, lambda path: os.path.join(folder, path)) if name in _PATHS else value
-             for name, value in recorded.arguments.items()}
     try:
-        arguments = with_defaults(function, named)
-        fast = arguments.pop("fast")
-        return binary.of_call(arguments, store.notes, recorded.archs, fast)
+        named = {name: _each(value, lambda path: os.path.join(folder, path)) if name in _PATHS else value
+                 for name, value in recorded.arguments.items()}
+        return binary.of_call(CALLS[recorded.function].of(named), store.notes, recorded.archs)
     except FileNotFoundError as error:
         raise RecordError(f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
                           "folder, and others by their absolute paths") from error
-    except (Unsupported, KeyError, TypeError) as error:
+    except (Unsupported, TypeError) as error:
         raise RecordError(f"the C++ extension {recorded.name} is not built: its arguments are not those of "
                           f"{recorded.function}, or only torch can build it") from error
 

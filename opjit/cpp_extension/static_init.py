@@ -17,25 +17,20 @@ TIMEOUT = 30  # seconds; a library whose initialisers take longer is not checked
 _SHOWN = 4  # lines of the child's output in the error
 
 
-def check_in_child(path: str, name: str, must_open: bool = False) -> None:
-    """Open a library in a forked child; return if that works, or if there can be no child.
-
-    Args:
-        must_open: raise for a library that does not open, too; else this process will get the same error, with its message.
+def check_in_child(path: str, name: str) -> bool:
+    """Open a library in a forked child. Return whether that works, or there can be no child: else this process will get the same error.
 
     Raises:
         LoadError: the child died; the message has the exception's text.
     """
     if torch.cuda.is_initialized():
-        return  # a forked child cannot use CUDA, which an initialiser may need
+        return True  # a forked child cannot use CUDA, which an initialiser may need
     with tempfile.TemporaryFile() as output:
         ended = _open_in_child(path, output.fileno())
         output.seek(0)
         lines = [line.strip() for line in output.read(1 << 16).decode(errors="replace").splitlines() if line.strip()]
-    if ended > 0 and must_open:
-        raise LoadError(f"{name} does not open: a function is missing in torch's libraries")
     if ended >= 0:
-        return
+        return ended == 0
     what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
     reason = f"it threw {what!r}" if what else f"it got {signal.Signals(-ended).name}"
     more = "\n".join(lines[:_SHOWN])

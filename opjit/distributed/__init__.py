@@ -10,7 +10,7 @@ job.py has the ranks' protocol, and ranks.py how a process learns its rank.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ import torch
 from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
 from opjit.cpp_extension import binary
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Unsupported
-from opjit.cpp_extension.recorded import with_defaults
 from opjit.declare import registry
 from opjit.distributed import ranks
 from opjit.distributed.job import Job
@@ -90,7 +90,7 @@ def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
     Example:
         >>> module = opjit.distributed.load("ext", ["ext.cpp"], extra_cflags=["-O2"])
     """
-    return _load(cpp_extension.load, {"name": name, "sources": sources, **arguments})
+    return _load(LoadCall.of({"name": name, "sources": sources, **arguments}))
 
 
 def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> Any:
@@ -101,19 +101,19 @@ def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> An
         >>> opjit.distributed.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(cpp_extension.load_inline, {"name": name, "cpp_sources": cpp_sources, **arguments})
+    return _load(InlineCall.of({"name": name, "cpp_sources": cpp_sources, **arguments}))
 
 
-def _load(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    store, given = Store(default_root()), with_defaults(function, arguments)
+def _load(call: LoadCall | InlineCall) -> Any:
+    store = Store(default_root())
     try:
-        wanted = binary.of_call(given, store.notes, fast=given.pop("fast"))
+        wanted = binary.of_call(call, store.notes)
     except Unsupported:
-        return function(**arguments)
+        return cpp_extension.load_by_torch(call)
     [task] = share([wanted], store)
     if task.error is not None:
         raise task.error
-    return cpp_extension.load_wanted(function.__name__, wanted, task.entry)
+    return cpp_extension.load_wanted(wanted, task.entry)
 
 
 def share(wanted: Iterable[Wanted], store: Store, *, offer: bool = True, jobs: int | None = None, build_into_store: bool = False

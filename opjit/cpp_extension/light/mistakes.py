@@ -1,0 +1,90 @@
+"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h.
+
+torch/extension.h brings more declarations and macros than light headers, and changes nothing that these declare. So the first error stays
+if it is in the author's own text, no word of that text is a macro there alone, and
+
+- it is a name that torch/extension.h declares in no namespace, or a header that no folder has, or
+- more declarations do not matter to it: a missing semicolon, a class without such a member, a type that does not become another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit.cpp_extension.light import headers, vocabulary
+from opjit.cpp_extension.light.policy import Program
+from opjit.recipe.toolchain import Compiler
+
+_ERROR = re.compile(r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$", re.MULTILINE)
+_NO_FILE = re.compile(r"\S+: No such file or directory$|'\S+' file not found$")
+_QUOTED = r"['\"](?:[\w:]*::)?(\w+)['\"]"
+_UNDECLARED = re.compile(
+    rf"{_QUOTED} (?:was not declared in this scope|(?:in namespace '[^']+' )?does not name a type|has not been declared|is not a type"
+    rf"|is not a member of '[^'<]+')|(?:identifier|use of undeclared identifier|unknown type name) {_QUOTED}")
+_SETTLED = re.compile(
+    r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|(?:redefinition|redeclaration) of '"
+    r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
+    r"|no matching function for call to 'at::Tensor::"
+    r"|(?:cannot|could not) convert (?!.*(?:\bpy\b|pybind11|opjit|incomplete|for argument))|invalid conversion from '(?!.*for argument)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
+
+
+class Attempt(NamedTuple):
+    """A compilation with light headers.
+
+    Attributes:
+        program: its text.
+        files: the author's.
+        folders: those of light headers.
+        base: folder of the store.
+        cuda: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares.
+    """
+
+    program: Program
+    files: frozenset[str]
+    folders: Sequence[str]
+    base: Path
+    cxx: Compiler
+    cuda: tuple[str, ...] = ()
+
+
+def is_final(output: str, attempt: Attempt, work: Path) -> bool:
+    """Return whether the first error in a compiler's output is there with torch/extension.h, too. False if that is not certain.
+
+    Args:
+        work: folder where the compiler ran.
+
+    Raises:
+        BuildError, OSError: see `vocabulary.of_torch`.
+    """
+    error = _ERROR.search(output)
+    if error is None or not (os.path.join(work, error["file"]) in attempt.files or (attempt.cuda and error["file"] in map(
+            os.path.basename, attempt.files))):
+        return False
+    if _NO_FILE.match(error["text"]):
+        return True
+    undeclared, code = _UNDECLARED.match(error["text"]), attempt.program.code
+    name = undeclared and (undeclared[1] or undeclared[2])
+    if name is None and (attempt.cuda or not _SETTLED.match(error["text"])):
+        return False
+    if attempt.cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [str(headers.INCLUDE), *attempt.cuda])):
+        return False
+    if name in vocabulary.of_torch(attempt.base, attempt.cxx).names:
+        return False
+    changed = {*attempt.program.macros, *_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
+    if any(_occurs(word, [str(headers.INCLUDE)]) for word in changed):
+        return False
+    words = {*_WORD.findall(code)} - changed  # PYBIND11_MODULE is ours, and means the same
+    return not vocabulary.different(words - {"PYBIND11_MODULE"}, attempt.folders, attempt.base, attempt.cxx)
+
+
+def _occurs(word: str, folders: Iterable[str]) -> bool:
+    """Whether any header has a word."""
+    pattern = re.compile(rb"\b%s\b" % word.encode())
+    files = (path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
+    return any(pattern.search(path.read_bytes()) for path in files)
