@@ -14,6 +14,7 @@ import opjit
 from opjit import backends
 from opjit.builder import torch_builder
 from opjit.cpp_extension import identity
+from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import BuildError, CacheWarning
 from opjit.store.store import Store
@@ -71,9 +72,8 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
 
 
 def described(path: str | list[str], *flags: str, with_cuda: bool | None = None) -> Extension:
-    arguments = {"name": "faults_extension", "sources": path, "extra_cflags": list(flags), "extra_cuda_cflags": None, "extra_ldflags": None,
-                 "extra_include_paths": None, "with_cuda": with_cuda, "is_python_module": False, "build_directory": None}
-    return identity.describe(arguments, None)
+    call = LoadCall(name="faults_extension", sources=path, extra_cflags=list(flags), with_cuda=with_cuda, is_python_module=False)
+    return identity.describe(call, None)
 
 
 def test_the_order_of_sources_is_not_in_the_key(tmp_path: Path) -> None:

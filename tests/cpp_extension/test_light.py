@@ -19,8 +19,12 @@ import torch
 
 import opjit
 from opjit.cpp_extension import build, entries, light
-from opjit.cpp_extension.identity import Extension, describe
-from opjit.cpp_extension.light import headers, macros, policy, table
+from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.light import headers, mistakes, policy, table, vocabulary
+from opjit.cpp_extension.light.mistakes import Attempt
+from opjit.cpp_extension.light.policy import Program
+from opjit.cpp_extension.light.vocabulary import Vocabulary
+from opjit.errors import CompileError
 from opjit.recipe import toolchain
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
@@ -243,9 +247,9 @@ def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_header
     other = "#ifdef HAVE_UNISTD_H\n#elif defined M_PI\n#endif"
     base = Store(default_root()).base
     words, folders = folder_of(same, tmp_path / "same")
-    assert macros.different(words, folders, base, toolchain.require_cxx(None)) == []
+    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == []
     words, folders = folder_of(other, tmp_path / "other")
-    assert macros.different(words, folders, base, toolchain.require_cxx(None)) == ["HAVE_UNISTD_H"]
+    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == ["HAVE_UNISTD_H"]
 
 
 @pytest.mark.slow
@@ -332,13 +336,142 @@ print(opjit.load_inline(**{arguments!r}).count.__name__)
     assert fresh(program).stdout == "count\n"  # torch's entry is found, and light headers are not tried again
 
 
-def test_the_text_of_every_source_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.cpp").write_text("int a;\n")
-    (tmp_path / "b.cpp").write_text("int b;\n")
-    arguments = {"name": "two", "sources": [str(tmp_path / "a.cpp"), str(tmp_path / "b.cpp")], "build_directory": None, "with_cuda": None,
-                 "extra_cflags": [], "extra_cuda_cflags": [], "extra_ldflags": [], "extra_include_paths": [], "is_standalone": False,
-                 "is_python_module": True}
-    assert sorted(policy.program_of(describe(arguments, None), implicit=False).code.split("\n")) == ["", "", "int a;", "int b;"]
+def test_the_text_of_every_source_is_read(tmp_path: Path, asked: list[Extension]) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.cpp").write_text(f"int {name};\n")
+    with pytest.raises(KeyboardInterrupt):
+        opjit.load("two", [str(tmp_path / "a.cpp"), str(tmp_path / "b.cpp")])
+    assert sorted(policy.program_of(asked[0], implicit=False).code.split("\n")) == ["", "", "int a;", "int b;"]
+
+
+# --- mistakes of the author ---------------------------------------------------------------------------------------------------------------
+
+
+BUILT = "torch::Tensor f(torch::Tensor x) {{ {} return x; }}"
+
+
+@pytest.fixture
+def headers_tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each build, whether it has light headers. One with torch/extension.h is not begun."""
+    ways: list[bool] = []
+    original = build.build
+
+    def built(extension: Extension, *others: Any) -> Entry:
+        ways.append(bool(extension.light))
+        if not extension.light:
+            raise KeyboardInterrupt
+        return original(extension, *others)
+
+    monkeypatch.setattr(build, "build", built)
+    return ways
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(("mistake", "message"), [
+    ("x = x + n;", "'n' was not declared"), ("x.sise();", "has no member named 'sise'"), ("int64_t n = x.sizes();", "cannot convert"),
+    ("x = x + 1", "expected ';'"), ("x = torch::ad(x, x);", "'ad' is not a member"), ("at::Foo y;", "'Foo' is not a member"),
+    ("AT_CHECK(x.dim() > 1);", "AT_CHECK is TORCH_CHECK now"), ("x.view(1, 2, \"a\");", "no matching function"),
+    ('AT_DISPATCH_FLOATING_TYPES(x.type(), "f", [&] { int y = sizeof(scalar_t); });', r"write x\.scalar_type\(\)"),
+])
+def test_a_mistake_of_the_author_is_compiled_once(headers_tried: list[bool], mistake: str, message: str) -> None:
+    with pytest.raises(CompileError, match=rf"\Amain\.cpp:2:\d+: error: .*{message}"):
+        loaded("mistaken", BUILT.format(mistake), functions="f")
+    assert headers_tried == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("text", ['#include "nobodys.h"\n' + PROGRAM, '#include <THC/THC.h>\n' + PROGRAM])
+def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], text: str) -> None:
+    with pytest.raises(CompileError, match=r"\Amain\.cpp:2:10: fatal error: "):
+        loaded("nobodys", text, functions="doubled")
+    assert headers_tried == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("text", ["auto n = JOINED(get_num, _threads)();", "c10::List<int64_t> y; auto z = at::cat(y);"])
+def test_what_another_header_may_mend_is_compiled_with_torchs(headers_tried: list[bool], text: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        loaded("mended", f"#define JOINED(a, b) at::a##b\n{BUILT.format(text)}", functions="f")
+    assert headers_tried == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(headers_tried: list[bool]) -> None:
+    module = loaded("generated", "bool seeded(std::optional<at::Generator> g) { return g.has_value(); }", functions="seeded")
+    assert [module.seeded(torch.Generator()), module.seeded(None)] == [True, False]
+    assert headers_tried == [True, True]
+    assert described("generated")[0].built_with["headers"].endswith("pybind11")
+
+
+UNDECLARED = "main.cpp:2:3: error: '{}' was not declared in this scope"
+CODE = "void f() { mine(); other(known); other(BOTH); }"
+
+
+@pytest.mark.parametrize(("output", "code", "final"), [
+    (UNDECLARED.format("mine"), CODE, True), (UNDECLARED.format("known"), CODE, False),
+    (UNDECLARED.format("mine"), CODE + " MACRO(mine)", False),  # whose text is unknown without torch/extension.h
+    (UNDECLARED.format("mine"), "#define NDEBUG 1\n#include <torch/all.h>\n" + CODE, False),  # which torch's headers ask for
+    (UNDECLARED.format("mine"), "#define OWN_OF_NOBODY 1\n#include <torch/all.h>\n" + CODE, True),
+    ("torch/all.h:2:3: error: 'mine' was not declared in this scope", CODE, False),
+    ("main.cpp:1:2: error: expected class-name before '{' token", CODE, False),
+    ("main.cpp:1:2: error: 'class py::module_' has no member named 'mine'", CODE, False),
+    ("main.cpp:1:2: error: cannot convert 'A' to 'B' for argument '1' to 'int known(B)'", CODE, False),
+    ("main.cpp:1:2: error: cannot convert 'A' to 'B' in initialization", CODE, True),
+    (f"main.cpp:1:2: error: expected constructor before ';'\n{UNDECLARED.format('mine')}", CODE, False),
+    ("main.cpp:1:2: error: use of undeclared identifier 'mine'", CODE, True),  # clang's
+    ("collect2: error: ld returned 1 exit status", CODE, False),
+])
+def test_only_errors_that_no_header_mends_are_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: str,
+                                                    final: bool) -> None:
+    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: Vocabulary({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"])))
+    monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({"BOTH": " 1"}, ""))
+    monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
+    attempt = Attempt(Program(code, (), frozenset(), plain=True), frozenset([str(tmp_path / "main.cpp")]), [], tmp_path,
+                      toolchain.require_cxx(None))
+    assert mistakes.is_final(output, attempt, tmp_path) == final
+
+
+@pytest.mark.parametrize(("output", "final"), [
+    ('cuda.cu(3): error: identifier "alone_in_text" is undefined', True), ('cuda.cu(3): error: identifier "twice" is undefined', False),
+    ('cuda.cu(3): error: identifier "of_cuda" is undefined', False), ('cuda.cu(3): error: expected a ";"', False)])
+def test_the_split_of_cuda_code_is_not_blamed_on_the_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str,
+                                                            final: bool) -> None:
+    """A name that the author declares may be in the other part."""
+    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: Vocabulary({}, frozenset()))
+    monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({}, ""))
+    (tmp_path / "cuda_header.h").write_text("int of_cuda;")
+    program = Program("alone_in_text; twice; int twice; of_cuda;", (), frozenset(), plain=True)
+    attempt = Attempt(program, frozenset([str(tmp_path / "cuda.cu")]), [], tmp_path, toolchain.require_cxx(None), (str(tmp_path),))
+    assert mistakes.is_final(output, attempt, tmp_path) == final
+
+
+def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_classes() -> None:
+    text = """
+        extern "C" { extern void *copied (void *to, char = '{') noexcept (true); }
+        namespace a { inline namespace b { template <typename T, int N = (1 > 0)> struct Made : Base<T> { int member; void method(); }; } }
+        namespace a __attribute__((visibility("default"))) { enum Kind { one, two }; constexpr int number = sizeof(Kind); }
+        using ::printed; typedef void (*pointer)(int argument); int (*called(int))(char);
+        Made::Made(int size) : member(size) { int local = 1; for (int i = 0;;) {} }
+        struct Own { friend bool compared(Own, Own); friend struct Other; };
+        Own Own::made(const Own &own = {}) { return own; }
+    """
+    found = vocabulary.declared(text)
+    assert found >= {"copied", "a", "b", "Made", "Kind", "one", "two", "number", "printed", "pointer", "called", "compared", "Other", "Own"}
+    assert not found & {"to", "member", "method", "argument", "size", "local", "i", "own", "made", "N"}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_names_of_torchs_headers_are_found() -> None:
+    macros, names = vocabulary.of_torch(Store(default_root()).base, toolchain.require_cxx(None))
+    words = {word for text in table.STANDARD.values() for word in text.split()} - {"typeid"}
+    some = {"Tensor", "kFloat", "IntArrayRef", "parallel_for", "AutoDispatchBelowAutograd", "module_"}
+    assert words | headers._all_operators() | some <= names | macros.keys()
+    assert not names & {"n", "x", "idx", "total"}
 
 
 RENDERED = {"1": "86cef5deac29d949"}  # what light headers of two programs are, by version
