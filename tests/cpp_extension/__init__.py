@@ -8,11 +8,12 @@ compiler_launcher: cpp_extension/test_objects.py
 flags: cpp_extension/test_extension_key.py
 headers: cpp_extension/test_light.py
 identity: cpp_extension/test_extension_key.py
-macros: cpp_extension/test_light.py
+mistakes: cpp_extension/test_light.py
 policy: cpp_extension/test_light.py
 program: cpp_extension/test_patched.py
 recorded: cpp_extension/test_cluster.py
 sitecustomize: cpp_extension/test_patched.py
 static_init: cpp_extension/test_dropin.py
 table: cpp_extension/test_light.py
+vocabulary: cpp_extension/test_light.py
 """

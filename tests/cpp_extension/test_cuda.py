@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +13,15 @@ import pytest
 import torch
 
 import opjit
+from opjit.builder import cuda as builder_cuda
 from opjit.builder import nvrtc
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.cuda import CudaFile
+from opjit.builder.host_device_split import Variable
+from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.light import VERSION
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
@@ -185,6 +191,52 @@ def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double
     options = ["--gpu-architecture=sm_90", "-default-device", "-std=c++17", "--pre-include=opjit_device.h",
                *(f"--include-path={folder}" for folder in folders)]
     assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
+
+
+SPLIT = {"1": "50bbb4d8370ae5d1"}  # what the split of three files is, by light.VERSION
+HALVES = """
+#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+__global__ void add(at::PackedTensorAccessor32<at::Half, 1> x, __half y) { x[threadIdx.x] += at::Half(y); }
+void run(torch::Tensor x) { add<<<1, 32, 0, at::cuda::getCurrentCUDAStream()>>>(x.packed_accessor32<at::Half, 1>(), __half(1)); }
+"""
+SHARED = """
+#define THREADS 128
+namespace own { __device__ __forceinline__ float twice(float x) { return 2 * x; } }
+__global__ void __launch_bounds__(THREADS) k(float *x) { extern __shared__ float s[]; *s = pow(x[0], 2); x[0] = own::twice(*s); }
+void run(float *x) { dim3 grid(2, 2); k<<<grid, THREADS, sizeof(float) * THREADS>>>(x); }
+"""
+
+
+def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(library: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
+                 expressions: Sequence[str]) -> DeviceCode:
+        told.append(repr((source, name, sorted(headers.items()), options, expressions)))
+        return DeviceCode(b"", {}, "")
+
+    def ran(command: list[str], work: Path) -> str:
+        told.append(repr(command))
+        return ""
+
+    monkeypatch.setattr(builder_cuda, "run_tool", ran)
+    monkeypatch.setattr(nvrtc, "compile_for", compiled)
+    monkeypatch.setattr(nvrtc, "fatbin", lambda codes: b"")
+    told: list[str] = []
+    compiler = cast("Any", SimpleNamespace(path="c++", version="gcc version 12", includes=""))
+    for number, code in enumerate((KERNEL, HALVES, SHARED)):
+        work = tmp_path / str(number)
+        work.mkdir()
+        unit = unit_of(code, work, [*FLAGS, "-O3", "-DOWN=1"])
+        builder_cuda.compile_unit(unit, work / "cuda", compiler, cast("Any", SimpleNamespace(library="", headers="/nowhere")))
+        told += [path.read_text(encoding="utf-8") for path in sorted((work / "cuda").rglob("*.c*"))]
+    variable = Variable("own::v", constant=True)
+    told.append(builder_cuda._registration({"_Z1k": "_Z1kPf"}, {"_Z1v": (variable, 4)}, {"_Z1v": "_Z1vE"}))
+    told += [light.code_of([path.read_text()]) for path in sorted((light.OWN.parent / "nvrtc").rglob("*.h"))]
+    text = " ".join(" ".join(sorted(told)).split())
+    for folder, name in ((tmp_path, "WORK"), (light.OWN.parent, "OPJIT"), (light.INCLUDE, "TORCH")):
+        text = text.replace(str(folder), name)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert SPLIT.get(VERSION) == digest, "increase light.VERSION, which is part of the key, and enter it with this digest"
 
 
 def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
