@@ -7,7 +7,6 @@ import re
 import subprocess
 import sysconfig
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import methodcaller
 from pathlib import Path
@@ -117,7 +116,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Extension]:
     """The extensions that would be built."""
     found: list[Extension] = []
 
-    def built(extension: Extension, arguments: Mapping[str, Any], store: Store, must_store: bool) -> Entry:
+    def built(extension: Extension, *others: Any) -> Entry:
         found.append(extension)
         raise KeyboardInterrupt
 
