@@ -368,7 +368,7 @@ def headers_tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(("mistake", "message"), [
-    ("x = x + n;", "'n' was not declared"), ("x.sise();", "has no member named 'sise'"), ("int64_t n = x.sizes();", "cannot convert"),
+    ("x = x + n;", "'n' was not declared"), ("x.sizz();", "has no member named 'sizz'"), ("int64_t n = x.sizes();", "cannot convert"),
     ("x = x + 1", "expected ';'"), ("x = torch::ad(x, x);", "'ad' is not a member"), ("at::Foo y;", "'Foo' is not a member"),
     ("AT_CHECK(x.dim() > 1);", "AT_CHECK is TORCH_CHECK now"), ("x.view(1, 2, \"a\");", "no matching function"),
     ('AT_DISPATCH_FLOATING_TYPES(x.type(), "f", [&] { int y = sizeof(scalar_t); });', r"write x\.scalar_type\(\)"),
