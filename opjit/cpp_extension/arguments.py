@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 _Strings = list[str] | None
-_C = TypeVar("_C", bound="Call")
+_C = TypeVar("_C", bound="LoaderCall")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class LoaderCall:
     """What both functions take.
 
     Attributes:
@@ -49,7 +49,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadCall(Call):
+class LoadCall(LoaderCall):
     """A call of load."""
 
     function = "load"
@@ -63,7 +63,7 @@ class LoadCall(Call):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InlineCall(Call):
+class InlineCall(LoaderCall):
     """A call of load_inline."""
 
     function = "load_inline"

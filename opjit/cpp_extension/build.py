@@ -58,7 +58,7 @@ def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_
             started = time.time_ns()
             progress.step("compiling")
             prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
-            return _Build(extension, call, subject, tools, work, base, store if base == store.base else None, started,
+            return _ExtensionBuild(extension, call, subject, tools, work, base, store if base == store.base else None, started,
                           prepared).entry(staged / "entry")
 
     return publish(subject, store, make)
@@ -73,7 +73,7 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     return BuildTools(cxx, nvcc, nvrtc, toolchain.require_ninja(), nvccs=toolchain.find_compiler(store.notes))
 
 
-class _Build(NamedTuple):
+class _ExtensionBuild(NamedTuple):
     """A build in a private folder.
 
     Attributes:

@@ -27,7 +27,7 @@ import torch
 
 from opjit import files, resources
 from opjit.backends import cpu
-from opjit.cpp_extension.arguments import Call, InlineCall, LoadCall
+from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.cpp_extension.flags import CommandLine, capabilities, cuda_archs
 from opjit.errors import BuildError, EntryError, ToolMissing, one_string
 from opjit.recipe import headers, toolchain
@@ -227,7 +227,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
     return extension._replace(inputs=_scan(extension))
 
 
-def _flags(call: Call, cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
+def _flags(call: LoaderCall, cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
     command_line = CommandLine(call.build_directory or "")
     flags = {"c": command_line.add(_strings("extra_cflags", call)), "link": command_line.add(_strings("extra_ldflags", call))}
     if cuda:
@@ -251,7 +251,7 @@ def _changed_by_user() -> list[str]:
     return found
 
 
-def _strings(parameter: str, call: Call) -> list[str]:
+def _strings(parameter: str, call: LoaderCall) -> list[str]:
     """An argument that is a list of strings; None means an empty list."""
     value = getattr(call, parameter) or None
     if isinstance(value, str):
@@ -261,7 +261,7 @@ def _strings(parameter: str, call: Call) -> list[str]:
     return [item.strip() for item in value or ()]
 
 
-def header_folder(call: Call, texts: Iterable[bytes]) -> list[str]:
+def header_folder(call: LoaderCall, texts: Iterable[bytes]) -> list[str]:
     """The build directory, if inline sources include a header from there: torch compiles them in that folder."""
     if not call.build_directory:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opjit.cpp_extension import binary
-from opjit.cpp_extension.arguments import CALLS, Call
+from opjit.cpp_extension.arguments import CALLS, LoaderCall
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import oplist
@@ -19,7 +19,7 @@ from opjit.store.store import Store
 _PATHS = ("sources", "extra_include_paths", "build_directory")
 
 
-def note(call: Call, archs: str | None) -> None:
+def note(call: LoaderCall, archs: str | None) -> None:
     """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it.
 
     Args:
@@ -38,7 +38,7 @@ def note(call: Call, archs: str | None) -> None:
         oplist.append(call.name, fields)
 
 
-def refuse(call: Call, reason: str) -> None:
+def refuse(call: LoaderCall, reason: str) -> None:
     """Log why a call is not in the list."""
     if os.environ.get("OPJIT_RECORD"):
         logger.warning("the C++ extension %s is not recorded: %s", call.name, reason)
