@@ -10,8 +10,8 @@ import torch
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import Skipped, effects, replica, samples, storage_bytes
+from opjit.testing.compare import assert_same
+from opjit.testing.samples import Skipped, effects, effects_in_place, replica, samples, storage_bytes
 from opjit.testing.trials import trials
 
 CHECKS: list[Check] = []
@@ -34,11 +34,6 @@ def _zeroed(sample: Sample) -> tuple[Sample, Callable[[], None]]:
     return sample.map(make), fill
 
 
-def _effects_in_place(op: Op, sample: Sample) -> list[Any]:
-    """Like `effects`, but on the sample itself."""
-    return [*as_list(op.overload(*sample.args, **sample.kwargs)), *(sample.tensors() if op.schema.mutates else [])]
-
-
 def _assert_all_same(calls: list[Sample], found: list[list[Any]], expected: list[list[Any]]) -> None:
     torch.cuda.synchronize()
     for sample, got, wanted in zip(calls, found, expected, strict=True):
@@ -55,7 +50,7 @@ def _cuda_graph(op: Op, device: str) -> str:
     zeroed = list(map(_zeroed, calls))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [_effects_in_place(op, sample) for sample, _ in zeroed]
+        found = [effects_in_place(op.overload, op, sample) for sample, _ in zeroed]
     for _, fill in zeroed:
         fill()
     for _ in range(2):
@@ -75,6 +70,6 @@ def _cuda_stream(op: Op, device: str) -> str:
         torch.cuda._sleep(100_000_000)
         for _, fill in zeroed:
             fill()
-        found = [_effects_in_place(op, sample) for sample, _ in zeroed]
+        found = [effects_in_place(op.overload, op, sample) for sample, _ in zeroed]
     _assert_all_same(calls, found, expected)
     return tally(len(calls), "sample")

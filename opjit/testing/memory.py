@@ -12,8 +12,8 @@ import torch
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, storage_bytes
+from opjit.testing.compare import assert_same
+from opjit.testing.samples import Skipped, distinct_samples, effects, effects_in_place, moved, replica, storage_bytes
 from opjit.testing.trials import trials, watch
 
 CHECKS: list[Check] = []
@@ -33,11 +33,10 @@ def _canaries(op: Op, device: str) -> str:
         for fill in _FILLS:
             own = sample.map(lambda t, fill=fill: _guarded(t, fill))  # type: ignore[misc]
             before = [_around(t) for t in own.tensors()]
-            found = op.overload(*own.args, **own.kwargs)
+            results = effects_in_place(op.overload, op, own)
             for index, (t, bytes_before) in enumerate(zip(own.tensors(), before, strict=True)):
                 wrong = (_around(t) != bytes_before).nonzero().flatten().tolist()
                 assert not wrong, f"on ({sample}) the kernel writes {_beside(t, wrong[0])} tensor {index}"
-            results = [*as_list(found), *(own.tensors() if op.schema.mutates else [])]
             assert_same(results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs"))
     return f"{_GUARD} bytes on either side of the inputs of {tally(len(calls), 'sample')}"
 

@@ -50,10 +50,14 @@ def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample],
 
 def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
     """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
-    own = sample.map(replica)
     with reference_runs() if call is op._reference else nullcontext():
-        results = as_list(call(*own.args, **own.kwargs))
-    return [*results, *(own.tensors() if op.schema.mutates else [])]
+        return effects_in_place(call, op, sample.map(replica))
+
+
+def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
+    """The same of a call with the sample's own tensors, which an op may write."""
+    results = as_list(call(*sample.args, **sample.kwargs))
+    return [*results, *(sample.tensors() if op.schema.mutates else [])]
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,8 @@ from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME
 from opjit.testing import checks
-from opjit.testing.compare import Tolerance, as_list, assert_same
-from opjit.testing.samples import Skipped, effects, moved, samples, storage_bytes
+from opjit.testing.compare import Tolerance, assert_same
+from opjit.testing.samples import Skipped, effects, effects_in_place, moved, samples, storage_bytes
 
 FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
@@ -130,22 +130,17 @@ def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     raise AssertionError(f"exit code {done.returncode}: {where}{message}")
 
 
-def _call_samples(op: Op) -> int:
-    """In the child process: call each sample."""
-    calls = samples(op, "cpu")
-    for sample in calls:
-        on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
-        found = [*as_list(op(*on_gpu.args, **on_gpu.kwargs)), *(on_gpu.tensors() if op.schema.mutates else [])]
-        found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]
-        assert_same(found, effects(op.reference_function, op, sample), sample, within=_LOOSE)
-    return len(calls)
-
-
 def main(*ops: str) -> None:
-    """Run the child process. Takes pairs of an op's folder and name."""
+    """Run the child process: call each sample. Takes pairs of an op's folder and name."""
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
         registry.add_path(folder)
-        print(f"{qualified}: {_call_samples(registry.find(qualified))} calls", flush=True)
+        op = registry.find(qualified)
+        calls = samples(op, "cpu")
+        for sample in calls:
+            on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
+            found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in effects_in_place(op, op, on_gpu)]
+            assert_same(found, effects(op.reference_function, op, sample), sample, within=_LOOSE)
+        print(f"{qualified}: {len(calls)} calls", flush=True)
 
 
 if __name__ == "__main__":
