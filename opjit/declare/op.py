@@ -56,8 +56,7 @@ class Op:
     overload: torch._ops.OpOverload
 
     def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, code: Code | None = None,
-                 where: str | None = None, file: Path | None = None, constant: bool = False,
-                 elementwise: bool = False) -> None:
+                 where: str | None = None, file: Path | None = None, constant: bool = False, elementwise: bool = False) -> None:
         self.schema = schema.parse(text)
         tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
         if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)
@@ -183,14 +182,7 @@ class Op:
         Raises:
             DeclarationError: the op writes an argument: it would write a converted copy. Or `only` names no Tensor of the op.
         """
-        if self.schema.mutates:
-            raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
-        places: dict[str, int | str] = {each.name: each.name if each.keyword_only else index
-                                        for index, each in enumerate(self.schema.arguments) if each.kind == "Tensor"}
-        wrong = [name for name in only or () if name not in places]
-        if isinstance(only, str) or wrong:
-            raise DeclarationError(f"{self.qualified} has no Tensor {', '.join(wrong) or only}: only= is a list of {', '.join(places)}")
-        self._autocast = transforms.AutocastRule(dtype, None if only is None else frozenset(places[name] for name in only))
+        self._autocast = transforms.autocast_rule(self.schema, dtype, only)
         self.register_rules()
 
     def sharding(self, function: Function) -> Function:

@@ -7,12 +7,13 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
+from opjit.errors import DeclarationError
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
@@ -148,6 +149,18 @@ class AutocastRule(NamedTuple):
 
     dtype: torch.dtype | None = None
     only: frozenset[int | str] | None = None
+
+
+def autocast_rule(schema: Schema, dtype: torch.dtype | None, only: Sequence[str] | None) -> AutocastRule:
+    """Return the rule of an op for arguments by their names. Raises DeclarationError, as `Op.autocast` says."""
+    if schema.mutates:
+        raise DeclarationError(f"{schema.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
+    places: dict[str, int | str] = {each.name: each.name if each.keyword_only else index
+                                    for index, each in enumerate(schema.arguments) if each.kind == "Tensor"}
+    wrong = [name for name in only or () if name not in places]
+    if isinstance(only, str) or wrong:
+        raise DeclarationError(f"{schema.qualified} has no Tensor {', '.join(wrong) or only}: only= is a list of {', '.join(places)}")
+    return AutocastRule(dtype, None if only is None else frozenset(places[name] for name in only))
 
 
 def bind_autocast(library: torch.library.Library, schema: Schema, overload: OpOverload, rule: Callable[[], AutocastRule]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -25,14 +26,9 @@ def cache_bytes(device: str) -> int:
     return min(size, _LARGEST_CACHE) if size > 0 else _UNKNOWN_CACHE
 
 
-class Flush:
-    """Fills the cache with other data, which it reads: written lines would go to memory while the next call is timed."""
-
-    def __init__(self, device: str) -> None:
-        self._data = torch.zeros(cache_bytes(device) // 4 * 2, dtype=torch.int32, device=device)
-
-    def __call__(self) -> None:
-        self._data.max()
+def flusher(device: str) -> Callable[[], object]:
+    """Return a function that fills the cache with other data, which it reads: written lines would go to memory during the next call."""
+    return torch.zeros(cache_bytes(device) // 4 * 2, dtype=torch.int32, device=device).max
 
 
 def clock(device: str) -> int | None:

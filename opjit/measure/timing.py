@@ -37,7 +37,7 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
     Each side must have run before, since a first call may build or compile. The caller chooses the modes: users of an op without autograd
     see what `torch.inference_mode` gives.
     """
-    flush = machine.Flush(plan.device) if plan.cold else _nothing
+    flush = machine.flusher(plan.device) if plan.cold else lambda: None
     burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
     bursts: dict[str, _HostBurst | _DeviceBurst] = {name: burst_of(plan, name, flush) for name in plan.sides}
     for burst in bursts.values():
@@ -59,10 +59,6 @@ def _measurement(plan: TimingPlan, side: str, seconds: tuple[float, ...], burst:
     return Measurement(side, seconds, burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes, plan.flops,
                        machine.bound(plan.device, plan.bytes, plan.flops, min(sizes, default=4)),
                        machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0, burst.agrees, clock)
-
-
-def _nothing() -> None:
-    """Flush nothing: the caches stay hot."""
 
 
 def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:

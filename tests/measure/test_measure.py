@@ -162,7 +162,7 @@ def test_calls_that_the_host_delays_go_through_a_graph_if_one_takes_them(monkeyp
     for name, stub in (("Event", StubEvent), ("CUDAGraph", StubGraph), ("graph", graph), ("synchronize", lambda: None),
                        ("clock_rate", lambda: 1980), ("current_device", lambda: 0), ("default_generators", [mock.MagicMock()])):
         monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(machine, "Flush", lambda device: lambda: None)
+    monkeypatch.setattr(machine, "flusher", lambda device: lambda: None)
     monkeypatch.setattr(machine, "bound", lambda *_: None)
     small(monkeypatch, 1000)
     found = measure(plan_of({"neg": torch.neg}, Inputs((torch.rand(10),)), "cuda"))["neg"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opjit.testing.isolation import Child, _Clock
-from tests.helpers import command, environment
+from tests.helpers import command, ended, environment
 from tests.testing.mistakes import BODY, MISTAKES, Mistake
 
 LOOP = """
@@ -191,6 +191,20 @@ def test_a_call_that_gets_no_processor_is_not_late() -> None:
         waking = threading.Timer(1.5, os.kill, (child.pid, signal.SIGCONT))
         waking.start()
         assert _Clock(child.pid).await_message(child.messages, 0.1)
+
+
+def test_a_child_in_a_namespace_of_process_ids_knows_its_parent() -> None:
+    done = ended("""
+        import ctypes
+        from opjit.testing.isolation import Child
+        NEW_IDS = 0x20000000
+        if ctypes.CDLL(None).unshare(NEW_IDS) == 0:
+            with Child(lambda pipe: pipe.send("runs")) as child:
+                print(child.messages.recv())
+        """)
+    if not done.stdout and done.returncode == 0:
+        pytest.skip("this user may make no namespace")
+    assert done.stdout == "runs\n", done.stderr
 
 
 def test_a_slow_reference_is_not_the_kernels_time_and_imports_are_nobodys(tmp_path: Path) -> None:
