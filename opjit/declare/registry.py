@@ -21,16 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from opjit import files, processes, resources
 from opjit.backends import Backend
 from opjit.declare import registration
 from opjit.declare.op import Function, Op
 from opjit.errors import DeclarationError, UnknownOp
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 GROUP = "opjit.ops"
 
@@ -190,19 +186,13 @@ def _search_packages(qualified: str | None, any_namespace: bool) -> None:
         _searched.add(f"{point.name}={point.value}")
         try:
             with _publishing():
-                _load(point)
+                for path in getattr(point.load(), "__path__", []):  # of a package, which may be a folder of ops; a module declares its own
+                    if op_folders(Path(path)):
+                        add_path(path)
         except Exception as error:
             origin = f" of {point.dist.name}" if point.dist else ""
             warnings.warn(f"the ops of the entry point {point.name} = {point.value}{origin} are missing: {type(error).__name__}: {error}",
                           RuntimeWarning, stacklevel=5)
-
-
-def _load(point: EntryPoint) -> None:
-    """Import the module or package of an entry point. A module declares its ops itself; a package may be a folder of ops."""
-    loaded = point.load()
-    for path in getattr(loaded, "__path__", []):
-        if op_folders(Path(path)):
-            add_path(path)
 
 
 def declare_bundled(ready: Callable[[Op, Backend], object]) -> None:
