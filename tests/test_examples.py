@@ -55,6 +55,12 @@ def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
 
 
 @pytest.mark.slow
+def test_a_network_trains_with_the_layer_from_caffe() -> None:
+    errors = [float(line.split()[-1]) for line in run("06_from_caffe/train.py").splitlines() if line.startswith("step")]
+    assert errors[-1] < 0.1 * errors[0]
+
+
+@pytest.mark.slow
 def test_the_device_has_what_its_readme_says() -> None:
     """Also what torch takes from C++ only."""
     done = helpers.fresh(f"""

@@ -85,9 +85,11 @@ def test_each_way_to_choose_chooses(project: Run) -> None:
         return int(project(*arguments)[1].splitlines()[-1].split()[0])
 
     assert passed("-m", "stress") == passed("test_one.py::test_of_a_file") == passed("-m", "corpus") == 1
-    parts = [passed("-k", "table", "--tier", "slow", "--part", f"{number}/2") for number in (7, 8)]
-    assert sum(parts) == 40 - passed("-k", "table")
-    assert max(parts) - min(parts) <= 1, "all cost the same"
+    fast = passed("-k", "table")
+    for tier, all_of_it in (("slow", 40 - fast), ("fast", fast)):
+        parts = [passed("-k", "table", "--tier", tier, "--part", f"{number}/2") for number in (7, 8)]
+        assert sum(parts) == all_of_it
+        assert max(parts) - min(parts) <= 1, "all cost the same"
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])

@@ -44,7 +44,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--tier", choices=("fast", "slow", "all"), default="fast",
                     help="fast: what takes 2 s at most (the default); slow: the rest; all: both. A test named with :: runs in any case.")
     group.addoption("--part", metavar="NUMBER/COUNT", default="0/1",
-                    help="of the slow tier, one of COUNT parts that take as long; NUMBER may be any, as a date or a seed")
+                    help="of the chosen tests, one of COUNT parts that take as long; NUMBER may be any, as a date or a seed")
     group.addoption("--measure", action="store_true", help="write tests/durations.txt and tests/floors.json from this run")
 
 
@@ -94,18 +94,29 @@ def slow_of(seconds: Mapping[str, float], measured: Mapping[str, float]) -> dict
     return {name_of(node): cost for node, cost in found.items()}
 
 
-def part_of(slow: list[pytest.Item], part: str, measured: Mapping[str, float]) -> set[str]:
-    """The tests in one part of the slow tier. The parts take as long; the corpus, which shares a build of minutes, is in one of them."""
+def part_of(items: list[pytest.Item], part: str, measured: Mapping[str, float]) -> set[str]:
+    """One part of tests. The parts take as long; the corpus, which shares a build of minutes, is in one of them."""
     number, count = (int(text) for text in part.split("/"))
     together: dict[str, list[str]] = defaultdict(list)
-    for item in slow:
-        together["corpus" if item.get_closest_marker("corpus") else item.nodeid].append(item.nodeid)
-    costs = {name: sum(measured.get(name_of(node), SLOW) for node in nodes) for name, nodes in together.items()}
-    parts: list[tuple[float, set[str]]] = [(0.0, set())] * count
+    costs: Counter[str] = Counter()
+    for item in items:
+        name = "corpus" if item.get_closest_marker("corpus") else item.nodeid
+        together[name].append(item.nodeid)
+        costs[name] += cost_of(item, measured)
+    parts: list[set[str]] = [set() for _ in range(count)]
+    totals = [0.0] * count
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        lightest = min(range(count), key=lambda index: parts[index][0])
-        parts[lightest] = (parts[lightest][0] + costs[name], parts[lightest][1] | {*together[name]})
-    return parts[number % count][1]
+        lightest = totals.index(min(totals))
+        totals[lightest] += costs[name]
+        parts[lightest] |= {*together[name]}
+    return parts[number % count]
+
+
+def cost_of(item: pytest.Item, measured: Mapping[str, float]) -> float:
+    """Its seconds, or a guess for a test that was not measured."""
+    name = name_of(item.nodeid)
+    known = measured.get(name, measured.get(name.partition("[")[0]))
+    return known if known is not None else SLOW if item.get_closest_marker("slow") else SLOW / 8
 
 
 def cpu() -> float:
@@ -208,7 +219,7 @@ class Tiers:
         return not any(fewer) and self.config.args_source != pytest.Config.ArgsSource.ARGS
 
     def parts(self) -> int:
-        """Into how many the slow tier is divided, of which this run has one."""
+        """Into how many the chosen tests are divided, of which this run has one."""
         return int(self.config.option.part.split("/")[1])
 
     @pytest.hookimpl(tryfirst=True)
@@ -228,15 +239,11 @@ class Tiers:
         named = set(re.findall(r"\w+", option.markexpr or ""))
         tiers = {item.nodeid: tier_of(item, {}) for item in items}
         asked = {"fast": option.tier != "slow", "slow": option.tier != "fast" or bool(named & {*OF_SLOW}), "stress": "stress" in named}
-        part = part_of([item for item in items if tiers[item.nodeid] == "slow"], option.part, self.measured)
-        kept: list[pytest.Item] = []
-        dropped: list[pytest.Item] = []
-        for item in items:
-            tier = tiers[item.nodeid]
-            (kept if asked[tier] and (tier != "slow" or item.nodeid in part) else dropped).append(item)
+        part = part_of([item for item in items if asked[tiers[item.nodeid]]], option.part, self.measured)
+        dropped = [item for item in items if item.nodeid not in part]
         self.left.update(tiers[item.nodeid] for item in dropped)
         self.config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+        items[:] = [item for item in items if item.nodeid in part]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         tier = next((name for name in ("stress", "slow") if name in report.keywords), "fast")
@@ -280,11 +287,11 @@ class Tiers:
         names = [self.config.option.markexpr] if self.config.option.markexpr else tiers
         for name, floor in floors.items():
             tier, _, need = name.partition(" ")
-            if tier == "slow" and self.parts() > 1:
+            if self.parts() > 1:
                 floor //= 2 * self.parts()  # they take as long, and may hold fewer tests
             if tier in names and self.has.get(need, True) and counts[name] < floor:
                 found.append(f"{counts[name]} tests of {name!r} were executed, and the floor in tests/floors.json is {floor}")
-        if "fast" in names:
+        if "fast" in names and self.parts() == 1:
             met = [node for node, (_, need) in self.kinds.items() if self.has.get(need, True)]
             skipped = {node.partition("::")[0] for node in met} - {node.partition("::")[0] for node in self.executed}
             found += [f"{file} was skipped whole" for file in sorted(skipped)]

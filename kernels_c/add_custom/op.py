@@ -60,7 +60,9 @@ def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _reduced(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    summed = grad if _same(grad.shape, shape) else grad.sum_to_size(shape)
+    more = grad.dim() - len(shape)
+    repeated = [d for d, size in enumerate(grad.shape) if d < more or (_surely(shape[d - more] == 1) and not _surely(size == 1))]
+    summed = grad.sum(repeated, keepdim=True)[(0,) * more] if repeated else grad  # sum_to_size asks about sizes that only data tell
     return summed if summed.dtype == dtype else summed.to(dtype)
 
 
