@@ -11,25 +11,25 @@
 
 #define THREADS 256 /* CAFFE_CUDA_NUM_THREADS was 512, which is 3 % slower here */
 
-static __device__ float rounded(float x)
+static inline __device__ float rounded(float x)
 {
     return x > 0.5f ? 1.0f : 0.0f;
 }
-static __device__ double rounded(double x)
+static inline __device__ double rounded(double x)
 {
     return x > 0.5 ? 1.0 : 0.0;
 }
-static __device__ opjit_half rounded(opjit_half x)
+static inline __device__ opjit_half rounded(opjit_half x)
 {
     return opjit_float_to_half(rounded(opjit_half_to_float(x)));
 }
-static __device__ opjit_bfloat16 rounded(opjit_bfloat16 x)
+static inline __device__ opjit_bfloat16 rounded(opjit_bfloat16 x)
 {
     return opjit_float_to_bfloat16(rounded(opjit_bfloat16_to_float(x)));
 }
 
 template <typename scalar>
-static __device__ opjit_pack<scalar> rounded(opjit_pack<scalar> x)
+static inline __device__ opjit_pack<scalar> rounded(opjit_pack<scalar> x)
 {
 #pragma unroll
     for (int i = 0; i < opjit_pack<scalar>::width; i++)
