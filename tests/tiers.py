@@ -98,7 +98,7 @@ def part_of(items: list[pytest.Item], part: str, measured: Mapping[str, float]) 
     """One part of tests. The parts take as long; the corpus, which shares a build of minutes, is in one of them."""
     number, count = (int(text) for text in part.split("/"))
     together: dict[str, list[str]] = defaultdict(list)
-    costs: Counter[str] = Counter()
+    costs: dict[str, float] = defaultdict(float)
     for item in items:
         name = "corpus" if item.get_closest_marker("corpus") else item.nodeid
         together[name].append(item.nodeid)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,8 @@ from opjit.declare import registry
 from opjit.recipe import toolchain
 from opjit.recipe.schema import Schema, parse
 from opjit.testing import sanitize
+from opjit.testing.samples import Skipped
+from opjit.testing.sanitized import Sanitizers
 from tests.helpers import BUNDLED, fresh
 
 MakeOp = Callable[..., Op]
@@ -42,30 +44,28 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 # The headers --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h",
-                                    "opjit_glue.h", "opjit_random.h"])
+C_HEADERS = ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_random.h"]
+
+
+def _check_syntax(language: str, header: str, *flags: str) -> None:
+    compiler = CC if language == "c" else CXX
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    text = f'#include "{header}"\n'
+    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=text)
+    if header == "opjit.h" and shutil.which("clang"):
+        _compile("clang", *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=text)
+
+
+@pytest.mark.parametrize("header", [*C_HEADERS, "opjit_glue.h", "opjit_printf.h"])
 def test_a_header_is_strict_c11(header: str) -> None:
     whole = ["-DOPJIT_LISTS=1", "-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
-    _compile(CC, "-std=c11", *STRICT, *whole, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text=f'#include "{header}"\n')
+    _check_syntax("c", header, "-std=gnu11" if header == "opjit_printf.h" else "-std=c11", *whole)  # it takes functions of Linux's
 
 
-def test_the_printing_header_is_clean_where_linux_s_functions_are_declared() -> None:
-    _compile(CC, "-std=gnu11", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-", text='#include "opjit_printf.h"\n')
-
-
-@pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.parametrize("header", ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h",
-                                    "opjit_printf.h", "opjit_random.h"])
+@pytest.mark.parametrize("header", [*C_HEADERS, "opjit_printf.h"])
 def test_a_header_is_strict_cpp17(header: str) -> None:
-    assert CXX is not None
-    _compile(CXX, "-std=c++17", *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", "c++", "-", text=f'#include "{header}"\n')
-
-
-@pytest.mark.skipif(shutil.which("clang") is None, reason="no clang")
-@pytest.mark.parametrize("language", ["c", "c++"])
-def test_clang_takes_the_headers_too(language: str) -> None:
-    standard = "-std=c11" if language == "c" else "-std=c++17"
-    _compile("clang", standard, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text='#include "opjit.h"\n')
+    _check_syntax("c++", header, "-std=c++17")
 
 
 @pytest.mark.nvcc
@@ -296,118 +296,66 @@ def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
 # Sanitizers ---------------------------------------------------------------------------------------------------------------------
 
 
-SANITIZED = """
-    import ctypes, json, sys
-    import torch
-    import opjit
-    from pathlib import Path
-
-    folder, qualified, library = Path({folder!r}), {qualified!r}, {library!r}
-    if not qualified.startswith("opjit::"):
-        opjit.registry.declare_folder(folder)
-    op = opjit.registry.find(qualified)
-    assert ctypes.CDLL(library).opjit_register() == 0
-    calls = 0
-
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        return op.overload(*args, **kwargs)
-
-    {calls}
-    for _ in range(3):
-        try:
-            call({bad})
-        except RuntimeError as error:
-            assert qualified in str(error), error
-        else:
-            raise AssertionError("no error")
-    print("calls", calls)
-    """
-COMPARED = """
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        for args, kwargs, *_ in op.samples_on("cpu"):
-            torch.testing.assert_close(call(*args, **kwargs), op.reference_function(*args, **kwargs), rtol=1e-2, atol=1e-1, equal_nan=True)
-    bad = [torch.zeros_like(v, dtype=torch.float8_e4m3fn) if isinstance(v, torch.Tensor) else v for v in next(op.samples_on("cpu"))[0]]
-    """
-INCREMENTED = """
-    for dtype in (torch.float32, torch.int64, torch.int8):
-        x = torch.zeros(5, 7, dtype=dtype)
-        for view in (x, x.t(), x[1::2, ::3], x[:0], x[:0, :1, None].expand(0, 2**40, 2**40)):
-            call(view)
-    """
-
-
-def _sanitizer(name: str) -> str | None:
-    path = subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
-    return path if os.path.isabs(path) else None
-
-
-# torch itself is not built for sanitizers: its allocations are checked, its mixture of new and free is not.
-SANITIZERS = {
-    "LD_PRELOAD": " ".join(filter(None, (_sanitizer("libasan.so"), _sanitizer("libubsan.so")))),
-    "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1"}
-
-
-def _sanitized(op: Op, folder: Path) -> Path:
-    """The op's library, compiled with both sanitizers and linked to the torch at hand."""
-    return sanitize.instrumented(op, ("address", "undefined"), CC, folder)
+@pytest.fixture(scope="module")
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sanitizers]:
+    """One process for all ops."""
+    try:
+        started = Sanitizers(("address", "undefined"), 200.0, str(tmp_path_factory.mktemp("sanitized")))
+    except Skipped as reason:
+        pytest.skip(str(reason))
+    with started:
+        yield started
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
-@pytest.mark.parametrize(("qualified", "calls", "bad"), [
-    *((name, COMPARED, "*bad") for name in [*BUNDLED, "optest::double", "optest::parts", "optest::joined"]),
-    ("optest::increment", INCREMENTED, "torch.ones(3, dtype=torch.complex64)"),
-    ("optest::everything", """
-    full = [torch.ones(2, 3).t(), torch.ones(1), [torch.ones(2), torch.ones(0)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t",
-            torch.int8, [1, 2], [3], [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2]]
-    none = [torch.tensor(1.0), None, [], 1, 2, 3.0, True, "", torch.int8, None, None, None, None, None, None, [], [], [], [], [1, 2],
-            [torch.ones(1)] * 2, None, None, None, None, None]
-    for values in (full, none):
-        call(*values)
-    late = [*full[:3], -2, *full[4:]]
-    """, "*[*full[:3], -1 - calls % 2, *full[4:]]"),
-])
-@pytest.mark.usefixtures("everything", "double", "increment", "parts")
-def test_ops_are_clean_under_asan_and_ubsan(tmp_path: Path, qualified: str, calls: str, bad: str) -> None:
-    """Every sample of every op in the table, with one thread and with three, and three refused calls."""
-    op = registry.find(qualified)
-    library = _sanitized(op, tmp_path)
-    code = SANITIZED.format(folder=str(op.folder), qualified=qualified, library=str(library), calls=calls.strip(), bad=bad)
-    printed = fresh(code, SANITIZERS, shared=True).stdout
-    assert re.search(r"^calls (?!0$)\d+$", printed, re.MULTILINE), printed
+@pytest.mark.parametrize("name", [*BUNDLED, "optest::double", "optest::parts", "optest::joined"])
+@pytest.mark.usefixtures("double", "parts")
+def test_ops_are_clean_under_asan_and_ubsan(sanitizers: Sanitizers, name: str) -> None:
+    """Every sample, every layout, with one thread and with four, and refused calls."""
+    sanitizers.begin(registry.find(name), only=("results", "strides", "threads", "float8"))
+    line = sanitizers.finding().line
+    assert line.status == "ok", line.note
+    assert not line.note.startswith("0 "), line.note
 
 
-@pytest.mark.skipif(_sanitizer("libasan.so") is None, reason="the compiler has no AddressSanitizer")
-@pytest.mark.parametrize(("statement", "report"), [
-    ("((char *)memory)[size] = 1", "heap-buffer-overflow"),
-    ("*out = x->numel << (int)(size + 50)", "shift exponent"),
-])
-def test_the_sanitizers_would_notice(make_op: MakeOp, tmp_path: Path, statement: str, report: str) -> None:
-    op = make_op("wrong(Tensor x, int size) -> int", f"""
-        opjit_status wrong_cpu(const opjit_tensor *x, int64_t size, int64_t *out)
-        {{
-            void *memory;
-            OPJIT_TRY(opjit_scratch(&memory, size, x));
-            *out = 0;
-            {statement};
-            return OPJIT_OK;
-        }}
-        """)
-    library = _sanitized(op, tmp_path)
+@pytest.mark.slow
+@pytest.mark.usefixtures("sanitizers")
+def test_generated_glue_is_clean_under_asan_and_ubsan(everything: Op, increment: Op, tmp_path: Path) -> None:
+    """With values of every type, with as few as may be, with those that the kernel refuses, and with tensors that it writes."""
+    built = []
+    for op in (everything, increment):
+        folder = tmp_path / op.schema.name
+        folder.mkdir()
+        built.append((str(op.folder), str(sanitize.instrumented(op, ("address", "undefined"), CC, folder))))
+    libraries = (subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+                 for name in ("libasan.so", "libubsan.so"))
     code = f"""
         import ctypes
+        from pathlib import Path
         import torch
         import opjit
-        exec(compile(open({str(op.folder / 'op.py')!r}).read(), {str(op.folder / 'op.py')!r}, "exec"), {{"opjit": opjit, "fake": None}})
-        assert ctypes.CDLL({str(library)!r}).opjit_register() == 0
-        torch.ops.{op.qualified.replace('::', '.')}(torch.ones(1), 64)
+        for folder, library in {built!r}:
+            opjit.registry.declare_folder(Path(folder))
+            assert ctypes.CDLL(library).opjit_register() == 0
+        call = opjit.registry.find("optest::everything").overload
+        full = [torch.ones(2, 3).t(), torch.ones(1), [torch.ones(2), torch.ones(0)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t",
+                torch.int8, [1, 2], [3], [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2]]
+        none = [torch.tensor(1.0), None, [], 1, 2, 3.0, True, "", torch.int8, None, None, None, None, None, None, [], [], [], [], [1, 2],
+                [torch.ones(1)] * 2, None, None, None, None, None]
+        call(*full), call(*none)
+        for refused in (-1, -2):
+            try:
+                call(*full[:3], refused, *full[4:])
+            except RuntimeError as error:
+                assert "optest::everything" in str(error), error
+                print("refused")
+        for dtype in (torch.float32, torch.int64, torch.int8):
+            x = torch.zeros(5, 7, dtype=dtype)
+            for view in (x, x.t(), x[1::2, ::3], x[:0], x[:0, :1, None].expand(0, 2**40, 2**40)):
+                torch.ops.optest.increment(view)
         """
-    with pytest.raises(AssertionError, match=report):
-        fresh(code, SANITIZERS, shared=True)
+    options = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"  # torch is not instrumented
+    assert fresh(code, {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}).stdout == "refused\n" * 2
 
 
 # Half precision -----------------------------------------------------------------------------------------------------------------
@@ -581,57 +529,31 @@ def _offsets(x: torch.Tensor) -> list[int]:
     return found
 
 
-hard = settings(max_examples=1500, deadline=None, derandomize=True)
-
-
 @pytest.mark.slow
-@hard
-@given(x=views())
-def test_empty_like_has_torchs_strides(layouts: dict[str, Op], x: torch.Tensor) -> None:
-    got, expected = layouts["like"](x), torch.empty_like(x)
-    assert (got.shape, got.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
-
-
-@pytest.mark.slow
-@hard
-@given(x=views())
-def test_elements_of_one_tensor_are_each_there_in_memory_order(layouts: dict[str, Op], x: torch.Tensor) -> None:
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(x=views(), data=st.data())
+def test_any_layout_is_read_as_torch_reads_it(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
+    """Each element is there: by its index, in a walk over any range of elements, over two tensors at once, and in the memory's order."""
+    like, expected = layouts["like"](x), torch.empty_like(x)
+    assert (like.shape, like.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
+    places = _offsets(x)
+    assert layouts["offsets"](x).tolist() == places
+    begin = data.draw(st.integers(0, x.numel()))
+    end = data.draw(st.integers(begin, x.numel()))
+    assert layouts["walk"](x, begin, end).tolist() == [[i, places[i]] for i in range(begin, end)]
+    order = data.draw(st.permutations(range(x.dim())))
+    y = torch.empty([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.dim())])
+    assert layouts["walk2"](x, y).tolist() == [places, _offsets(y)]
     sizes, strides = layouts["elements"](x).tolist()
     assert math.prod(sizes) == x.numel()
     if x.numel():
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        got = torch.arange(last + 1).as_strided(sizes, strides).flatten().tolist()
-        assert sorted(got) == sorted(_offsets(x))
+        assert sorted(torch.arange(last + 1).as_strided(sizes, strides).flatten().tolist()) == sorted(places)
     if x.numel() > 1:
         assert 1 not in sizes
         assert strides == sorted(strides, reverse=True)
         if x.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense_or_false(x):
             assert (sizes, strides) == ([x.numel()], [1]), "a permuted dense tensor is one dimension"
-
-
-@pytest.mark.slow
-@hard
-@given(x=views())
-def test_offset_finds_every_element(layouts: dict[str, Op], x: torch.Tensor) -> None:
-    assert layouts["offsets"](x).tolist() == _offsets(x)
-
-
-@pytest.mark.slow
-@hard
-@given(x=views(), data=st.data())
-def test_a_walk_visits_any_range_of_elements_in_order(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
-    begin = data.draw(st.integers(0, x.numel()))
-    end = data.draw(st.integers(begin, x.numel()))
-    assert layouts["walk"](x, begin, end).tolist() == [[i, _offsets(x)[i]] for i in range(begin, end)]
-
-
-@pytest.mark.slow
-@hard
-@given(x=views(), data=st.data())
-def test_a_walk_over_two_tensors_visits_the_same_element_of_both(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(x.dim())))
-    y = torch.empty([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.dim())])
-    assert layouts["walk2"](x, y).tolist() == [_offsets(x), _offsets(y)]
 
 
 def test_two_tensors_of_other_sizes_are_told_apart(layouts: dict[str, Op]) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.autograd import gradcheck
 
 from opjit import Op, backends
 from opjit.backends import targets
@@ -81,10 +80,13 @@ def test_any_sizes_give_the_references_values(forward: Op, backward: Op, batch: 
     assert_right(backward, gradient_arguments(forward, args))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_sizes_beyond_a_block_of_the_depth_and_one_thread(forward: Op, backward: Op, dtype: torch.dtype) -> None:
-    for sizes in ((64, 128, 512), (5, 700, 33), (300, 2, 65)):
-        args = arguments(*sizes, dtype)
+def test_sizes_beyond_a_block_of_the_depth_and_one_thread(forward: Op, backward: Op, dtype: torch.dtype, device: str) -> None:
+    of_blocks = [(64, 128, 512), (5, 700, 33), (300, 2, 65)]
+    of_tiles = [(1, 1, 1), (16, 32, 128), (17, 33, 65), (33, 1, 100), (100, 0, 30), (0, 3, 5), (2, 3, 0), (300, 300, 1030)]
+    for sizes in of_blocks if device == "cpu" else [*of_blocks, *of_tiles]:
+        args = arguments(*sizes, dtype, device)
         assert_right(forward, args)
         assert_right(backward, gradient_arguments(forward, args))
 
@@ -111,12 +113,6 @@ def test_strides_are_followed(forward: Op, backward: Op, dtype: torch.dtype, lay
             assert_right(op, [layout(x) if isinstance(x, Tensor) and at in (index, None) else x for index, x in enumerate(all_args)])
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 4, 5), (2, 0, 3), (2, 3, 0), (0, 2, 2), (17, 2, 3)])
-def test_gradcheck(forward: Op, sizes: tuple[int, int, int]) -> None:
-    leaves = [x.requires_grad_() for x in arguments(*sizes, torch.float64)]
-    assert gradcheck(lambda *args: forward(*args)[:2], leaves)
-
-
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("wanted", range(5))
 def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: torch.dtype, wanted: int) -> None:
@@ -132,20 +128,12 @@ def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: 
         torch.testing.assert_close(found[0], found[1], rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
 
 
-def test_gates_carry_no_gradient_and_a_second_derivative_is_refused(forward: Op) -> None:
-    leaves = [x.requires_grad_() for x in arguments(3, 4, 5, torch.float64)]
-    new_h, _, gates = forward(*leaves)
-    assert new_h.requires_grad
-    assert not gates.requires_grad
-    (first,) = torch.autograd.grad(new_h.sum(), leaves[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="lltm_forward can be differentiated once"):
-        first.sum().backward()
-
-
 @pytest.mark.parametrize("wanted", range(5))
 def test_a_penalty_on_a_gradient_is_refused_and_not_left_out(forward: Op, wanted: int) -> None:
     leaves = [x.requires_grad_() for x in arguments(3, 4, 5, torch.float64)]
-    loss = sum(result.square().sum() for result in forward(*leaves)[:2])
+    new_h, new_cell, gates = forward(*leaves)
+    assert not gates.requires_grad
+    loss = new_h.square().sum() + new_cell.square().sum()
     (first,) = torch.autograd.grad(loss, leaves[wanted], create_graph=True)
     with pytest.raises(RuntimeError, match="lltm_forward can be differentiated once"):
         torch.autograd.grad(loss + first.square().sum(), leaves[wanted])
@@ -251,20 +239,6 @@ def test_saturation_infinities_and_nan_are_torchs(forward: Op, dtype: torch.dtyp
     assert sigmoid[-3:-1].tolist() == [1, 0]
     assert elu[-3:-1].tolist() == [math.inf, -1]
     assert tanh[-3:-1].tolist() == [1, -1]
-
-
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
-def test_infinities_and_nan_come_through_as_torchs(forward: Op, backward: Op, dtype: torch.dtype, special: float) -> None:
-    for at in range(5):
-        args = arguments(18, 5, 20, dtype)
-        args[at].view(-1)[7] = special
-        for got, wanted in zip(forward(*args), forward.reference_function(*args), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5, equal_nan=True)
-        given_back = gradient_arguments(forward, arguments(18, 5, 20, dtype))
-        given_back[at].view(-1)[7] = special
-        for got, wanted in zip(backward(*given_back), backward.reference_function(*given_back), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -412,33 +386,6 @@ def test_bad_arguments_of_the_backward_are_named(forward: Op, backward: Op, at: 
 # --------------------------------------------------------------------------------------------------
 
 
-def test_torch_compile_and_export_take_any_batch(forward: Op) -> None:
-    def step(*args: Tensor) -> tuple[Tensor, Tensor]:
-        new_h, new_cell, _ = torch.ops.opjit.lltm_forward(*args)
-        return new_h * 2, new_cell
-
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
-    for batch in (4, 7):
-        leaves = [[x.requires_grad_() for x in arguments(batch, 3, 5, torch.float64)] for _ in range(2)]
-        for function, of in zip((compiled, step), leaves, strict=True):
-            new_h, new_cell = function(*of)
-            (new_h.sum() + new_cell.square().sum()).backward()
-        for one, other in zip(*leaves, strict=True):
-            assert one.grad is not None
-            assert other.grad is not None
-            torch.testing.assert_close(one.grad, other.grad)
-
-    class Module(torch.nn.Module):
-        def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
-            return step(*args)
-
-    args = arguments(4, 3, 5, torch.float32)
-    rows = {0: torch.export.Dim("batch", min=2)}
-    exported = torch.export.export(Module(), tuple(args), dynamic_shapes=((rows, None, None, rows, rows),))
-    args = arguments(6, 3, 5, torch.float32)
-    assert all(torch.equal(one, other) for one, other in zip(exported.module()(*args), step(*args), strict=True))
-
-
 @COMPILES
 def test_a_batch_that_only_data_tell_is_one_graph_with_gradients(forward: Op) -> None:
     torch._dynamo.reset()
@@ -498,29 +445,12 @@ def test_the_example_says_where_a_form_runs() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 32, 128), (17, 33, 65), (33, 1, 100), (64, 128, 512), (100, 0, 30), (0, 3, 5), (2, 3, 0),
-                                   (300, 300, 1030)])
-def test_cuda_gives_the_references_values(forward: Op, backward: Op, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
-    args = arguments(*sizes, dtype, "cuda")
-    assert_right(forward, args)
-    assert_right(backward, gradient_arguments(forward, args))
-
-
-@pytest.mark.gpu
 def test_cuda_follows_strides(forward: Op, backward: Op) -> None:
     for sizes in ((19, 13, 34), (300, 300, 1030)):
         args = arguments(*sizes, torch.float64, "cuda")
         for layout in (reversed_in_memory, apart):
             assert_right(forward, [layout(x) for x in args])
             assert_right(backward, [layout(x) if isinstance(x, Tensor) else x for x in gradient_arguments(forward, args)])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [(3, 4, 5), (17, 2, 3)])
-def test_cuda_gradcheck(forward: Op, sizes: tuple[int, int, int]) -> None:
-    leaves = [x.requires_grad_() for x in arguments(*sizes, torch.float64, "cuda")]
-    assert gradcheck(lambda *args: forward(*args)[:2], leaves)
 
 
 @pytest.mark.gpu
@@ -537,21 +467,6 @@ def test_cuda_gives_the_same_bits_each_time_and_in_a_graph(forward: Op, backward
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(one, other) for one, other in zip(first, captured, strict=True))
-
-
-@pytest.mark.gpu
-def test_cuda_uses_the_current_stream(forward: Op) -> None:
-    args = arguments(16, 32, 128, torch.float32, "cuda")
-    wanted = forward(*args)[0]
-    late = torch.zeros_like(args[0])
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(args[0])
-        got = forward(late, *args[1:])[0]
-    stream.synchronize()
-    assert torch.equal(got, wanted)
 
 
 @pytest.mark.gpu
