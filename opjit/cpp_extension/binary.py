@@ -164,27 +164,18 @@ class ExtensionBinary(NamedTuple):
         return remote.fetch(remote.Query(str(self), place, (), f"{way.key}.key", None, fits), store)
 
     def build(self, store: Store) -> Entry:
-        """Build with light headers, if they may do; with torch/extension.h, if they may lack something."""
+        """Build with light headers and opjit's binding or, if that does not know a type, pybind11's; if they may lack something, with
+        torch/extension.h."""
         from opjit.cpp_extension import build
 
-        reason = self.without_light()
-        if reason is None:
+        reason, first, refused = self.without_light(), self.ways[0], None
+        for way in (first, first._replace(pybind11=True)) if reason is None else ():
             try:
-                return self._build_light(store)
-            except light.MayLack as refusal:
-                if self.extension.toolchain is None:  # there is no nvcc for the other way
-                    raise refusal.error from None
-                reason = str(refusal).partition("\n")[0]
-        return build.build(self.extension._replace(reason=reason), self.call, store, self.must_store)
-
-    def _build_light(self, store: Store) -> Entry:
-        """With opjit's binding or, if it does not know a type, with pybind11's."""
-        from opjit.cpp_extension import build
-
-        way = self.ways[0]
-        try:
-            return build.build(way, self.call, store, self.must_store)
-        except light.MayLack as refusal:
-            if policy.UNKNOWN_TYPE not in str(refusal):
-                raise
-        return build.build(way._replace(pybind11=True), self.call, store, self.must_store)
+                return build.build(way, self.call, store, self.must_store)
+            except light.MayLack as lack:
+                refused, reason = lack, str(lack).partition("\n")[0]
+                if policy.UNKNOWN_TYPE not in str(lack):
+                    break
+        if refused is not None and self.extension.toolchain is None:  # there is no nvcc for torch/extension.h
+            raise refused.error
+        return build.build(self.extension._replace(reason=reason or ""), self.call, store, self.must_store)

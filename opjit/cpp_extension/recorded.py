@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,8 @@ def note(call: LoaderCall, archs: str | None) -> None:
         return
     folder = os.path.dirname(os.environ["OPJIT_RECORD"])  # the list's, too
     try:
-        written = {name: _written(value) for name, value in call.for_torch().items() if value is not None and name != "verbose"}
+        given = {name: value for name, value in call.for_torch().items() if value is not None and name != "verbose"}
+        written = json.loads(json.dumps(given, default=os.fspath))
         written |= {name: _each(written[name], lambda path: _from(folder, path)) for name in _PATHS if written.get(name)}
         fields = oplist.parse_extension(RecordedExtension(call.function, written, archs)._asdict())._asdict()
     except (TypeError, ValueError) as error:
@@ -64,19 +66,6 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> Extension
     except (Unsupported, TypeError) as error:
         raise RecordError(f"the C++ extension {recorded.name} is not built: its arguments are not those of "
                           f"{recorded.function}, or only torch can build it") from error
-
-
-def _written(value: object) -> Any:
-    """Return an argument in JSON's types. Raises TypeError if it is of another type."""
-    if isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, (list, tuple)):
-        return [_written(each) for each in value]
-    if isinstance(value, dict):
-        return {str(name): _written(each) for name, each in value.items()}
-    raise TypeError(f"{value!r:.80} is of type {type(value).__name__}")
 
 
 def _each(value: Any, change: Callable[[str], str]) -> Any:

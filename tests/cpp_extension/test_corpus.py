@@ -41,9 +41,9 @@ SLOW = {
     "bindings/release_gil", "bindings/submodule", "errors/checks_macros", "errors/kinds", "errors/nested", "factories/options",
     "factories/random", "library/autograd", "library/basic", "library/custom_class", "library/fragment", "library/impl",
     "library/with_module", "nn/functional", "nn/group_norm", "nn/module_linear", "nn/sequential", "odd/array_ref", "odd/linear_algebra",
-    "odd/random_cpp", "odd/storage", "odd/structs_enums", "odd/tensor_variables", "reductions/any_all", "reductions/dims",
+    "odd/random_cpp", "odd/storage", "odd/structs_enums", "reductions/any_all", "reductions/dims",
     "signatures/const_ref", "signatures/items", "signatures/lists", "signatures/python_objects", "signatures/returns",
-    "signatures/scalar_values", "signatures/scalars", "signatures/std_function", "views/indexing", "views/metadata", "views/split_cat",
+    "signatures/scalars", "signatures/std_function", "views/indexing", "views/metadata", "views/split_cat",
 }
 
 
