@@ -93,14 +93,14 @@ class JobStore:
             self._thread.join(ANSWER_TIMEOUT)
 
 
-def connect(rank: Rank, patience: float) -> JobStore:
+def connect(rank: Rank, timeout: float) -> JobStore:
     """Connect to the job's store, which rank 0 hosts unless torchrun does.
 
     An existing process group provides its store. Otherwise the store is made as `init_process_group` makes it, so a later call of that
     with the same MASTER_PORT shares it.
 
     Args:
-        patience: seconds to wait for the host.
+        timeout: seconds to wait for the host.
 
     Raises:
         StoreLost: the store cannot be reached.
@@ -134,16 +134,16 @@ def connect(rank: Rank, patience: float) -> JobStore:
             raise StoreLost(f"rank 0 cannot host a store at {host}:{port}: {_first_line(error)}") from None
         server = _hosted[rank.address]
         return JobStore(lambda: PrefixStore(prefix, server), hosted=True)
-    _wait_for(host, port, patience)
+    _wait_for(host, port, timeout)
     return JobStore(lambda: PrefixStore(prefix, TCPStore(host, port, None, False, limit, False, use_libuv=libuv)))
 
 
-def _wait_for(host: str, port: int, patience: float) -> None:
+def _wait_for(host: str, port: int, timeout: float) -> None:
     """Wait for a server. torch's own wait prints a line for each attempt."""
-    end, pause = time.monotonic() + patience, 0.02
+    end, pause = time.monotonic() + timeout, 0.02
     while True:
         try:
-            socket.create_connection((host, port), timeout=max(0.1, min(2.0, patience))).close()
+            socket.create_connection((host, port), timeout=max(0.1, min(2.0, timeout))).close()
             return
         except OSError as error:
             if time.monotonic() > end:
