@@ -13,147 +13,45 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from opjit import resources
 from opjit.builder.compile_step import CompilerFailed
 
-# C's headers, most of which NVRTC needs only by name: it knows their functions.
-_INTEGERS = "".join(f"typedef {c} int{bits}_t; typedef unsigned {c} uint{bits}_t;\n"
-                    for bits, c in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))).replace("typedef char", "typedef signed char")
-_LIMITS = """#pragma once
-#define CHAR_BIT 8
-#define SCHAR_MIN (-128)
-#define SCHAR_MAX 127
-#define UCHAR_MAX 255
-#define SHRT_MIN (-32768)
-#define SHRT_MAX 32767
-#define USHRT_MAX 65535
-#define INT_MIN (-2147483647 - 1)
-#define INT_MAX 2147483647
-#define UINT_MAX 4294967295U
-#define LONG_MIN (-9223372036854775807L - 1L)
-#define LONG_MAX 9223372036854775807L
-#define ULONG_MAX 18446744073709551615UL
-#define LLONG_MIN (-9223372036854775807LL - 1LL)
-#define LLONG_MAX 9223372036854775807LL
-#define ULLONG_MAX 18446744073709551615ULL
-"""
-_STDINT = f"""#pragma once
-{_INTEGERS}typedef long intptr_t; typedef unsigned long uintptr_t; typedef long intmax_t; typedef unsigned long uintmax_t;
-#define INT64_C(x) x##L
-#define UINT64_C(x) x##UL
-#define INT32_C(x) x
-#define UINT32_C(x) x##U
-#define INT8_MIN (-128)
-#define INT8_MAX 127
-#define UINT8_MAX 255
-#define INT16_MIN (-32768)
-#define INT16_MAX 32767
-#define UINT16_MAX 65535
-#define INT32_MIN (-2147483647 - 1)
-#define INT32_MAX 2147483647
-#define UINT32_MAX 4294967295U
-#define INT64_MIN (-9223372036854775807L - 1L)
-#define INT64_MAX 9223372036854775807L
-#define UINT64_MAX 18446744073709551615UL
-#define SIZE_MAX 18446744073709551615UL
-"""
-_MATH = """#pragma once
-#define M_PI 3.14159265358979323846
-#define M_PI_2 1.57079632679489661923
-#define M_SQRT2 1.41421356237309504880
-#define M_SQRT1_2 0.70710678118654752440
-#define M_2_SQRTPI 1.12837916709551257390
-#define M_E 2.7182818284590452354
-#define M_LN2 0.69314718055994530942
-#define M_LOG2E 1.4426950408889634074
-#ifndef INFINITY
-#define INFINITY __builtin_bit_cast(float, 0x7f800000)
-#endif
-#ifndef NAN
-#define NAN __builtin_bit_cast(float, 0x7fc00000)
-#endif
-#define HUGE_VAL double(INFINITY)
-#define HUGE_VALF INFINITY
-"""
-_FLOAT = """#pragma once
-#define FLT_MAX 3.40282346638528859811704183484516925e+38F
-#define FLT_MIN 1.17549435082228750796873653722224568e-38F
-#define FLT_EPSILON 1.19209289550781250000000000000000000e-7F
-#define DBL_MAX 1.79769313486231570814527423731704357e+308
-#define DBL_MIN 2.22507385850720138309023271733240406e-308
-#define DBL_EPSILON 2.22044604925031308084726333618164062e-16
-#define FLT_DIG 6
-#define DBL_DIG 15
-#define FLT_MANT_DIG 24
-#define DBL_MANT_DIG 53
-"""
-_ASSERT = """#undef assert
-#ifdef NDEBUG
-#define assert(x) ((void)0)
-#else
-#define assert(x) ((x) ? (void)0 : __assertfail(#x, __FILE__, __LINE__, __func__, 1))
-#endif
-"""
-_RUNTIME = """#pragma once
-typedef struct CUstream_st *cudaStream_t;
-typedef struct CUevent_st *cudaEvent_t;
-typedef struct CUgraph_st *cudaGraph_t;
-"""
-HEADERS = {"stdint.h": _STDINT, "inttypes.h": _STDINT, "limits.h": _LIMITS, "math.h": _MATH, "float.h": _FLOAT, "assert.h": _ASSERT,
-           "stddef.h": "#pragma once\ntypedef long ptrdiff_t;\n#ifndef offsetof\n#define offsetof(t, m) __builtin_offsetof(t, m)\n#endif\n",
-           "stdbool.h": "", "string.h": "", "stdlib.h": "", "stdio.h": "", "time.h": "", "errno.h": "", "unistd.h": "",
-           "cuda_runtime.h": _RUNTIME, "cuda_runtime_api.h": _RUNTIME, "cuda.h": _RUNTIME, "device_launch_parameters.h": "",
-           "vector_types.h": "", "vector_functions.h": ""}
-HEADERS |= {f"c{name.removesuffix('.h')}": HEADERS[name] for name in ("stdint.h", "limits.h", "math.h", "float.h", "assert.h", "stddef.h",
-                                                                    "string.h", "stdlib.h", "stdio.h")}
+# Headers by their names in #include lines. NVRTC knows the functions of most; those of kernels_c/nvrtc/device have the rest.
+_EMPTY = ("stdbool.h", "string.h", "cstring", "stdlib.h", "cstdlib", "stdio.h", "cstdio", "time.h", "errno.h", "unistd.h",
+          "device_launch_parameters.h", "vector_types.h", "vector_functions.h",
+          # for the host alone
+          "vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream", "iomanip",
+          "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h")
+_OF_FILES = {"stdint.h": ("stdint.h", "inttypes.h", "cstdint"), "limits.h": ("limits.h", "climits"), "math.h": ("math.h", "cmath"),
+             "float.h": ("float.h", "cfloat"), "assert.h": ("assert.h", "cassert"), "stddef.h": ("stddef.h", "cstddef"),
+             "cuda_runtime.h": ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h"),
+             "libraries.h": ("cublas_v2.h", "cublasLt.h", "cudnn.h", "nccl.h", "cufft.h", "curand.h", "cusolverDn.h", "cusparse.h")}
+_OF_LIBCUDACXX = ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")
 _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 
 
-# C++'s headers: those for the host alone are empty, the others are libcu++'s.
-_OF_HOST = ("vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream", "iomanip",
-            "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h")
-HEADERS |= dict.fromkeys(_OF_HOST, "")
-# Interfaces of CUDA libraries, which only the host calls: their handles are enough for variables and parameters.
-HEADERS |= {f"{name}.h": "#pragma once\n" + "".join(f"typedef {handle};\n" for handle in handles) for name, handles in {
-    "cublas_v2": ["struct cublasContext *cublasHandle_t"], "cublasLt": ["struct cublasLtContext *cublasLtHandle_t"],
-    "cudnn": ["struct cudnnContext *cudnnHandle_t"], "nccl": ["struct ncclComm *ncclComm_t"], "cufft": ["int cufftHandle"],
-    "curand": ["struct curandGenerator_st *curandGenerator_t"], "cusolverDn": ["struct cusolverDnContext *cusolverDnHandle_t"],
-    "cusparse": ["struct cusparseContext *cusparseHandle_t"]}.items()}
-HEADERS |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
-            for name in ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")}
+def own_header(name: str) -> str:
+    """Return a file of kernels_c/nvrtc/device."""
+    return (resources.folder("kernels_c") / "nvrtc/device" / name).read_text("utf-8")
 
 
-# <nv/target> of CCCL, which cooperative groups include, where CCCL is not installed: code for some archs, in
-# parentheses or without them.
-NV_TARGET = """#pragma once
-#if __CUDA_ARCH__ >= 700
-#define NV_PROVIDES_SM_70 1
-#else
-#define NV_PROVIDES_SM_70 0
-#endif
-#if __CUDA_ARCH__ >= 800
-#define NV_PROVIDES_SM_80 1
-#else
-#define NV_PROVIDES_SM_80 0
-#endif
-#define OPJIT_BARE(...) OPJIT_BARE_1(OPJIT_SEEN __VA_ARGS__)
-#define OPJIT_SEEN(...) OPJIT_SEEN __VA_ARGS__
-#define OPJIT_BARE_1(...) OPJIT_BARE_2(__VA_ARGS__)
-#define OPJIT_BARE_2(...) OPJIT_NO_##__VA_ARGS__
-#define OPJIT_NO_OPJIT_SEEN
-#define OPJIT_IF_1(yes, no) OPJIT_BARE(yes)
-#define OPJIT_IF_0(yes, no) OPJIT_BARE(no)
-#define OPJIT_IF(condition, yes, no) OPJIT_IF_##condition(yes, no)
-#define NV_IF_ELSE_TARGET(condition, yes, no) OPJIT_IF(condition, yes, no)
-#define NV_IF_TARGET(condition, yes) OPJIT_IF(condition, yes, ())
-"""
+@cache
+def headers() -> dict[str, str]:
+    """Return the texts of the headers that every device code may include, by name."""
+    texts = {name: own_header(file) for file, names in _OF_FILES.items() for name in names}
+    texts |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
+              for name in _OF_LIBCUDACXX}
+    return {**dict.fromkeys(_EMPTY, ""), **texts}
 
 
-class DeviceCode:
+class DeviceCode(NamedTuple):
     """Machine code for one arch, the symbols of the expressions that were asked for, and the compiler's warnings."""
 
-    def __init__(self, code: bytes, symbols: Mapping[str, str], log: str) -> None:
-        self.code, self.symbols, self.log = code, symbols, log
+    code: bytes
+    symbols: Mapping[str, str]
+    log: str
 
 
 @cache
@@ -165,14 +63,14 @@ def _library(path: str) -> ctypes.CDLL:
     return library
 
 
-def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
+def compile_for(path: str, source: str, name: str, more: Mapping[str, str], options: Sequence[str],
                 expressions: Sequence[str]) -> DeviceCode:
     """Compile device code for one arch.
 
     Args:
         path: the path of libnvrtc.so.
         name: the source's name in messages.
-        headers: texts, by the names in #include lines.
+        more: texts of headers, by the names in #include lines.
         options: NVRTC's; the first is the arch, ``--gpu-architecture=sm_90`` for machine code and ``compute_90`` for PTX.
         expressions: template instances and variables to keep, such as ``"scale<float>"`` and ``"&table"``.
 
@@ -180,7 +78,7 @@ def compile_for(path: str, source: str, name: str, headers: Mapping[str, str], o
         CompilerFailed: with the compiler's messages.
     """
     library = _library(path)
-    with _program(library, source, name, {**HEADERS, **headers}) as program:
+    with _program(library, source, name, {**headers(), **more}) as program:
         for expression in expressions:
             _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
         arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

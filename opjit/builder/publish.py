@@ -83,8 +83,9 @@ def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     staged = store.stage()
     try:
         manifest = make(staged, store.base)
-        _count(store, manifest)
+        progress.step("publishing")
         entry = store.put(staged / "entry", subject.folder / manifest.key, manifest, subject.target)
+        usage.built(store.base, manifest.size)
     except CompileError as error:
         if os.path.isdir(staged):
             raise
@@ -99,14 +100,11 @@ def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
 def _keep_privately(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     folder = files.until_exit()
     manifest = make(folder, folder)
-    _count(store, manifest)
-    os.rename(folder / "entry", folder / manifest.key)
-    return verify(folder / manifest.key, subject.target)[0]
-
-
-def _count(store: Store, manifest: Manifest) -> None:
-    usage.built(store.base, manifest.size)
     progress.step("publishing")
+    os.rename(folder / "entry", folder / manifest.key)
+    entry, _ = verify(folder / manifest.key, subject.target)
+    usage.built(store.base, manifest.size)
+    return entry
 
 
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:

@@ -2,7 +2,7 @@
 
 The function called is the one in torch's module, so a program that put its own there sees the call of each build. Where the program has not
 imported the module (setuptools takes 0.03 to 0.15 s, tests/benchmarks/cold.py), or put opjit's functions there, it is that of a copy. The
-work is always the copy's: nobody else's threads see the variables and the environment of a build. A lock is held while torch writes (1 ms,
+work is always the copy's: no other thread sees the variables and the environment of a build. A lock is held while torch writes (1 ms,
 6 ms where it asks the C++ compiler for its version), and none while ninja runs: builds run side by side.
 """
 
@@ -181,7 +181,8 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         around: a block around ninja's run, to which it may give another build.ninja.
     """
     work = Path(arguments["build_directory"])
-    changed = {**os.environ, "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}", **environment}
+    path = f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}"
+    changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}
     set_now = {name: value for name, value in changed.items() if value is not None}
     try:
         _write_build_file(function, arguments, set_now, variables)
@@ -191,8 +192,6 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         if isinstance(error, OpjitError):
             raise
         raise NinjaFailed(_output_of(error, work)) from None
-    finally:
-        _log_commands(work, ninja)
 
 
 def _write_build_file(function: str, arguments: Mapping[str, Any], environment: dict[str, str], variables: Mapping[str, Any]) -> None:
@@ -249,19 +248,12 @@ def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: 
     done = processes.run([os.path.join(ninja, "ninja"), "-v", *(["-j", jobs] if jobs.isdigit() else [])], cwd=work, env=environment,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, echo=1 if verbose else None, limit=toolchain.time_limit())
     output = str(done.stdout, errors="replace")
+    for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):
+        progress.logger.debug("%s", command)
     if done.returncode:
         toolchain.refuse_full_disk(output, work)
         raise NinjaFailed(output)
     return output
-
-
-def _log_commands(work: Path, ninja: str) -> None:
-    """At DEBUG, log the commands of a build, failed or not. This starts a process."""
-    if progress.logger.isEnabledFor(logging.DEBUG) and (work / "build.ninja").is_file():
-        done = processes.run([os.path.join(ninja, "ninja"), "-t", "commands"], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             text=True, errors="replace")
-        for command in done.stdout.splitlines():
-            progress.logger.debug(command)
 
 
 def _output_of(error: Exception, work: Path) -> str:

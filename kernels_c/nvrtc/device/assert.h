@@ -1,0 +1,7 @@
+/* assert.h - C's assert. Without a guard, as C's is: NDEBUG may change between two inclusions. */
+#undef assert
+#ifdef NDEBUG
+#define assert(x) ((void)0)
+#else
+#define assert(x) ((x) ? (void)0 : __assertfail(#x, __FILE__, __LINE__, __func__, 1))
+#endif

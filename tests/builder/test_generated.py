@@ -1,0 +1,50 @@
+"""The texts that opjit generates for a build: the key holds a number that stands for them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from opjit import backends, resources
+from opjit.builder import cuda, glue, host_device_split, nvrtc
+from opjit.builder.host_device_split import Variable
+from opjit.recipe.recipe import GLUE_GENERATOR
+from opjit.recipe.schema import parse
+from tests.stub_device import Stub
+
+GENERATED = {3: "8d5816718efe7bd5"}  # what is generated for the ops below, by number
+SCHEMAS = [
+    "a::writes(Tensor x, Tensor(a!) y, Tensor(b!)? z, Tensor(c!)[] zs, Tensor(d!)[]? more) -> ()",
+    "a::takes(Tensor? x, Tensor[] xs, Tensor[]? more, int n, SymInt? m, float f, float? g, bool b, bool? c, str s, str? t, ScalarType d, "
+    "ScalarType? e, int[] ns, float[]? fs, bool[2] bs, int errno, *, str last='\"?\\\\') -> Tensor",
+    "a::makes(Tensor x) -> (Tensor, Tensor? second, Tensor[] third, int, float f, bool b)",
+    "a::number(Tensor[] x) -> int",
+]
+CODE = """\
+#include <cooperative_groups.h>
+#define HD __host__ __device__
+namespace { __constant__ float table[4]; static __device__ int count; }
+HD inline float twice(float v) { return 2 * v; }
+__device__ __noinline__ float thrice(float v) { return 3 * v; }
+namespace ns { template <typename T, int n = 3> static __global__ void scale(const T *x, T *y = nullptr) { y[0] = n * x[0]; } }
+extern "C" __global__ void plain(float *x) { extern __shared__ float tile[]; x[0] = thrice(tile[0]); }
+#define RUN(k, ...) k<<<1, 256>>>(__VA_ARGS__)
+static int launches;
+int run(float *x, cudaStream_t stream) { ns::scale<float><<<1, dim3(2, 2), 0, stream>>>(x, x); RUN(plain, x); return launches; }
+"""
+
+
+def test_other_generated_text_has_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holes = {name: sorted({*re.findall(r"\$\w+", resources.template(name))}) for name in ("glue.c.in", "kernel.in", "fatbin.c.in")}
+    monkeypatch.setattr(resources, "template", lambda name: "\n".join(holes[name]))  # the key holds the templates' own text
+    found = [text for schema in map(parse, SCHEMAS) for backend in (backends.for_device("cpu"), backends.for_device("cuda"), Stub(tmp_path))
+             for text in glue.render(schema, backend, "op.c").values()]
+    halves = host_device_split.split(CODE, host_device_split.macros_of([CODE]))
+    found += [halves.host, halves.device, *sorted(halves.kernels), *map(str, halves.variables)]
+    found += [cuda._registration({"_Z1a": "_Z1b"}, [cuda._Symbols(Variable("c", True), 16, "_Z1c", "_Z1d")])]
+    found += [f"{name}\n{text}" for name, text in {**nvrtc.headers(), "nv/target": nvrtc.own_header("nv_target.h")}.items()]
+    digest = hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
+    assert GENERATED.get(GLUE_GENERATOR) == digest, "increase recipe.GLUE_GENERATOR, which is part of the key, and enter it with this digest"
