@@ -41,8 +41,8 @@ from opjit.store.store import Store
 if TYPE_CHECKING:
     from opjit.builder.kernel_usage import KernelUsage
 
-# In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
 _FROM_COMPILER = re.compile(r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*")  # an assembler's own input
+# In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
 _UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -241,20 +241,39 @@ def _including(recipe: Recipe, work: Path) -> list[Path]:
 
 def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], link: Iterable[str], linked: Path, work: Path,
           tools: BuildTools, base: Path) -> str:
-    """Compile sources with torch's builder, and link them. Returns the tools' output."""
+    """Compile sources, the glue first, and link them with object files, by torch's load. Returns the tools' output."""
     flags, places = recipe.flags, {**recipe.places(work), "unique": torch_builder.UNIQUE}
+    include, listing = [f"-I{folder}" for folder in recipe.include_path], toolchain.listing(tools.compiler, torch_builder.UNIQUE)
+    c = [*include, compile_warnings.LARGE_FRAME, *(flag.format(**places) for flag in flags.c), *listing]
+    cuda = [*(flag.format(**places) for flag in flags.cuda),
+            *(part for folder in libraries.include_folders(flags.shared) for part in ("-isystem", folder)),
+            *(part for flag in listing for part in ("-Xcompiler", flag))]
     stubs = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
+    link = [*map(str, objects), "-shared", "-fno-lto", f"-L{linked}", "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *link,
+            *libraries.arguments(flags), *([] if flags.debug else ["-Wl,-s"]), "-Wl,-z,defs"]
+    environment = {
+        **toolchain.NEUTRAL,
+        "CC": tools.compiler.path,  # nvcc's host compiler
+        "CXX": tools.compiler.path,  # the glue is C, so no C++ compiler is needed
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags make the complete list
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
+        "PYTORCH_NVCC": None,
+    }
     try:
-        return torch_builder.build_op(name, sources, objects, {
-            "include": recipe.include_path,
-            "c": [compile_warnings.LARGE_FRAME, *(flag.format(**places) for flag in flags.c),
-                  *toolchain.listing(tools.compiler, torch_builder.UNIQUE)],
-            "cuda": [*(flag.format(**places) for flag in flags.cuda),
-                     *(part for folder in libraries.include_folders(flags.shared) for part in ("-isystem", folder)),
-                     *(part for flag in toolchain.listing(tools.compiler, torch_builder.UNIQUE) for part in ("-Xcompiler", flag))],
-            "link": ["-fno-lto", f"-L{linked}", "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *link, *libraries.arguments(flags),
-                     *([] if flags.debug else ["-Wl,-s"])],
-        }, work, tools.compiler, tools.nvcc, tools.ninja)
+        return torch_builder.call("load", {
+            "name": name,
+            "sources": [str(source) for source in sources],
+            "extra_cflags": [*map(torch_builder.quote, c)],
+            "extra_cuda_cflags": [*map(torch_builder.quote, torch_builder.for_nvcc(include, cuda))],
+            "extra_ldflags": [*map(torch_builder.quote, link)],
+            "build_directory": str(work),
+            "with_cuda": tools.nvcc is not None,
+            "is_python_module": False,
+            "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
+        }, tools.ninja, environment, {
+            "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
+            "CUDA_HOME": tools.nvcc.root if tools.nvcc else None,
+        })
     except CompilerFailed as failed:
         raise _diagnosed(recipe, str(failed), base) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,7 +91,8 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
     files.write_note(log, output)
     command = next((following for line, following in zip(output.splitlines(), output.splitlines()[1:], strict=False)
                     if line.startswith("FAILED: ")), None)
-    lines = _without_remarks([line for line in output.splitlines() if not _FRAME.match(line) and line != command])
+    of_code = [line for line in output.splitlines() if not _FRAME.match(line) and line != command]
+    lines = _left_out(of_code, _REMARK.search, _OF_REMARK.match)
     mismatch = next(filter(None, (_mismatch(line, op, expected) for line in lines)), None) if expected else None
     if mismatch is not None:
         return CompileError(mismatch, op=op, target=target, command=command, log=log if log.exists() else None)
@@ -115,7 +117,7 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     undefined, place = _UNDEFINED.search(lines[0]), _PLACE.match(lines[0].strip())
     if undefined:
         return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
-    lines = _without_notes(lines)
+    lines = _left_out(lines, lambda line: _HEADER.match(line) and ": note: " in line, lambda line: line.startswith(" "))
     if place is None or not _HEADER.match(place["file"]):
         return lines
     end = next((index for index, line in enumerate(lines[1:], 1) if _PLACE.match(line.strip())), len(lines))
@@ -126,12 +128,12 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     return lines
 
 
-def _without_notes(lines: list[str]) -> list[str]:
-    """Leave out the notes at lines of opjit's headers, each with its excerpt."""
-    rest, left_out = list[str](), False
+def _left_out(lines: list[str], starts: Callable[[str], object], follows: Callable[[str], object]) -> list[str]:
+    """Leave out the lines at which remarks start, each with the lines that follow it."""
+    rest, inside = list[str](), False
     for line in lines:
-        left_out = bool(_HEADER.match(line) and ": note: " in line) or (left_out and line.startswith(" "))
-        if not left_out:
+        inside = bool(starts(line) or (inside and follows(line)))
+        if not inside:
             rest.append(line)
     return rest
 
@@ -149,16 +151,6 @@ def with_advice(output: str) -> str:
     """Add advice on a tool's first line to it."""
     first, *rest = output.splitlines() or [""]
     return "\n".join([f"{first}{_hint([first], None)}", *rest])
-
-
-def _without_remarks(lines: list[str]) -> list[str]:
-    """Leave out the lines that say again what a complaint has said."""
-    rest, remark = list[str](), False
-    for line in lines:
-        remark = bool(_REMARK.search(line)) or (remark and bool(_OF_REMARK.match(line)))
-        if not remark:
-            rest.append(line)
-    return rest
 
 
 def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:

@@ -13,7 +13,7 @@ Both parts keep every line of the file at its number, so that messages point int
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
@@ -123,7 +123,18 @@ class _Splitter:
         for before, token in zip([None, *every], every, strict=False):
             if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
                     token.text == "__noinline__" and before is not None and before.text != "("):
-                self.host.append(_Edit(token.start, token.end, self._lines(token.start, token.end)))
+                self._replace(self.host, token.start, token.end)
+
+    def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
+        """Replace a text in a part, and keep the number of its lines."""
+        part.append(_Edit(start, end, text + "\n" * self.text.count("\n", start, end)))
+
+    def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> None:
+        """Leave words out of both parts."""
+        for token in tokens:
+            if token.text in words:
+                self.host.append(_Edit(token.start, token.end, ""))
+                self.device.append(_Edit(token.start, token.end, ""))
 
     # --- launches ---
 
@@ -135,7 +146,7 @@ class _Splitter:
             end = _configuration_end(tokens, index, closing)
             if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
                 raise NvccOnly("it has a launch without arguments in parentheses")
-            first, last = tokens[_callee(tokens, index)], tokens[closing[end + 3]]
+            first, last = tokens[_callee(tokens, index, closing)], tokens[closing[end + 3]]
             configuration = self.text[token.end:tokens[end].start]
             self.host += [_Edit(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
                           _Edit(token.start, tokens[end + 2].end, ""), _Edit(last.end, last.end, ")")]
@@ -175,7 +186,7 @@ class _Splitter:
         if words[:1] == ["extern"] and len(head) == 2 and head[1].kind == "string":
             self.scope(at + 1, close, names)
             return close + 1, close + 1
-        declared = _after_template(head, self._angles(head))
+        declared = _after_template(head)
         if "enum" in words[declared:declared + 1]:
             return close + 1, begin
         parameters = self._parameters(begin + declared, at)
@@ -194,14 +205,6 @@ class _Splitter:
         while at + 1 < end and self.tokens[at].text.isupper() and self.tokens[at + 1].text == "(":
             begin, at = at, self.closing[at + 1] + 1
         return at if at < end else begin
-
-    def _angles(self, head: list[Token]) -> Mapping[int, int]:
-        """Find the closing angle bracket of each ``template <``."""
-        found = {}
-        for index, token in enumerate(head[:-1]):
-            if token.text == "template" and head[index + 1].text == "<":
-                found[index] = angle_end(head, index + 1)
-        return found
 
     def _outer(self, begin: int, end: int) -> Iterator[Token]:
         """Yield the tokens outside of parentheses, brackets and braces."""
@@ -229,7 +232,7 @@ class _Splitter:
 
     def _function(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...], in_class: bool) -> None:
         spaces = self._spaces(begin + declared, parameters)
-        first, after = self.tokens[begin], self.closing[body]
+        after = self.closing[body]
         launches = any(token.text == "<<<" for token in self.tokens[body:after])
         if "__global__" in spaces:
             self._kernel(begin, declared, parameters, body, names)
@@ -238,21 +241,15 @@ class _Splitter:
                 raise NvccOnly("it launches a kernel from a kernel")
             if "__host__" not in spaces and not spaces & {"constexpr", "consteval"}:
                 start = next((token for token in self._outer(self.closing[parameters] + 1, body) if token.text == ":"), self.tokens[body])
-                self.host.append(_Edit(start.start, self.tokens[after].end, ";" + self._lines(start.start, self.tokens[after].end)))
+                self._replace(self.host, start.start, self.tokens[after].end, ";")
         elif not in_class and not spaces & {"constexpr", "consteval"}:
-            self.device.append(_Edit(first.start, self.tokens[after].end, self._lines(first.start, self.tokens[after].end)))
-
-    def _lines(self, start: int, end: int) -> str:
-        return "\n" * self.text.count("\n", start, end)
+            self._replace(self.device, self.tokens[begin].start, self.tokens[after].end)
 
     def _kernel(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...]) -> None:
         """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
-        for token in self._outer(begin + declared, parameters):
-            if token.text in ("static", "inline", "__inline__", "__forceinline__"):
-                for part in (self.host, self.device):
-                    part.append(_Edit(token.start, token.end, ""))
+        self._drop(self._outer(begin + declared, parameters), ("static", "inline", "__inline__", "__forceinline__"))
         at = parameters - 1
         if self.tokens[at].text == ">":  # an explicit specialisation
             at = angle_begin(self.tokens, at) - 1
@@ -265,8 +262,7 @@ class _Splitter:
         start, end = self.tokens[body].start, self.tokens[self.closing[body]].end
         stub = (f"{{ void *opjit_arguments[] = {{{addresses}nullptr}}; "
                 f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}")
-        stub = stub.replace("\n", " ")
-        self.host.append(_Edit(start, end, stub + self._lines(start, end)))
+        self._replace(self.host, start, end, stub.replace("\n", " "))
         self.kernels.add("::".join((*names, name)))
         self.templates |= declared > 0
 
@@ -290,7 +286,7 @@ class _Splitter:
         declaration = self.tokens[begin:end]
         if not declaration or declaration[0].text in _TYPES:
             return
-        declared = _after_template(declaration, self._angles(declaration))
+        declared = _after_template(declaration)
         spaces = self._spaces(begin + declared, end)
         parameters = self._parameters(begin + declared, end)
         words = [token.text for token in declaration]
@@ -300,7 +296,7 @@ class _Splitter:
         elif spaces or "__shared__" in words:
             return
         elif is_function or (parameters is None and len(words) > 1 and "const" not in words and not declared):
-            self.device.append(_Edit(declaration[0].start, declaration[-1].end, self._lines(declaration[0].start, declaration[-1].end)))
+            self._replace(self.device, declaration[0].start, declaration[-1].end)
 
     def _variable(self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]) -> None:
         """Note a variable in device memory, and give it external linkage."""
@@ -310,10 +306,7 @@ class _Splitter:
         end = next((index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")), len(declaration))
         if "," in (token.text for token in self._outer(begin, begin + end)):
             raise NvccOnly("one declaration has several device variables")
-        for token in declaration[:end]:
-            if token.text == "static":
-                for part in (self.host, self.device):
-                    part.append(_Edit(token.start, token.end, ""))
+        self._drop(declaration[:end], ("static",))
         if "const" in words:
             self.host.append(_Edit(declaration[0].start, declaration[0].start, "extern "))
         self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
@@ -330,16 +323,11 @@ def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, in
     raise NvccOnly("it has <<< without >>>")
 
 
-def _callee(tokens: list[Token], index: int) -> int:
+def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
     """Return the index at which the kernel's name before ``<<<`` begins."""
     at = index - 1
     if tokens[at].text == ")":
-        depth = 0
-        while True:
-            depth += (tokens[at].text == ")") - (tokens[at].text == "(")
-            if depth == 0:
-                return at
-            at -= 1
+        return next(begin for begin, end in closing.items() if end == at)
     while True:
         if tokens[at].text == ">":
             at = angle_begin(tokens, at) - 1
@@ -356,11 +344,11 @@ def _callee(tokens: list[Token], index: int) -> int:
         return at
 
 
-def _after_template(head: list[Token], angles: Mapping[int, int]) -> int:
+def _after_template(head: list[Token]) -> int:
     """Return the index after ``template <...>``; 0 without it."""
     at = 0
-    while at in angles:
-        at = angles[at] + 1
+    while [token.text for token in head[at:at + 2]] == ["template", "<"]:
+        at = angle_end(head, at + 1) + 1
     return at
 
 

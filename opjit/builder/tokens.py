@@ -61,22 +61,17 @@ def matched(tokens: list[Token]) -> dict[int, int]:
 
 def angle_begin(tokens: list[Token], at: int) -> int:
     """Return the index of the ``<`` that the ``>`` at an index closes."""
-    depth = nested = 0
-    while at >= 0:
-        text = tokens[at].text
-        nested += (text in ")]}") - (text in "([{")
-        if not nested:
-            depth += (text == ">") - (text == "<")
-            if depth == 0:
-                return at
-        at -= 1
-    raise NvccOnly("its angle brackets do not match")
+    return _other_angle(tokens, range(at, -1, -1))
 
 
 def angle_end(tokens: list[Token], at: int) -> int:
     """Return the index of the ``>`` that closes the ``<`` at an index."""
+    return _other_angle(tokens, range(at, len(tokens)))
+
+
+def _other_angle(tokens: list[Token], order: range) -> int:
     depth = nested = 0
-    for index in range(at, len(tokens)):
+    for index in order:
         text = tokens[index].text
         nested += (text in "([{") - (text in ")]}")
         if not nested:

@@ -33,7 +33,6 @@ from opjit import builder, processes, progress
 from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import OpjitError
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Compiler, Nvcc
 
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
@@ -131,42 +130,6 @@ def _without_cuda() -> Iterator[None]:
 
 
 # --- calling it ---------------------------------------------------------------------------------------------------------------------------
-
-def build_op(name: str, sources: Sequence[Path], objects: Sequence[Path], flags: Mapping[str, Sequence[str]], work: Path,
-             compiler: Compiler, nvcc: Nvcc | None, ninja: str) -> str:
-    """Build an op's library in a folder. Returns ninja's output, which holds the compilers' warnings. Raises NinjaFailed if a tool failed,
-    OSError if the disk is full.
-
-    Args:
-        name: the library's.
-        sources: the glue and, for CUDA, the kernel.
-        objects: object files to link with them.
-        flags: under ``"c"``, ``"cuda"`` and ``"link"``; ``"include"`` has the include folders.
-    """
-    environment = {
-        **toolchain.NEUTRAL,
-        "CC": compiler.path,  # nvcc's host compiler
-        "CXX": compiler.path,  # the glue is C, so no C++ compiler is needed
-        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags make the complete list
-        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
-        "PYTORCH_NVCC": None,
-        "NINJA_STATUS": None,
-    }
-    # Makes the run path that torch adds a constant; it is removed from the library.
-    variables = {"TORCH_LIB_PATH": "'$$ORIGIN'", "CUDA_HOME": nvcc.root if nvcc else None}
-    include = [f"-I{folder}" for folder in flags["include"]]
-    return call("load", {
-        "name": name,
-        "sources": [str(source) for source in sources],
-        "extra_cflags": [quote(flag) for flag in (*include, *flags["c"])],
-        "extra_cuda_cflags": [quote(flag) for flag in for_nvcc(include, flags["cuda"])],
-        "extra_ldflags": [*(quote(str(each)) for each in objects), "-shared", *map(quote, flags["link"]), "-Wl,-z,defs"],
-        "build_directory": str(work),
-        "with_cuda": nvcc is not None,
-        "is_python_module": False,
-        "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
-    }, ninja, environment, variables)
-
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
          variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:

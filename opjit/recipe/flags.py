@@ -72,7 +72,8 @@ def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[st
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
         _refuse_other_than_list(op, parameter, flags)
     return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
-                 libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(), _folders(op, folder, include_paths),
+                 libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(),
+                 tuple(_paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)),
                  libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags), _sources(op, folder, sources))
 
 
@@ -145,10 +146,6 @@ def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
         return None
     return reason or ("opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
                       "that are plain words")
-
-
-def _folders(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    return tuple(_paths(op, folder, "extra_include_paths", paths, "folder", os.path.isdir))
 
 
 def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

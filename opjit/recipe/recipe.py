@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
     def document(self) -> dict[str, Any]:
         """Return the document whose SHA-256 is the key. It holds content only: no path, date, host or environment,
         except for the folders of a debug build."""
-        flags = self.flags
+        flags, linked = self.flags, _linked(self.flags, str(self.folder))
         include = str(resources.folder("kernels_c"))
         sources = [headers.portable_name(path, str(self.folder), include, flags.include) for path in flags.sources]
         debug = {"debug": ":".join([str(self.folder), *flags.include])} if flags.debug else {}
@@ -67,7 +67,7 @@ class Recipe(NamedTuple):
             "kernel": self.source.name,
             "glue": _glue_digest(),
             "inputs": dict(sorted(self.inputs.items())),
-            "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": [self._link_name(flag) for flag in flags.link],
+            "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": [linked.get(flag, flag) for flag in flags.link],
                       "stubs": list(flags.stubs), **({"sources": sources} if sources else {}),
                       **({"device": list(flags.device)} if flags.device else {})},
             **({"stream": [field or "" for field in stream]} if stream else {}),
@@ -111,10 +111,6 @@ class Recipe(NamedTuple):
     def inputs_now(self) -> dict[str, str]:
         """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)
-
-    def _link_name(self, flag: str) -> str:
-        """Return a linker flag in the document: for a path, the portable name."""
-        return _linked(self.flags, str(self.folder)).get(flag, flag)
 
     def lines(self) -> dict[str, int]:
         """Return the number of lines of each of the op's own files, by portable name, for messages about changes."""

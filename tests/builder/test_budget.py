@@ -93,11 +93,6 @@ def test_a_system_that_tells_nothing_or_nonsense_limits_nothing(tmp_path: Path, 
     assert budget.jobs(budget.NVCC_JOB, root=tmp_path) == 64
 
 
-def test_the_numbers_of_this_machine_are_plausible() -> None:
-    assert 1 <= budget.cpus() <= 64
-    assert budget.memory() > 64 << 20
-
-
 def test_what_the_user_asks_for_is_taken_argument_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_JOBS", "7")
     assert budget.jobs(GIB) == 7

@@ -51,8 +51,7 @@ def test_a_mistake_that_compiles_is_warned_of_at_its_line(wrong: dict[str, str],
 
 
 @pytest.mark.parametrize("right", [
-    {},
-    {"launch": "256, 4 * (1 + sizeof(float)), stream"},
+    {}, {"launch": "256, 4 * (1 + sizeof(float)), stream"},
     {"body": "if ((uintptr_t)y % 16 == 0) ((float4 *)y)[i] = ((const float4 *)x)[i];"},
     {"body": "{ float own[4] = {x[i]}; y[i] = ((float4 *)own)[0].x + (*(float4 *)&own[0]).y; }"},
     {"body": "y[i] = x[i] * n; // (float4 *)y, kernel<<<1, 1>>>(), cudaDeviceSynchronize()"},

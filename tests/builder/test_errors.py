@@ -20,22 +20,7 @@ from opjit.builder import diagnosis
 from opjit.errors import BadSetting, BuildError, CacheWarning, CompileError, ToolMissing
 from opjit.recipe import toolchain
 from tests import helpers
-from tests.helpers import (
-    GET,
-    LIES,
-    OUTPUT,
-    PLUS,
-    PLUS_CUDA,
-    built,
-    caught,
-    cuda_target,
-    describe,
-    fake_compiler,
-    fake_nvcc,
-    fresh,
-    program,
-    write_op,
-)
+from tests.helpers import PLUS, PLUS_CUDA, built, cuda_target, describe, fake_compiler, fresh, program, write_op
 
 # --- sources that do not compile -------------------------------------------------------------------------------------------------
 
@@ -77,14 +62,23 @@ def test_a_compile_error_s_log_holds_the_complete_output(op: Path, tmp_path: Pat
     assert len(str(error).splitlines()) < 30
 
 
-def test_an_error_in_a_header_is_shown_where_it_is(op: Path, tmp_path: Path) -> None:
-    (op / "amount.h").write_text("\n\nint 5x;\n")
-    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:3:5: error: ")
+UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
+NOT_C = "an op's kernel is plain C over opjit.h"
 
 
-def test_a_missing_header_is_shown_where_it_is_asked_for(op: Path, tmp_path: Path) -> None:
-    (op / "amount.h").unlink()
-    assert re.match(re.escape(f"{op / 'plus.c'}:2:10: fatal error: amount.h: No such file"), str(refusal(op, tmp_path / "cache")))
+@pytest.mark.parametrize(("name", "text", "first"), [
+    ("amount.h", "\n\nint 5x;\n", r"amount\.h:3:5: error: "),
+    ("amount.h", None, r"plus\.c:2:10: fatal error: amount\.h: No such file"),
+    ("amount.h", '#error "define AMOUNT"\n', r"amount\.h:1:2: error: "),
+    ("plus.c", PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"), r"plus\.c:10:.* 'made_up'"),
+    ("plus.c", PLUS.replace(*UNCHECKED), r"plus\.c:\d+:.* ignoring return value of 'opjit_empty_like'"),
+    ("plus.c", PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'), rf'.*; {NOT_C}: #include "opjit_printf\.h"$'),
+    ("plus.c", "", r"plus\.c: error: it does not define plus_cpu"),
+])
+def test_the_first_line_says_what_is_wrong_and_where(op: Path, tmp_path: Path, name: str, text: str | None, first: str) -> None:
+    (op / name).unlink() if text is None else (op / name).write_text(text)
+    told = str(refusal(op, tmp_path / "cache")).splitlines()[0]
+    assert re.match(first if first.startswith(".*") else f"{re.escape(str(op))}/{first}", told), told
 
 
 @pytest.mark.parametrize(("top", "hint"), [
@@ -96,43 +90,13 @@ def test_a_missing_header_is_shown_where_it_is_asked_for(op: Path, tmp_path: Pat
 def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(op: Path, tmp_path: Path, top: str, hint: str) -> None:
     (op / "plus.c").write_text(PLUS.replace("opjit_status plus_cpu", f"{top}opjit_status plus_cpu"))
     first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
-    assert f"; an op's kernel is plain C over opjit.h: {hint}" in first
+    assert f"; {NOT_C}: {hint}" in first
     assert "extra_include_paths" not in first
 
 
 def test_a_missing_header_that_is_no_habit_of_c_plus_plus_goes_into_extra_include_paths(op: Path, tmp_path: Path) -> None:
     (op / "plus.c").write_text('#include "nowhere.h"\n' + PLUS)
     assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith("; pass the header's folder in extra_include_paths")
-    output = "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory\n"
-    for source in (None, ("own.cu", "opjit_status plus_cuda()")):
-        error = diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", source)
-        assert str(error).splitlines()[0].endswith("; pass the header's folder in extra_include_paths")
-
-
-def test_a_use_of_opjit_printf_without_its_header_names_it(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'))
-    assert str(refusal(op, tmp_path / "cache")).splitlines()[0].endswith('; an op\'s kernel is plain C over opjit.h: '
-                                                                         '#include "opjit_printf.h"')
-
-
-def test_a_device_function_that_is_never_defined_is_the_first_line(tmp_path: Path) -> None:
-    output = "[1/2] nvcc\nptxas fatal   : Unresolved extern function '_Z1gf'\n"
-    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
-    assert told.startswith("ptxas fatal   : Unresolved extern function '_Z1gf'; define it in the op's source, add the file that does")
-
-
-def test_an_instruction_of_one_arch_alone_names_the_target_that_has_it(tmp_path: Path) -> None:
-    output = "[1/2] nvcc\nptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'\n"
-    told = str(diagnosis.diagnose(output, "ns::plus", "cuda", tmp_path / "logs", ("plus.cu", "opjit_status plus_cuda()")))
-    assert told.splitlines()[0].endswith("; features of one arch alone need a target that ends in a, such as sm_90a")
-
-
-UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
-
-
-def test_a_status_that_nobody_looks_at_does_not_compile(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text(PLUS.replace(*UNCHECKED))
-    assert "ignoring return value of 'opjit_empty_like'" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
 
 
 @pytest.mark.nvcc
@@ -162,11 +126,6 @@ __global__ void product(__half *x, __half2 *y) { x[0] = x[1] * x[2]; y[0] = y[1]
     built(write_op(tmp_path / "op", plus_cu=PLUS_CUDA + code), tmp_path / "cache", cuda_target("sm_90"))
 
 
-def test_an_error_directive_is_the_first_line(op: Path, tmp_path: Path) -> None:
-    (op / "amount.h").write_text('#error "define AMOUNT"\n')
-    assert str(refusal(op, tmp_path / "cache")).startswith(f"{op / 'amount.h'}:1:2: error: ")
-
-
 def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
     (op / "plus.c").write_text(
         PLUS.replace("\n\n", "\n\nfloat helper_without_body(float x);\n", 1).replace("+ AMOUNT", "+ helper_without_body(AMOUNT)")
@@ -176,11 +135,6 @@ def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path
     assert "undefined reference to `helper_without_body'; define it in the op's source" in str(error).splitlines()[0]
     assert error.command is not None
     assert "-shared" in error.command
-
-
-def test_a_function_that_is_not_declared_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text(PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"))
-    assert "made_up" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
 
 
 def test_a_kernel_with_another_signature_shows_both(op: Path, tmp_path: Path) -> None:
@@ -223,11 +177,6 @@ print(call())
     assert done.stdout == "2.0\n"
 
 
-def test_an_empty_source_is_refused(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text("")
-    assert "plus_cpu" in str(refusal(op, tmp_path / "cache")).splitlines()[0]
-
-
 @pytest.mark.parametrize("header", ["Python.h", "torch/headeronly/version.h", "torch/csrc/inductor/aoti_torch/c/shim.h"])
 def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, header: str) -> None:
     (op / "plus.c").write_text(f"#include <{header}>\n" + PLUS)
@@ -240,19 +189,8 @@ def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, head
 
 def test_a_header_of_torch_that_is_c_is_refused_by_the_list_of_what_was_read(op: Path, tmp_path: Path) -> None:
     folder = Path(torch.__file__).parent / "include"
-    plain = next(
-        (
-            path
-            for path in sorted(folder.rglob("*.h"))
-            if b"#include" not in (text := path.read_bytes())
-            and b"::" not in text
-            and b"class" not in text
-            and b"template" not in text
-            and b"constexpr" not in text
-            and b"namespace" not in text
-        ),
-        None,
-    )
+    of_others = re.compile(rb"#include|::|class|template|constexpr|namespace")
+    plain = next((path for path in sorted(folder.rglob("*.h")) if not of_others.search(path.read_bytes())), None)
     if plain is None:
         pytest.skip("every header of this torch is C++")
     (op / "plus.c").write_text(f"#include <{plain.relative_to(folder)}>\n" + PLUS)
@@ -274,12 +212,11 @@ def test_a_source_that_is_not_text_is_an_error_of_opjit(op: Path, tmp_path: Path
 # --- compilers that lie ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", LIES)
+@pytest.mark.parametrize("what", helpers.LIES)
 def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
-    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    lie = LIES[what].format(compiler=helpers.real_compiler(), python=sys.executable)
-    fake = fake_compiler(tmp_path / "lying-cc", after=f"if {helpers.LINKS}; then {OUTPUT}; {lie}; code=0; fi")
+        op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    lie = helpers.LIES[what].format(compiler=helpers.real_compiler(), python=sys.executable)
+    fake = fake_compiler(tmp_path / "lying-cc", after=f"if {helpers.LINKS}; then {helpers.OUTPUT}; {lie}; code=0; fi")
     monkeypatch.setenv("CC", str(fake))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is not the cache's fault
@@ -292,34 +229,13 @@ def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
     assert helpers.caught(op, tmp_path / "cache").warnings == []  # and it has spoilt nothing for the next one
 
 
-@pytest.mark.parametrize("extra", ["-lz", "-Wl,--no-as-needed -lpthread -ldl"])
-def test_a_library_that_asks_for_more_than_it_may_is_not_published(
-    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
-) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    subprocess.run(
-        [
-            helpers.real_compiler(),
-            "-shared",
-            "-nostdlib",
-            "-Wl,-soname,libextra.so.1",
-            "-o",
-            str(own / "libextra.so"),
-            "-x",
-            "c",
-            "/dev/null",
-        ],
-        check=True,
-    )
-    more = extra if "rpath" in extra else f"-Wl,--no-as-needed -L{own} -lextra"
-    fake = program(
-        tmp_path / "cc",
-        f"#!/bin/sh\nif {helpers.LINKS}; then exec '{helpers.real_compiler()}' \"$@\" {more}; fi\n"
-        f"exec '{helpers.real_compiler()}' \"$@\"\n",
-    )
-    monkeypatch.setenv("CC", str(fake))
-    assert re.search(r"libextra\.so\.1|run path", str(refusal(op, tmp_path / "cache")))
+def test_a_library_that_asks_for_more_than_it_may_is_not_published(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = helpers.real_compiler()
+    subprocess.run([real, "-shared", "-nostdlib", "-Wl,-soname,libextra.so.1", "-o", tmp_path / "libextra.so", "-x", "c", "/dev/null"],
+                   check=True)
+    more = f"if {helpers.LINKS}; then exec '{real}' \"$@\" -Wl,--no-as-needed -L{tmp_path} -lextra; fi"
+    monkeypatch.setenv("CC", str(program(tmp_path / "cc", f"#!/bin/sh\n{more}\nexec '{real}' \"$@\"\n")))
+    assert "libextra.so.1" in str(refusal(op, tmp_path / "cache"))
 
 
 def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,8 +311,7 @@ def test_a_log_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")])
 def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
-) -> None:
+        op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str) -> None:
     old = describe(op).key
     edit = f"if {helpers.COMPILES}; then sed -i 's/1.0f/5.0f/; s/AMOUNT;/AMOUNT + 4.0f;/' '{op}/{name}'; fi"
     with monkeypatch.context() as patched:
@@ -404,16 +319,15 @@ def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
         with pytest.raises(BuildError, match="sources changed during compilation; ask for it again"):
             built(op, here)
     assert helpers.entries(here) == []
-    after = caught(op, here)
+    after = helpers.caught(op, here)
     assert after.warnings == []
     assert after.entry.key != old
-    assert fresh(helpers.declare(op) + GET).stdout == "[6.0]\n"
+    assert fresh(helpers.declare(op) + helpers.GET).stdout == "[6.0]\n"
 
 
 def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
+        op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
@@ -472,6 +386,11 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path
 @pytest.mark.parametrize(("suffix", "output", "told"), [
     (".cu", "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'",
      '/plus.cu:3: error: undefined reference to `helper(int)\'; helper.c defines it in C: declare it extern "C" in plus.cu\n'),
+    (".cu", "ptxas fatal   : Unresolved extern function '_Z1gf'", "'; define it in the op's source, add the file that does"),
+    (".cu", "ptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'",
+     "; features of one arch alone need a target that ends in a, such as sm_90a"),
+    (".cu", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
+    (".cpp", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
     (".c", "plus.c:(.text+0x30): undefined reference to `GOMP_parallel'", "; an op runs on torch's threads: call opjit_parallel_for"),
     (".cu", "/x/include/torch/all.h:9:2: error: #error C++20 or later compatible compiler is required to use PyTorch.\nmore\nmore",
      "an op cannot use torch's headers; build C++ code with opjit.load\nwhile building keytest::plus for cpu\nfull"),

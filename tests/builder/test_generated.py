@@ -47,4 +47,5 @@ def test_other_generated_text_has_another_number(tmp_path: Path, monkeypatch: py
     found += [cuda._registration({"_Z1a": "_Z1b"}, [cuda._Symbols(Variable("c", True), 16, "_Z1c", "_Z1d")])]
     found += [f"{name}\n{text}" for name, text in {**nvrtc.headers(), "nv/target": nvrtc.own_header("nv_target.h")}.items()]
     digest = hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
-    assert GENERATED.get(GLUE_GENERATOR) == digest, "increase recipe.GLUE_GENERATOR, which is part of the key, and enter it with this digest"
+    told = "increase recipe.GLUE_GENERATOR, which is part of the key, and enter it with this digest"
+    assert GENERATED.get(GLUE_GENERATOR) == digest, told

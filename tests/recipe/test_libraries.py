@@ -219,8 +219,7 @@ def test_an_inline_op_may_have_more_sources_and_archives(tmp_path: Path, here: P
 
 @pytest.mark.parametrize(("given", "says"), [
     ({"extra_sources": ["missing.c"]}, r"extra_sources names 'missing\.c', but there is no file"),
-    ({"extra_sources": ["code.cpp"]}, "expected a source for a backend"),
-    ({"extra_sources": "code.c"}, "extra_sources is a list of files"),
+    ({"extra_sources": ["code.cpp"]}, "expected a source for a backend"), ({"extra_sources": "code.c"}, "extra_sources is a list of files"),
     ({"extra_cuda_ldflags": "-lcublas"}, "extra_cuda_ldflags is a list of strings"),
     ({"extra_cuda_ldflags": ["-Wl,-rpath,/opt"]}, r"extra_cuda_ldflags cannot hold '-Wl,-rpath,/opt': .*static archives"),
     ({"extra_cuda_ldflags": ["-lc10_cuda"]}, "one version of torch"),

@@ -35,9 +35,8 @@ def test_a_missing_compiler_in_a_fresh_process_with_an_empty_cache(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["no-such", "/no/such/cc", "gcc -m32", "/"])
-def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(
-    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    name: str) -> None:
     monkeypatch.setenv("CC", name)
     with pytest.raises(ToolMissing, match=re.escape(f"CC is {name!r}")) as caught:
         built(op, tmp_path / "cache")
