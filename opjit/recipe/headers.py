@@ -25,7 +25,6 @@ class Scan:
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}  # sources that need not be on disk, by path
         self.read = cache(lambda path: parsed(self.texts[path]) if path in self.texts else read(path))
-        self.closures: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}  # shared by an op's archs
         self.is_file = cache(_is_file)
 
     def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
@@ -74,10 +73,6 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
         scan: shares the results of other scans of this moment.
     """
     scan, waiting = scan or Scan(), list(roots)
-    request = tuple(waiting), include_path
-    earlier = scan.closures.get(request)
-    if earlier is not None:
-        return earlier
     digests: dict[str, str] = {}
     while waiting:
         path = waiting.pop()
@@ -92,7 +87,6 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
             continue
         beside = os.path.dirname(path)
         waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
-    scan.closures[request] = digests
     return digests
 
 

@@ -6,7 +6,6 @@ device: backends/test_own_device.py
 diagnosis: builder/test_errors.py
 host_device_split: builder/test_cuda.py
 nvrtc: builder/test_cuda.py
-publish: request/test_concurrency.py request/test_places.py
 tokens: builder/test_cuda.py
 torch_builder: builder/test_builder.py
 workers: ahead/test_precompile.py

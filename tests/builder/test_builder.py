@@ -46,9 +46,9 @@ import functools, opjit, torch, torch.utils.cpp_extension as torchs
 ops = ["allreduce", "tensor_negate", "round_ste"]
 for load in (opjit.load, functools.partial(opjit.load, fast=False), lambda **named: opjit.load(**named)):
     torchs.load = load
-    print(opjit.get(ops.pop(), "cpu").qualified)
+    print(opjit.get(ops.pop(), "cpu")._schema.name)
 torchs.load = torchs._jit_compile = None
-print(opjit.get("add_custom", "cpu").qualified)
+print(opjit.get("add_custom", "cpu")._schema.name)
 """)
     assert done.stdout.split() == ["opjit::round_ste", "opjit::tensor_negate", "opjit::allreduce", "opjit::add_custom"]
 

@@ -94,6 +94,9 @@ STYLES: dict[str, tuple[str, Reference]] = {
                            lambda x: 2 * x if x.numel() > 3 else x),
     "template of a functor": (op_of("struct twice { __device__ float operator()(float v) const { return __fmul_rn(2, v); } };\n"
                                     "template <class F>\n" + each("F()(v)"), LAUNCH.replace("kernel", "kernel<twice>")), lambda x: 2 * x),
+    "instance that is never launched": (op_of("template <typename T>\n" + each("v + T(1)") + """
+static void *never() { return (void *)&kernel<double>; }""",
+                                              LAUNCH.replace("kernel", "kernel<float>")), lambda x: x + 1),
     "deduced template": (op_of("template <typename T>\n" + each("v + 1").replace("const float *from, float *to", "const T *from, T *to")),
                          lambda x: x + 1),
     "template of a host function": (op_of("template <typename T>\n" + each("v + T(1)") + """
@@ -340,13 +343,6 @@ MAKE_KERNEL(float);
 
 
 @needs_nvrtc
-def test_one_binary_has_code_for_several_archs(tmp_path: Path) -> None:
-    entry = entry_of(tmp_path, STYLES["plain"][0], "sm_80+sm_90+sm_100")
-    assert compiler_of(entry).startswith("NVRTC ")
-    assert elf.inspect(entry.library.read_bytes()).cuda_archs == {"sm_80", "sm_90", "sm_100"}
-
-
-@needs_nvrtc
 def test_a_second_build_in_another_folder_has_the_same_bytes(tmp_path: Path) -> None:
     one, other = (entry_of(tmp_path / name, STYLES["template"][0]) for name in ("one", "other"))
     assert one.library.read_bytes() == other.library.read_bytes()
@@ -362,6 +358,7 @@ def test_every_bundled_op_builds_without_the_toolkit(tmp_path: Path, monkeypatch
     target = Target(backends.for_device("cuda"), "sm_80+sm_90+sm_100", "cuda13")
     entry = request.entry(op, target, Store(tmp_path))
     assert compiler_of(entry).startswith("NVRTC ")
+    assert elf.inspect(entry.library.read_bytes()).cuda_archs == {"sm_80", "sm_90", "sm_100"}
 
 
 REFUSED = {
@@ -374,7 +371,7 @@ KERNEL(kernel)""",
 
 @pytest.mark.nvcc
 @needs_nvrtc
-@pytest.mark.parametrize("code", ["managed memory", "a macro that defines a kernel"])
+@pytest.mark.parametrize("code", REFUSED)
 def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, code: str) -> None:
     entry = entry_of(tmp_path, op_of(REFUSED[code]))
     assert compiler_of(entry).startswith("nvcc V")
@@ -390,15 +387,6 @@ def test_what_only_nvcc_takes_is_an_error_without_nvcc(tmp_path: Path, monkeypat
     no_nvcc(monkeypatch)
     with pytest.raises(ToolMissing, match="needs nvcc, as it uses __managed__; install the CUDA Toolkit"):
         entry_of(tmp_path, op_of(REFUSED["managed memory"]))
-
-
-def test_without_nvcc_and_nvrtc_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = describe(write_op(tmp_path / "op", plus_cu=STYLES["plain"][0]), Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA,
-                      compiler={})
-    no_nvcc(monkeypatch)
-    no_nvrtc(monkeypatch)
-    with pytest.raises(ToolMissing, match=toolchain.INSTALL_NVRTC):
-        build.build(recipe, Store(tmp_path / "cache"))
 
 
 @pytest.mark.nvcc
@@ -477,14 +465,6 @@ def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path: Path, mon
         entry_of(tmp_path, STYLES["plain"][0], "sm_10")
 
 
-@needs_nvrtc
-def test_an_instance_that_is_never_launched_costs_nothing(tmp_path: Path) -> None:
-    unused = op_of("template <typename T>\n" + each("v + T(1)") + "static void *never() { return (void *)&kernel<double>; }",
-                   LAUNCH.replace("kernel", "kernel<float>"))
-    entry = entry_of(tmp_path, unused)
-    assert compiler_of(entry).startswith("NVRTC ")
-
-
 @pytest.mark.gpu
 @needs_nvrtc
 def test_more_shared_memory_than_there_is_is_an_error_of_the_call() -> None:
@@ -497,9 +477,9 @@ def test_more_shared_memory_than_there_is_is_an_error_of_the_call() -> None:
 # --- the split ----------------------------------------------------------------------------------------------------------------------------
 
 def test_both_parts_keep_every_line_at_its_number() -> None:
-    source = STYLES["class with methods"][0] + STYLES["shared memory"][0]
-    parts = host_device_split.split(source, host_device_split.macros_of([source]))
-    assert parts.host.count("\n") == parts.device.count("\n") == source.count("\n")
+    for source, _ in STYLES.values():
+        parts = host_device_split.split(source, host_device_split.macros_of([source]))
+        assert parts.host.count("\n") == parts.device.count("\n") == source.count("\n")
 
 
 @pytest.mark.parametrize("text", ["{", "f(]", "a <<< b;", "k<<<1, 2>>>;"])

@@ -110,12 +110,13 @@ def test_flags_come_behind_opjit_s_own(declare: Declare) -> None:
     assert declare(source)(X) == 1
     assert declare(source, extra_cflags=["-O0"])(X) == 0
     assert declare(source.replace("__OPTIMIZE__", "__OPTIMIZE_SIZE__"), extra_cflags=["-Os"])(X) == 1
+    assert declare(extra_cflags=["-DVALUE=1", "-UVALUE", "-DVALUE=2"])(X) == 2, "in the author's order"
 
 
-@pytest.mark.parametrize("text", ["a b", "it's", "{folder} and {", "$HOME $$ `id`", "a,b;c", "back\\\\slash", "smörgås", "@unique"])
-def test_a_flag_is_one_argument_whatever_is_in_it(declare: Declare, text: str) -> None:
-    op = declare(TEXT, extra_cflags=[f'-DVALUE="{text}"'])
-    with pytest.raises(RuntimeError, match=re.escape(f"value: {text.replace(chr(92) * 2, chr(92))} [value.c")):
+def test_a_flag_is_one_argument_whatever_is_in_it(declare: Declare) -> None:
+    text = "a b it's {folder} and { $HOME $$ `id` a,b;c back\\slash smörgås @unique"
+    op = declare(TEXT, extra_cflags=['-DVALUE="' + text.replace("\\", "\\\\") + '"'])
+    with pytest.raises(RuntimeError, match=re.escape(f"value: {text} [value.c")):
         op(X)
 
 
@@ -126,10 +127,6 @@ def test_no_printable_character_of_a_flag_means_anything_to_a_shell_or_to_ninja(
     (tmp_path / "build.ninja").write_text(f"rule tell\n  command = {command} > $out\nbuild told: tell\n", encoding="utf-8")
     subprocess.run([f"{toolchain.require_ninja()}/ninja"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert ast.literal_eval((tmp_path / "told").read_text()) == flags
-
-
-def test_the_order_of_flags_is_the_author_s(declare: Declare) -> None:
-    assert declare(extra_cflags=["-DVALUE=1", "-UVALUE", "-DVALUE=2"])(X) == 2
 
 
 def test_flags_for_one_language_leave_the_other_s_key_alone(declare: Declare) -> None:
@@ -343,17 +340,11 @@ def test_what_authors_usually_need_is_passed_on(tmp_path: Path, parameter: str, 
 
 
 @pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
-def test_a_string_in_place_of_a_list_is_refused(parameter: str) -> None:
-    given: dict[str, Any] = {parameter: "-lz"}
-    with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not '-lz'"):
-        opjit.op("flagtest::refused(Tensor x) -> ()", **given)(lambda x: None)
-
-
-@pytest.mark.parametrize("parameter", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
-@pytest.mark.parametrize("value", [5, [5], [None], object()])
+@pytest.mark.parametrize("value", ["-lz", 5, [5], [None], object()])
 def test_what_is_no_list_of_texts_is_refused_in_a_sentence(parameter: str, value: Any) -> None:
-    with pytest.raises(DeclarationError, match=f"flagtest::refused: {parameter} is a list of .*, not "):
+    with pytest.raises(DeclarationError, match=re.escape(f", not {value!r}")) as caught:
         opjit.op("flagtest::refused(Tensor x) -> ()", **{parameter: value})(lambda x: None)
+    assert str(caught.value).startswith(f"flagtest::refused: {parameter} is a list of ")
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------------------------------

@@ -157,17 +157,15 @@ def test_an_archive_outside_the_op_s_folder_has_the_same_key_anywhere(tmp_path: 
     assert "<link 0>/libfactor.a, which lies outside" in done.stderr
 
 
-def test_an_object_is_linked(tmp_path: Path, here: Path) -> None:
-    op = write_op(tmp_path / "one", 'extra_ldflags=["factor.o"]')
-    compiled(op / "factor.o", 25.0)
-    assert call(op) == "[5.0, 5.0]\n"
-
-
-@pytest.mark.parametrize("name", ["libfactor.a", "libfactor.so"])
-def test_a_library_in_a_folder_is_found_and_its_content_is_in_the_key(tmp_path: Path, here: Path, name: str) -> None:
-    op = write_op(tmp_path / "one", 'extra_ldflags=["-Lvendor", "-lfactor", "-lm"]')
+@pytest.mark.parametrize("name", ["libfactor.a", "libfactor.so", "factor.o"])
+def test_a_library_in_a_folder_or_an_object_is_linked_and_its_content_is_in_the_key(tmp_path: Path, here: Path, name: str) -> None:
+    given = ["vendor/factor.o"] if name.endswith(".o") else ["-Lvendor", "-lfactor", "-lm"]
+    op = write_op(tmp_path / "one", f"extra_ldflags={given}")
     if name.endswith(".a"):
         archive(op / "vendor" / name)
+    elif name.endswith(".o"):
+        (op / "vendor").mkdir()
+        compiled(op / "vendor" / name, 9.0)
     else:
         shared(op / "vendor", "-Wl,-soname,libfactor.so.1")
     assert call(op) == "[3.0, 3.0]\n"
