@@ -81,7 +81,7 @@ def compile_for(path: str, source: str, name: str, more: Mapping[str, str], opti
     with _program(library, source, name, {**headers(), **more}) as program:
         for expression in expressions:
             _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode("utf-8", "surrogateescape") for option in options))
         refused = library.nvrtcCompileProgram(program, len(options), arguments)
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:

@@ -328,8 +328,8 @@ def test_an_output_is_no_input_and_no_other_output(make_op: MakeOp, how: int, sa
 
 
 def test_an_output_is_no_optional_or_listed_input(make_op: MakeOp) -> None:
-    op = make_op("same(Tensor x, Tensor? y=None, Tensor[] ys=[], Tensor[]? more=None) -> Tensor", """
-        opjit_status same_cpu(const opjit_tensor *x, const opjit_tensor *y, const opjit_tensors *ys, const opjit_tensors *more,
+    op = make_op("same(Tensor x, Tensor[] ys, Tensor? y=None, Tensor[]? more=None) -> Tensor", """
+        opjit_status same_cpu(const opjit_tensor *x, const opjit_tensors *ys, const opjit_tensor *y, const opjit_tensors *more,
                               opjit_tensor *out)
         {
             if (!y && !ys->len && !more)
@@ -339,11 +339,10 @@ def test_an_output_is_no_optional_or_listed_input(make_op: MakeOp) -> None:
         }
         """)
     y = torch.ones(2)
-    given: list[dict[str, Any]] = [{"y": y}, {"ys": [y]}, {"more": [y]}]
-    for named in given:
+    for given in ([y], None, None), ([], y, None), ([], None, [y]):
         with pytest.raises(RuntimeError, match="the output `out` is an input"):
-            op(torch.ones(1), **named)
-    assert op(torch.ones(1)).shape == (1,)
+            op(torch.ones(1), *given)
+    assert op(torch.ones(1), []).shape == (1,)
     assert y.tolist() == [1, 1]
 
 
