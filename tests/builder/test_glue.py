@@ -339,7 +339,8 @@ def test_an_output_is_no_optional_or_listed_input(make_op: MakeOp) -> None:
         }
         """)
     y = torch.ones(2)
-    for given in ([y], None, None), ([], y, None), ([], None, [y]):
+    calls: list[tuple[Any, ...]] = [([y],), ([], y), ([], None, [y])]
+    for given in calls:
         with pytest.raises(RuntimeError, match="the output `out` is an input"):
             op(torch.ones(1), *given)
     assert op(torch.ones(1), []).shape == (1,)
