@@ -366,6 +366,11 @@ def no_compiler(tmp: Path) -> dict[str, str | None]:
     return {"PATH": str(empty), "CC": None, "CXX": None, "CUDA_HOME": str(empty), "CUDA_PATH": None}
 
 
+def elsewhere(tmp: Path) -> dict[str, str | None]:
+    """An environment without compilers and without a cache that has anything."""
+    return {**no_compiler(tmp), "OPJIT_CACHE": str(tmp / "no-cache"), "OPJIT_OFFLINE": "1"}
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Mode, size and modification time of all there is under a folder, but for the counts that a process leaves when it ends."""
     found = {}

@@ -54,7 +54,7 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
         registry.search()
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
-            manifest, op, target = _verify(root, item)
+            manifest, target = _verify(root, item)
             foreign = _foreign(manifest)
         except (OpjitError, OSError) as error:
             if os.path.lexists(item.folder):  # otherwise it was removed meanwhile
@@ -63,24 +63,21 @@ def verify(root: Store, rebuild: bool = False) -> Iterator[Finding]:
         if foreign is not None:
             yield Finding(item, GOOD, f"only its bytes were compared: there is no backend {foreign!r}; opjit.register_backend adds it")
         else:
-            yield _rebuild(root, item, manifest, op, target) if rebuild else Finding(item, GOOD)
+            yield _rebuild(root, item, manifest, target) if rebuild else Finding(item, GOOD)
 
 
-def _verify(root: Store, item: Item) -> tuple[Manifest, str, Target | None]:
-    """Verify an entry, and return its manifest, op and target: None for a C++ extension, and for a backend that this process lacks.
-
-    Raises:
-        OpjitError, OSError: a load would refuse the entry.
-    """
+def _verify(root: Store, item: Item) -> tuple[Manifest, Target | None]:
+    """Verify an entry, as a load does, and return its manifest and target: None for a C++ extension, and for a backend that this process
+    lacks."""
     manifest = manifests.parse(files.read(item.folder / manifests.NAME, manifests.MAX_BYTES))
     if manifest.document.get("made_by") is not None or _foreign(manifest) is not None:
         entry.verify(item.folder, None)
-        return manifest, item.op, None
+        return manifest, None
     schema, target = library.origin(manifest)
     if root.folder(schema.qualified, target) != item.folder.parent:
         raise EntryError(f"it is an entry of {schema.qualified} for {target}, but lies in another op's or target's folder")
     entry.verify(item.folder, target)
-    return manifest, schema.qualified, target
+    return manifest, target
 
 
 def _foreign(manifest: Manifest) -> str | None:
@@ -89,8 +86,8 @@ def _foreign(manifest: Manifest) -> str | None:
     return name if isinstance(name, str) and name not in [backend.name for backend in backends.all_backends()] else None
 
 
-def _rebuild(root: Store, item: Item, manifest: Manifest, name: str, target: Target | None) -> Finding:
-    op = registry.declared(name)
+def _rebuild(root: Store, item: Item, manifest: Manifest, target: Target | None) -> Finding:
+    op = registry.declared(item.op)
     if target is None:
         return Finding(item, GOOD, "only the caller of opjit.load knows the sources of a C++ extension")
     if op is None:

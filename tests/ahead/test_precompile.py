@@ -89,13 +89,6 @@ def test_another_process_finds_what_was_built_without_a_compiler(tmp_path: Path)
     assert fresh(code, helpers.no_compiler(tmp_path)).stdout == "[2.0, 2.0]\n"
 
 
-def test_without_an_arch_it_is_this_machine_s(tmp_path: Path) -> None:
-    make_ops(tmp_path / "ops", ["one"])
-    [pair] = opjit.precompile([tmp_path / "ops"]).built
-    assert isinstance(pair, OpBinary)
-    assert pair.target == targets.here(helpers.cpu())
-
-
 def test_all_is_every_op_that_can_be_found(tmp_path: Path, here: Path) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two"], "found")
     done = command("--all", "--arch", ARCHS[0], OPJIT_PATH=str(tmp_path / "ops"))

@@ -13,7 +13,7 @@ import opjit
 from opjit.declare import registry
 from opjit.errors import BuildError, DeclarationError
 from tests import helpers
-from tests.helpers import command, fresh, no_compiler
+from tests.helpers import command, elsewhere, fresh
 
 SCALE_C = """\
 #include "opjit.h"
@@ -85,11 +85,6 @@ def write_scale(folder: Path, ns: str, op_py: str = SCALE_PY) -> Path:
     for name in ("scale", "scale_grad"):
         (folder / f"{name}.c").write_text(SCALE_C.format(name=name, and_then=""))
     return folder
-
-
-def elsewhere(tmp: Path) -> dict[str, str | None]:
-    """An environment without compilers and without a cache that has anything."""
-    return {**no_compiler(tmp), "OPJIT_CACHE": str(tmp / "no-cache"), "OPJIT_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
