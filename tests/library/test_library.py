@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def declared(tmp_path_factory: pytest.TempPathFactory) -> tuple[opjit.Op, Path]:
     """An op that this process declares, and a library of it."""
     folder = tmp_path_factory.mktemp("declared")
