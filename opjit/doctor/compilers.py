@@ -84,7 +84,7 @@ def main(kind: str, path: str) -> None:
             file.flush()
 
 
-def _check_c() -> Iterator[Observation]:
+def _tools() -> Iterator[Observation]:
     try:
         compiler = toolchain.require_compiler(None)
         yield Observation("C compiler", OK, f"{compiler.path}: {compiler.version}, for {compiler.machine}")
@@ -94,17 +94,18 @@ def _check_c() -> Iterator[Observation]:
         yield Observation("ninja", OK, f"in {toolchain.require_ninja()}")
     except ToolMissing as error:
         yield from_error("ninja", PROBLEM, error)
-    if _has_tools():
+
+
+def _have_tools() -> bool:
+    return all(tool.state == OK for tool in _tools())
+
+
+def _check_c() -> Iterator[Observation]:
+    yield from _tools()
+    if _have_tools():
         yield from _build_and_call("cpu", "C op")
     else:
         yield Observation("C op", NOTE, "not tried, because a tool is missing")
-
-
-def _has_tools() -> bool:
-    try:
-        return toolchain.find_compiler(None) is not None and toolchain.find_ninja() is not None
-    except (ToolMissing, OSError):
-        return False
 
 
 def _check_cuda() -> Iterator[Observation]:
@@ -132,7 +133,7 @@ def _check_cuda() -> Iterator[Observation]:
         mismatch = version_mismatch(nvcc, here and nvrtc is None)
     if mismatch is not None:
         yield mismatch
-    if not _has_tools():
+    if not _have_tools():
         yield Observation("CUDA op", NOTE, "not tried, because a tool is missing")
     elif not here or (mismatch is not None and mismatch.state == PROBLEM):
         yield _cross_compile()

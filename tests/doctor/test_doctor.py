@@ -242,7 +242,7 @@ def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.Monkey
 def test_nvrtc_alone_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, memory: Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123"))
-    monkeypatch.setattr(compilers, "_has_tools", lambda: False)
+    monkeypatch.setattr(compilers, "_have_tools", lambda: False)
     found = list(compilers._check_cuda())
     assert those(found, WARNING, PROBLEM) == []
     assert found[0].seen == "CUDA 13.0: /lib/libnvrtc.so.13"
