@@ -7,18 +7,17 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Sequence
 
 from opjit import backends
 from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
-from opjit.errors import BuildError, OpjitError, UnknownArch
+from opjit.errors import BuildError, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.headers import Scan
 from opjit.store.store import Store
-from opjit.wanted import OpBinary
+from opjit.wanted import OpBinary, refuse_other_host
 
 
 def targets_of(archs: Sequence[str], store: Store) -> list[Target]:
@@ -36,10 +35,8 @@ def targets_of(archs: Sequence[str], store: Store) -> list[Target]:
 
 def target_of(arch: str, store: Store, backend: Backend | None = None) -> Target:
     """Return the target of one arch, like `targets_of`; `backend` narrows the search."""
-    target, here = toolchain.target_of(arch, store.notes, backend), platform.machine()
-    if target.host != here:
-        raise UnknownArch(f"{arch} cannot be built here: gcc on this {here} machine compiles for {here} only; leave it out, and build for "
-                          "it on a machine of that kind")
+    target = toolchain.target_of(arch, store.notes, backend)
+    refuse_other_host(target)
     return target
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -217,6 +218,8 @@ def _outcome(recipe: Recipe, found: Path | None, ask: bool) -> str:
     if there:
         return f"a request would fetch it: {remark}"
     build = "fail, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
+    if recipe.target.host != platform.machine():
+        build = f"fail, as the compilers of this machine build for {platform.machine()}"
     return f"a request would {build}{f'; {remark}' if remark else ''}"
 
 
