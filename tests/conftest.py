@@ -263,21 +263,6 @@ def parts() -> None:
     registry.declare_folder(OPS / "parts")
 
 
-def memory_growth(call: Callable[[], object], times: int) -> int:
-    """Bytes that this process's resident memory grows by over `times` calls, after a tenth of them as a warm-up."""
-    for _ in range(times // 10):
-        call()
-    before = _resident()
-    for _ in range(times):
-        call()
-    return _resident() - before
-
-
-def _resident() -> int:
-    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """torch's number of threads, to be set for this test."""
@@ -288,4 +273,17 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def growth() -> Callable[[Callable[[], object], int], int]:
-    return memory_growth
+    """``growth(call, times)``: bytes that this process's resident memory grows by over so many calls, after a tenth of them to warm up."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def grown(call: Callable[[], object], times: int) -> int:
+        for _ in range(times // 10):
+            call()
+        before = resident()
+        for _ in range(times):
+            call()
+        return resident() - before
+
+    return grown
