@@ -133,7 +133,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
     for name in closure((*table.NARROW, *headers)):
         text = _text(name) or ""
         named = set(_OPERATOR.findall(text))
-        if not named and _GATHERS.search(text):
+        if not named and (name.startswith("torch/nn/") or _GATHERS.search(text)):
             named = set(filter(None, map(_root, _WORD.findall(code_of([text])))))
         found |= named if name != _FACTORIES else set()
     return frozenset(name for name in found if not name.endswith(("_ops", "_native")))

@@ -40,6 +40,7 @@ _ROWS = {  # torch's header: the names that need it, as a pattern
     "torch/csrc/autograd/autograd.h": r"autograd::(?:grad|backward)|forward_ad",
     "torch/csrc/autograd/profiler.h": r"profiler::\w+",
     "torch/csrc/autograd/variable.h": r"Variable|variable_list|edge_list|make_variable\w*|AutogradMeta|ViewInfo|autograd::\w+",
+    "torch/csrc/autograd/function.h": r"grad_fn(?=\s*\(\s*\)\s*(?:->|\.))",
     "torch/csrc/autograd/custom_function.h": r"autograd::Function|AutogradContext|Function(?=\s*<)|FunctionCtx|CppNode|SavedVariable|"
                                              r"namespace\s+torch::autograd|extract_vars",
     "torch/library.h": r"TORCH_LIBRARY\w*|torch::Library|CppFunction|Dispatcher|OperatorHandle|TORCH_FN|TORCH_SELECTIVE_\w+|KernelFunction|"
