@@ -30,20 +30,14 @@ from tests.helpers import ROOT, environment, no_nvcc, shares_libstdcxx
 
 ALL = [*CPU, *cuda.PROGRAMS]
 BY_NAME = {program.name: program for program in ALL}
-FEW = ["errors/kinds", "bindings/classes", "library/basic"]  # built one by one although torch takes 20 s for each
 # Every fifth program, or all of them with OPJIT_TEST_CORPUS=all: each is compiled on its own, as a user's is.
 NAMES = [program.name for program in CPU][:: 1 if os.environ.get("OPJIT_TEST_CORPUS") == "all" else 5]
 Expected = dict[str, list[Outcome]]
-# Programs that may need torch/extension.h. Those that do are built as the reference is, so only FEW of them are built again.
+# Programs that may need torch/extension.h, as the reference has it.
 SLOW = {
-    "autograd/composed", "autograd/function", "autograd/function_bound", "autograd/hooks", "autograd/modes", "bindings/classes",
-    "bindings/defaults", "bindings/gil_inline", "bindings/inheritance", "bindings/lambdas", "bindings/numpy_buffer",
-    "bindings/release_gil", "bindings/submodule", "errors/checks_macros", "errors/kinds", "errors/nested", "factories/options",
-    "factories/random", "library/autograd", "library/basic", "library/custom_class", "library/fragment", "library/impl",
-    "library/with_module", "nn/functional", "nn/group_norm", "nn/module_linear", "nn/sequential", "odd/array_ref", "odd/linear_algebra",
-    "odd/random_cpp", "odd/storage", "odd/structs_enums", "reductions/any_all", "reductions/dims",
-    "signatures/const_ref", "signatures/items", "signatures/lists", "signatures/python_objects", "signatures/returns",
-    "signatures/scalars", "signatures/std_function", "views/indexing", "views/metadata", "views/split_cat",
+    "nn/module_linear", "nn/sequential",
+    "reductions/any_all", "reductions/dims", "signatures/const_ref", "signatures/items", "signatures/lists", "signatures/python_objects",
+    "signatures/returns", "signatures/scalars", "signatures/std_function", "views/indexing", "views/metadata", "views/split_cat",
 }
 
 
@@ -118,19 +112,16 @@ def test_results_are_the_same_each_time(expected: Expected, reference_run: Calla
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     program = BY_NAME[name]
-    ways: list[str] = []
 
     def built(extension: Extension, *others: Any) -> Entry:
-        ways.append("light" if extension.light else extension.reason)
-        if not extension.light and name in SLOW - set(FEW):
+        if not extension.light and name in SLOW:
             pytest.skip(f"built with torch's own headers: {extension.reason}")
-        assert extension.light or name in SLOW, extension.reason
+        assert extension.light, extension.reason
         return original(extension, *others)
 
     original = build.build
     monkeypatch.setattr(build, "build", built)
     module = fast_module(program)
-    assert not ways or ways[-1] == "light" or name in SLOW  # none: an earlier run built it
     found = json.loads(json.dumps(results(module, program)))
     different = [(one, other) for one, other in zip(found, alone(expected[name], program), strict=True) if one != other]
     assert different == []
