@@ -221,6 +221,7 @@ def test_an_inline_op_may_have_more_sources_and_archives(tmp_path: Path, here: P
     ({"extra_cuda_ldflags": "-lcublas"}, "extra_cuda_ldflags is a list of strings"),
     ({"extra_cuda_ldflags": ["-Wl,-rpath,/opt"]}, r"extra_cuda_ldflags cannot hold '-Wl,-rpath,/opt': .*static archives"),
     ({"extra_cuda_ldflags": ["-lc10_cuda"]}, "one version of torch"),
+    ({"extra_ldflags": ["missing.a"]}, r"extra_ldflags cannot hold 'missing\.a': there is no file .*/missing\.a; a relative"),
 ])
 def test_what_would_not_link_is_refused_when_the_op_is_declared(tmp_path: Path, given: dict[str, object], says: str,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
