@@ -426,3 +426,38 @@ def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file:
             raise click.BadParameter(f"there is no folder {str(file.parent)!r}; make it first")
 
     sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))
+
+
+@main.command()
+@click.argument("task", shell_complete=helps.ops)
+@click.argument("candidates", metavar="[CANDIDATE]...", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
+@option("--op", section="Task", metavar="NAME", help="Which op of a TASK that declares several.")
+@option("--lint", section="Task", is_flag=True, help="Judge the task instead: what would pass though it computes nothing.")
+@option("--device", section="Runs", shell_complete=helps.devices,
+        help="Device to judge on; default: the current accelerator, else the CPU.")
+@option("--gpus", section="Runs", default="", help="Numbers of the GPUs to use, separated by commas; default: all.")
+@option("--workers", section="Runs", type=click.IntRange(min=1), help="Candidates at once; default: as CPUs and memory allow.")
+@option("--time-limit", section="Runs", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+        help="Longest time of a call.")
+@option("--json", "json_file", section="Answer", type=click.File("w"), help="Write verdicts to this file as lines of JSON; - is stdout.")
+@option("--serve", "socket", section="Answer", type=click.Path(path_type=Path), help="Take candidates from a socket, as lines of JSON.")
+def judge(task: str, candidates: tuple[Path, ...], op: str | None, lint: bool, device: str | None, gpus: str, workers: int | None,
+          time_limit: float, json_file: Any, socket: Path | None) -> None:
+    """Compile, check and time kernels of strangers. TASK is an op's name or folder, or a KernelBench file; a CANDIDATE is C or CUDA text of
+    the op, or Python with a ModelNew. The exit code is 0 if every candidate got a verdict.
+    """
+    from opjit.judge import command
+    from opjit.judge.scheduler import Judge
+    from opjit.judge.task import Task
+
+    if bool(candidates) + lint + (socket is not None) != 1:
+        raise click.UsageError("name CANDIDATEs, or give --serve SOCKET, or --lint")
+    missing = [str(each) for each in candidates if not each.is_file()]
+    if missing:
+        raise click.UsageError(f"there is no file {', '.join(missing)}; a CANDIDATE is a file of C, CUDA or Python")
+    if lint:
+        found = command.lint(Task(task, device or "cpu", 0, op))
+        click.echo("\n".join(found) or "nothing that computes nothing would pass")
+        sys.exit(bool(found))
+    numbers = [int(each) for each in gpus.split(",") if each.strip().isdecimal()]
+    command.run(Judge(task, workers=workers, device=device, gpus=numbers, seconds=time_limit, op=op), candidates, json_file, socket)

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 # The commands under each heading; what they do is the first sentence of their docstrings.
 SECTIONS = {
     "Start": ["demo", "list", "get", "doctor"],
-    "Write an op": ["new", "test", "bench", "wheel"],
+    "Write an op": ["new", "test", "bench", "judge", "wheel"],
     "Existing programs": ["run", "record", "why"],
     "Many machines": ["precompile", "cache", "keygen"],
     "Inspect": ["path", "ls", "stats", "verify"],
@@ -44,6 +44,7 @@ EXAMPLES = {
     "test": ["opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined"],
     "bench": ["opjit bench allreduce --device cpu --only 2^20", "opjit bench tensor_negate --against aten::neg",
               "opjit bench ./scale_add --plot bench.png"],
+    "judge": ["opjit judge ./scale_add a.c b.c c.cu --json -", "opjit judge 19_ReLU.py candidate.py", "opjit judge ./scale_add --lint"],
     "wheel": ["opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90"],
     "precompile": ["opjit precompile --all --arch x86-64-v3,sm_80,sm_90", "opjit precompile --from ops.json --store /opt/opjit"],
     "record": ["opjit record -o ops.json -- python train.py"],

@@ -1,0 +1,198 @@
+"""Kernels without host code: CUDA text and a rule in a comment of it, by which the judge's own code launches the kernel.
+
+    // opjit: launch scale<float>(x, out, a, x.numel) grid=(x.numel + 255) / 256 block=256 shared=0
+
+Arguments are those of the schema and its results (`out`; of several `out0`, `out1`), and integers computed from `x.numel`, `x.dim` and
+`x.size[0]`. grid and block have up to three numbers, separated by commas; grid, block and shared come last, in this order.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import hashlib
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from opjit.builder import glue, host_device_split, kernel_usage, nvrtc
+from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.errors import CompileError, ToolMissing
+from opjit.judge.wire import DTYPES
+from opjit.recipe import toolchain
+from opjit.recipe.schema import Schema, parse
+from opjit.store.store import Store, default_root
+
+_RULE = re.compile(r"//[ \t]*opjit:[ \t]*launch[ \t]+(?P<kernel>[\w:]+(?:<[^>]*>)?)[ \t]*\((?P<arguments>.*)\)[ \t]+"
+                   r"grid=(?P<grid>.+?)[ \t]+block=(?P<block>.+?)(?:[ \t]+shared=(?P<shared>.+?))?[ \t]*$", re.MULTILINE)
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+_GUARD, _GUARDED = 256, 0xA5  # bytes on each side of a result, and their value
+_SHARED = 48 << 10  # bytes that a block may have without asking
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+def is_kernel(text: str) -> bool:
+    """Whether CUDA text has a rule by which to launch it."""
+    return _RULE.search(text) is not None
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel and its rule; the texts of the rule are expressions."""
+
+    code: bytes
+    symbol: str
+    schema: Schema
+    types: tuple[str, ...]
+    arguments: tuple[str, ...]
+    grid: tuple[str, ...]
+    block: tuple[str, ...]
+    shared: str
+    registers: int | None
+    spills: int | None
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.code).hexdigest()
+
+    def load(self) -> Callable[..., Callable[[], list[torch.Tensor]]]:
+        """Load it into torch's context. Returns `bind(args, kwargs, results)`, which makes the described results, and gives a function to
+        launch with them."""
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+        _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))
+        _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, self.symbol.encode()))
+        return lambda args, kwargs, results: self._bound(cuda, function, args, kwargs, results)
+
+    def _bound(self, cuda: ctypes.CDLL, function: ctypes.c_void_p, args: Sequence[Any], kwargs: dict[str, Any],
+               results: Sequence[dict[str, Any]]) -> Callable[[], list[torch.Tensor]]:
+        buffers, made = zip(*map(_guarded, results), strict=True)
+        names = glue.c_names(self.schema)
+        given = {**dict(zip(names, args, strict=False)), **kwargs, **dict(zip(names[len(self.schema.arguments):], made, strict=True))}
+        values = [_c_value(kind, evaluate(text, given)) for kind, text in zip(self.types, self.arguments, strict=True)]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
+        grid, block = (([int(evaluate(text, given)) for text in texts] + [1, 1])[:3] for texts in (self.grid, self.block))
+        shared = int(evaluate(self.shared, given))
+        if shared > _SHARED:
+            _checked(cuda, cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared))
+
+        def launch() -> list[torch.Tensor]:
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            if min(*grid, *block) > 0:
+                _checked(cuda, cuda.cuLaunchKernel(function, *grid, *block, shared, stream, pointers, None))
+            return list(made)
+
+        launch.kept = values, buffers  # type: ignore[attr-defined]
+        return launch
+
+
+def compile_text(text: str, schema: str, arch: str) -> Kernel:
+    """Compile CUDA text with NVRTC for an arch, such as ``"sm_90"``; its host functions are left out. Raises CompileError."""
+    def refused(message: str) -> CompileError:
+        return CompileError(message, op=schema.partition("(")[0], target=arch)
+
+    rule = _RULE.search(text)
+    found = toolchain.find_nvrtc("", Store(default_root()).notes)
+    if rule is None:
+        raise refused("the text has no rule: // opjit: launch NAME(ARGUMENTS) grid=... block=...")
+    if found is None:
+        raise ToolMissing("nvrtc", "a kernel without host code needs NVRTC: pip install nvidia-cuda-nvrtc, as a CUDA build of torch does")
+    kernel = rule["kernel"]
+    headers = {"nv/target": nvrtc.NV_TARGET}
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v",
+               *(f"--include-path={folder}" for folder in found.headers.split(":"))]
+    try:
+        device = host_device_split.split(text, host_device_split.macros_of([text])).device
+        source = f'#include "stdint.h"\n#line 1 "candidate.cu"\n{device}'
+        compiled = nvrtc.compile_for(found.library, source, "candidate.cu", headers, options, [kernel])
+    except (CompilerFailed, NvccOnly) as error:
+        raise refused(str(error)) from None
+    usage = kernel_usage.parse(compiled.log)
+    types, arguments = _parameters(text, kernel.partition("<")[0]), _split(rule["arguments"])
+    if len(types) != len(arguments):
+        raise refused(f"the rule gives {kernel} {len(arguments)} arguments, and it takes {len(types)}")
+    registers, spills = (max((getattr(each, of) for each in usage), default=None) for of in ("registers", "spilled"))
+    return Kernel(compiled.code, compiled.symbols[kernel], parse(schema), types, arguments, _split(rule["grid"]), _split(rule["block"]),
+                  rule["shared"] or "0", registers, spills)
+
+
+def _parameters(text: str, kernel: str) -> tuple[str, ...]:
+    """The types of a kernel's parameters; ``*`` is any pointer."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    found = re.search(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(([^)]*)\)\s*\{{", plain)
+    parts = [part for part in (found[1] if found else "").split(",") if part.strip() and part.strip() != "void"]
+    return tuple("*" if "*" in part else " ".join(part.split()[:-1]).replace("const ", "").replace(" const", "") for part in parts)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """The parts of a text between commas that are in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def evaluate(text: str, given: dict[str, Any]) -> Any:
+    """The value of an expression of a rule.
+
+    Example:
+        >>> evaluate("(x.numel + 255) / 256 * min(n, 2)", {"x": torch.ones(300), "n": 3})
+        4
+    """
+    def value(node: ast.AST) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in given:
+            return given[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+            return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.Attribute) and node.attr in ("numel", "dim"):
+            return getattr(value(node.value), node.attr)()
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "size":
+            return value(node.value.value).shape[value(node.slice)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+            return (min if node.func.id == "min" else max)(map(value, node.args))
+        raise ValueError(f"a rule has names, numbers, + - * / %, min, max, .numel, .dim and .size[...], not {ast.unparse(node)}")
+
+    return value(ast.parse(text.strip(), mode="eval").body)
+
+
+_C_TYPES = {"*": ctypes.c_void_p, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "int": ctypes.c_int32,
+            "unsigned": ctypes.c_uint32, "unsigned int": ctypes.c_uint32, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
+            "int64_t": ctypes.c_int64, "long": ctypes.c_int64, "long long": ctypes.c_int64, "size_t": ctypes.c_uint64}
+
+
+def _c_value(kind: str, value: Any) -> Any:
+    if kind not in _C_TYPES:
+        raise ValueError(f"a rule passes pointers and {', '.join(list(_C_TYPES)[1:])}, and the kernel takes {kind}")
+    return _C_TYPES[kind](value.data_ptr() if isinstance(value, torch.Tensor) else value)
+
+
+def _guarded(spec: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a result full of NaN's bytes, between guards. Returns its whole buffer, and the result."""
+    dtype, shape = DTYPES[spec["dtype"]], spec["shape"]
+    size = torch.Size(shape).numel() * dtype.itemsize
+    buffer = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=torch.uint8, device="cuda")
+    result = buffer[_GUARD:_GUARD + size].fill_(0xFF).view(dtype).reshape(shape)
+    return buffer, result
+
+
+def overrun(launch: Any) -> bool:
+    """Whether a launch wrote beside its results; False for any other function."""
+    buffers = launch.kept[1] if hasattr(launch, "kept") else ()
+    return any(bool((side != _GUARDED).any()) for buffer in buffers for side in (buffer[:_GUARD], buffer[-_GUARD:]))
+
+
+def _checked(cuda: ctypes.CDLL, code: int) -> None:
+    if code:
+        name = ctypes.c_char_p()
+        cuda.cuGetErrorName(code, ctypes.byref(name))
+        raise RuntimeError(f"CUDA error {(name.value or b'').decode()}")

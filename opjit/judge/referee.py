@@ -1,0 +1,71 @@
+"""Holds results against the reference's, and says what wrong ones look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from opjit.judge.task import Expected
+from opjit.testing.compare import assert_same
+
+_LOW = 2.0**-7  # of the largest element, that half precision is off at most after a few operations
+
+
+class Mismatch(NamedTuple):
+    """What is wrong with results, and whether that is no mistake but a cheat."""
+
+    text: str
+    cheat: bool = False
+    max_error: float | None = None
+
+
+def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
+    """The largest absolute difference of any two elements; 0 for results without numbers."""
+    return max((_error(one, other) for one, other in zip(got, expected, strict=False)), default=0.0)
+
+
+def _error(got: Any, expected: Any) -> float:
+    if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.shape == expected.shape and got.numel()):
+        return 0.0
+    kind = torch.complex128 if got.is_complex() or expected.is_complex() else torch.float64
+    return float((got.cpu().to(kind) - expected.cpu().to(kind)).abs().nan_to_num(0, 0, 0).max())
+
+
+def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> Mismatch | None:
+    """Compare a call's results with the reference's.
+
+    Args:
+        others: results of other calls, which may have been returned for this one.
+    """
+    expected = [each.cpu() if isinstance(each, torch.Tensor) else each for each in call.results]
+    try:
+        assert_same(got, expected, call.sample)
+        return None
+    except AssertionError as error:
+        pairs = [(one, other) for one, other in zip(got, expected, strict=False)
+                 if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape and one.numel()]
+        looks = next((text for one, other in pairs for text in _looks(one, other, call, others)), "")
+        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"), max_error(got, expected))
+
+
+def _looks(got: torch.Tensor, expected: torch.Tensor, call: Expected, others: Iterable[list[Any]]) -> Iterator[str]:
+    """Say what a wrong result is, where that is known."""
+    raw, wrong = got.contiguous().flatten().view(torch.uint8), got.is_floating_point() and not torch.equal(got.isnan(), expected.isnan())
+    if any(int((raw == byte).sum()) * 4 >= raw.numel() for byte in ((0xFE, 0xFF) if wrong or not got.is_floating_point() else (0xFE,))):
+        yield "leaves elements of its output unwritten"
+    if not got.any():
+        yield "returns all zeros"
+    if any(_same(got, each) for each in call.sample.tensors()):
+        yield "returns an input"
+    if got.numel() > 1 and bool((got == got.flatten()[0]).all()):
+        yield "returns a constant"
+    if got.numel() > 1 and any(_same(got, each) for other in others for each in other if isinstance(each, torch.Tensor)):
+        yield "returns the result of another call"
+    if got.is_floating_point() and float((got.double() - expected.double()).abs().max()) <= _LOW * float(expected.double().abs().max()):
+        yield "computes in lower precision"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one.cpu(), other.cpu(), rtol=1e-4)

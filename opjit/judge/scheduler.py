@@ -1,0 +1,321 @@
+"""Gives each candidate a child, takes it through its stages, and stops at the first that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from opjit import files
+from opjit.builder import budget
+from opjit.declare.sample import tensors_of
+from opjit.judge import launch, referee
+from opjit.judge.task import Burst, Expected, Task
+from opjit.judge.verdict import Verdict, Word
+from opjit.judge.wire import Channel, Untrusted, closing, content, saved, unpacked
+from opjit.measure import machine
+from opjit.testing.compare import import_all, tolerance
+
+_ROUNDS = 5  # timed bursts, unless they differ
+_STEADY, _NOISY = 0.1, 0.3  # spreads: below the first no more bursts are needed; a median with more than the second tells nothing
+_BUILD = 300.0  # seconds for all compilers of a candidate
+_REMEMBERED = 1000  # verdicts
+
+
+class _Ended(Exception):
+    """A candidate is judged."""
+
+    def __init__(self, word: Word, message: str) -> None:
+        super().__init__(message)
+        self.word, self.message = word, message
+
+
+class _Lane(NamedTuple):
+    """The judge's ends of a child's sockets."""
+
+    leash: Channel
+    job: Channel
+
+    def ask(self, message: dict[str, Any], *descriptors: int, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
+        with suppress(ConnectionError):  # the answer says why
+            self.job.send(message, *descriptors)
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
+        """Wait for an answer. Raises _Ended if there is none, or if it is an error."""
+        try:
+            message, descriptors = self.job.receive(seconds)
+            data = [content(each) for each in descriptors]
+        except TimeoutError:
+            raise _Ended("timeout", f"did not return within {seconds:g} s") from None
+        except EOFError:
+            raise self._death() from None
+        if "error" in message:
+            words: dict[str, Word] = {"compile": "compile", "refused": "cheat"}
+            raise _Ended(words.get(message["error"], "wrong"), str(message["message"]))
+        return message, data
+
+    def _death(self) -> _Ended:
+        with suppress(EOFError, TimeoutError):
+            said, _ = self.leash.receive(10)
+            if "SIGSYS" in said["ended"]:
+                return _Ended("cheat", "makes a system call that computing does not need, for which the kernel ended it")
+            return _Ended("crash", ": ".join([said["ended"], *said["stderr"].strip().splitlines()[-1:]]))
+        return _Ended("crash", "its process ended")
+
+    def end(self) -> None:
+        self.job.end.close()
+        self.leash.end.close()
+
+
+class Judge:
+    """Judges candidates for a task, many at once.
+
+    Args:
+        task: the path of an op's folder, an op's name, or the path of a KernelBench file.
+        workers: candidates at once; default: as CPUs and memory allow.
+        device: ``"cpu"`` or ``"cuda"``; default: the current accelerator, else the CPU.
+        gpus: the numbers of the GPUs that children see; default: all.
+        seconds: the limit for a call.
+        seed: decides the hidden values; default: one that nobody knows.
+        op: which op of a folder that declares several.
+
+    Example:
+        >>> async with opjit.judge.Judge("./scale") as judge:
+        ...     verdict = await judge(text)
+        >>> verdict.verdict, verdict.median_us
+        ('correct', 12.7)
+    """
+
+    def __init__(self, task: str, *, workers: int | None = None, device: str | None = None, gpus: Sequence[int] = (), seconds: float = 10.0,
+                 seed: int | None = None, op: str | None = None) -> None:
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.workers, self.seconds = workers or budget.jobs(budget.GIB // 2), seconds
+        self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
+        self._where, self._op, self._gpus = task, op, gpus
+        self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
+        self._known: dict[str, Verdict] = {}
+        self._pool, self._lanes = ThreadPoolExecutor(self.workers), [*Channel.pair()]
+
+    async def __aenter__(self) -> Judge:
+        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def __call__(self, text: str, name: str = "candidate") -> Verdict:
+        """Judge the text of a candidate: C, CUDA, or Python with a ModelNew. Its name is only shown."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.judge, text, name)
+
+    def start(self) -> None:
+        """Start the zygote and prepare the task. Raises what `Task` raises."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
+        self._control, theirs = self._lanes
+        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus))} if self._gpus else {})}
+        self._zygote = subprocess.Popen([sys.executable, "-m", "opjit.judge.zygote", str(theirs.end.fileno()), str(self._scratch)],
+                                        pass_fds=[theirs.end.fileno()], start_new_session=True, env=environment)
+        theirs.end.close()
+        try:
+            import_all()
+            self.task = Task(self._where, self.device, self.seed, self._op)
+            self.bursts = self.task.bursts()
+            self._control.receive()
+            self.reference, op = self.lane(many=False), self.task.op
+            with self.model({"do": "reference", "device": self.device, "mutates": self.task.mutates, "op": op.qualified if op else "",
+                             "folder": str(op.folder) if op else ""}, self.task.text) as (message, init):
+                self.reference.ask(message, init, seconds=_BUILD)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all children, and remove what they left."""
+        for each in self._lanes:
+            with suppress(OSError):
+                each.end.shutdown(2)  # also wakes who waits for an answer
+            each.end.close()
+        self._zygote.wait()
+        if self._scratch.exists():
+            files.remove_tree(self._scratch)
+        self._pool.shutdown(cancel_futures=True)
+
+    def lane(self, many: bool) -> _Lane:
+        """Have a child forked. `many`: it may start processes, in a namespace of its own."""
+        (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
+        with self._forking:
+            self._control.send({"many": many, "memory": max(2 * budget.GIB, budget.memory() // 2)}, theirs.end.fileno(), its.end.fileno())
+        theirs.end.close()
+        its.end.close()
+        self._lanes = [each for each in self._lanes if each.end.fileno() >= 0] + [leash, job]
+        return _Lane(leash, job)
+
+    @contextmanager
+    def model(self, message: dict[str, Any], text: str) -> Iterator[tuple[dict[str, Any], int]]:
+        """Complete a message with what a KernelBench model is made of."""
+        with closing(saved(self.task.init)) as init:
+            yield {**message, "text": text, "seed": self.seed}, init
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Measure while nobody builds or checks."""
+        with self._timing:
+            for _ in range(self.workers):
+                self._slots.acquire()
+        try:
+            yield
+        finally:
+            self._slots.release(self.workers)
+
+    def judge(self, text: str, name: str = "candidate") -> Verdict:
+        """`__call__` for a caller with threads of its own."""
+        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+        known = self._known.get(digest)
+        if known is not None:
+            return replace(known, candidate=name, cached=True, seconds={})
+        verdict = _Trial(self, text, name).run()
+        if verdict.verdict not in ("noisy", "timeout"):
+            self._known[digest] = verdict
+            for old in [*self._known][:-_REMEMBERED]:
+                self._known.pop(old, None)
+        return verdict
+
+
+class _Trial:
+    """One candidate on its way through the stages."""
+
+    def __init__(self, judge: Judge, text: str, name: str) -> None:
+        self.judge, self.task, self.text, self.name = judge, judge.task, text, name
+        self.tier = "python" if self.task.op is None else "device" if launch.is_kernel(text) else "op"
+        self.facts: dict[str, Any] = {"seconds": {}}
+
+    def run(self) -> Verdict:
+        word: Word
+        self.lane = self.judge.lane(many=self.tier == "python")
+        try:
+            with self.judge._slots:
+                with self._stage("build"):
+                    self._build()
+                with self._stage("check"):
+                    for call in self.task.samples:
+                        self._check(call)
+            with self.judge.alone(), self._stage("measure"):
+                word, message = self._measure()
+        except _Ended as ended:
+            word, message = ended.word, ended.message
+        except (Untrusted, KeyError, TypeError, ValueError, OSError) as error:
+            word, message = "cheat", f"writes to the pipes of the judge: {error}"
+        finally:
+            self.lane.end()
+        return Verdict(self.name, word, self.tier, self.task.name, message, **self.facts)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.facts["seconds"][name] = time.perf_counter() - started
+
+    def _build(self) -> None:
+        message: dict[str, Any] = {"text": self.text, "name": self.name, "device": self.judge.device}
+        if self.task.op is None:
+            with self.judge.model({**message, "do": "python"}, self.text) as (asked, init):
+                self.facts |= self.lane.ask(asked, init, seconds=_BUILD)[0]
+            return
+        message |= {"schema": f"judged::{self.task.op.schema.text.partition('::')[2]}", "mutates": self.task.mutates,
+                    "folder": str(self.task.op.folder), "operators": self.task.operators}
+        self.facts |= self.lane.ask({**message, "do": "kernel" if self.tier == "device" else "build"}, seconds=_BUILD)[0]
+        if self.tier == "op":
+            self.facts |= self.lane.ask({"do": "load"}, seconds=self.judge.seconds)[0]
+
+    def _check(self, call: Expected) -> None:
+        self.facts["sample"] = str(call.sample)
+        with closing(saved(call.sample.values)) as inputs:
+            answer, [data] = self.lane.ask({"do": "call", "results": _described(call)}, inputs, seconds=self.judge.seconds)
+        at = [0]
+        one, other = (unpacked(each, data, at) for each in answer["results"])
+        for got in (one, other):
+            self._compare(got, call, self.task.samples)
+        if answer["changed"]:
+            raise _Ended("wrong", "writes to its inputs, or beside its results")
+        if answer["replaced"]:
+            raise _Ended("cheat", f"replaces functions of others: {', '.join(answer['replaced'][:3])}")
+        if self.tier == "python" and self.task.operators and {*self.task.operators} <= {*answer["operators"]}:
+            raise _Ended("cheat", f"calls torch's own operators for the result: {', '.join(self.task.operators)}")
+        self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or data[:at[0] // 2] != data[at[0] // 2:at[0]]
+
+    def _compare(self, got: list[Any], call: Expected, all_calls: Sequence[Expected]) -> None:
+        found = referee.compare(got, call, (each.results for each in all_calls if each is not call))
+        self.facts["max_error"] = max(referee.max_error(got, call.results), self.facts.get("max_error", 0.0))
+        if found is not None:
+            tensors = tensors_of(call.results)
+            self.facts |= {"sample": str(call.sample), "tolerance": [*tolerance(tensors[0], call.sample)] if tensors else None}
+            raise _Ended("cheat" if found.cheat else "wrong", found.text)
+
+    def _measure(self) -> tuple[Word, str]:
+        times: list[float] = []
+        references: list[float] = []
+        lies: list[bool] = []
+        for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
+            for lane, found in ((self.judge.reference, references), (self.lane, times)):
+                seconds, said = self._burst(lane, burst, judged=lane is self.lane)
+                found.append(seconds)
+                lies.append(said < seconds / 20 if lane is self.lane else said > seconds / 2)  # a busy machine delays the reference, too
+            if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
+                break
+        _, moved, flops = self.task.timed
+        median, spread = statistics.median(times[1:]), _spread(times[1:])  # the first warms up
+        bound = machine.bound(self.judge.device, moved, flops, 4)
+        self.facts |= {"median_us": median * 1e6, "reference_us": statistics.median(references[1:]) * 1e6, "spread": spread, "sample": None,
+                       "roofline": bound / median if bound else None, "clock_mhz": machine.clock(self.judge.device)}
+        if all(lies):
+            return "cheat", "its process's clock goes slower than the judge's: a function of time was replaced"
+        held = machine.cache_bytes(self.judge.device) // len(self.judge.bursts[0].calls)  # bytes of a call that may stay in the cache
+        if (machine.bound(self.judge.device, max(0, moved - held), flops, 1) or 0) > median:
+            return "cheat", "takes less time than the device needs for its bytes: it does not do the work"
+        if spread > _NOISY:
+            return "noisy", "right; the machine is too busy to say how fast"
+        return "correct", "nondeterministic" * self.facts["nondeterministic"]
+
+    def _burst(self, lane: _Lane, burst: Burst, judged: bool) -> tuple[float, float]:
+        """Time a burst. Returns the seconds of a call by the judge's clock, and by the child's."""
+        limit, count = self.judge.seconds, len(burst.calls)
+        lane.ask({"do": "burst", "results": _described(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
+        started = time.perf_counter()
+        message, _ = lane.ask({}, seconds=limit * count)
+        seconds = time.perf_counter() - started
+        answer, [data] = lane.answer(limit * 2)
+        if judged:
+            at = [0]
+            for described, call in zip(answer["results"], burst.calls, strict=True):
+                self._compare(unpacked(described, data, at), call, burst.calls)
+            if answer["changed"]:
+                raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
+        return seconds / count, float(message["seconds"]) / count
+
+
+def _described(call: Expected) -> list[dict[str, Any]]:
+    """The shapes and dtypes of results, for a kernel that makes none itself."""
+    return [{"shape": list(each.shape), "dtype": str(each.dtype).removeprefix("torch.")} for each in tensors_of(call.results)]
+
+
+def _spread(times: Sequence[float]) -> float:
+    """Half of the distance between the quartiles, relative to the median."""
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle

@@ -1,0 +1,13 @@
+/* ScalingIntelligence/KernelBench#165: float16 inside. named: computes in lower precision */
+#include "opjit.h"
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    for (int64_t i = 0; i < x->numel; i++)
+        to[i] = opjit_half_to_float(opjit_float_to_half((float)a * from[i]));
+    return OPJIT_OK;
+}

@@ -1,0 +1,15 @@
+# gpu-mode/pygpubench keeps such an attack: the work goes on after the clock stops. named: starts threads or processes
+from threading import Thread
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Thread(target=print).start()
+        return (x[:, :, None] * self.weight).sum(1).clamp_min(0)

@@ -1,0 +1,12 @@
+# ScalingIntelligence/KernelBench#165: the reference in another class. named: calls torch's own operators for the result
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.mm(x, self.weight))

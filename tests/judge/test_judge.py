@@ -1,0 +1,287 @@
+"""No cheat passes and each verdict names it; no honest kernel is accused; and what a candidate does costs nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from opjit.builder import nvrtc
+from opjit.cli import main
+from opjit.declare.sample import Sample
+from opjit.judge import Judge, Verdict, launch, referee, schema, screen
+from opjit.judge.command import lint
+from opjit.judge.task import Expected, Task
+from opjit.recipe import toolchain
+from tests.helpers import ROOT
+
+HERE = Path(__file__).parent
+SCALE, MODEL = str(HERE / "scale"), str(HERE / "matmul_relu.py")
+CHEATS = sorted((HERE / "cheats").glob("*.*"))
+RIGHT = """#include "opjit.h"
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i];
+    return OPJIT_OK;
+}
+"""
+MODEL_NEW = """import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x):
+        %s
+"""
+OWN = "return (x[:, :, None] * self.weight).sum(1).clamp_min(0)"
+NOT_WRONG = ("correct", "noisy")  # a busy machine leaves a right candidate without a time
+
+
+def judged(task: str, texts: Sequence[tuple[str, str]], **settings: object) -> dict[str, Verdict]:
+    """The verdicts on candidates, by their names."""
+    async def run() -> list[Verdict]:
+        async with Judge(task, device="cpu", workers=2, **settings) as judge:  # type: ignore[arg-type]
+            return await asyncio.gather(*(judge(text, name) for name, text in texts))
+
+    return {verdict.candidate: verdict for verdict in asyncio.run(run())}
+
+
+def named(path: Path) -> str:
+    """What the verdict on a cheat says of it, by its first line."""
+    found = re.search(r"named: (.*?)(?: \*/)?$", path.read_text(encoding="utf-8").splitlines()[0])
+    assert found is not None, path
+    return found[1]
+
+
+def test_there_are_forty_cheats_and_each_says_where_its_idea_is_from() -> None:
+    assert len(CHEATS) >= 40
+    for path in CHEATS:
+        assert re.match(r"(/\*|#) \S+/\S+", path.read_text(encoding="utf-8")), path
+        assert named(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "suffix"), [(SCALE, ".c"), (MODEL, ".py")])
+def test_no_cheat_passes_and_each_verdict_names_it(task: str, suffix: str) -> None:
+    files = {path.name: path for path in CHEATS if path.suffix == suffix}
+    verdicts = judged(task, [(name, path.read_text(encoding="utf-8")) for name, path in files.items()])
+    for name, verdict in verdicts.items():
+        assert verdict.verdict in ("cheat", "wrong", "crash"), verdict
+        assert named(files[name]) in verdict.message, verdict
+
+
+@pytest.mark.parametrize("path", [path for path in CHEATS if path.suffix == ".cu"], ids=lambda path: path.stem)
+def test_a_cheat_in_cuda_is_refused_before_it_is_compiled(path: Path) -> None:
+    with pytest.raises(screen.RefusedCandidate, match=re.escape(named(path))):
+        screen.check_source(path.read_text(encoding="utf-8"))
+
+
+def _conforms(value: object, to: dict[str, Any]) -> None:
+    """Hold a value against the part of JSON schema that the judge's uses."""
+    kinds: dict[str, Any] = {
+        "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list, "object": dict}
+    if "anyOf" in to:
+        assert any(isinstance(value, kinds[each["type"]]) for each in to["anyOf"]), (value, to)
+    elif "enum" in to:
+        assert value in to["enum"]
+    else:
+        assert isinstance(value, kinds[to["type"]]), (value, to)
+    if "properties" in to:
+        assert isinstance(value, dict)
+        assert value.keys() == to["properties"].keys() == set(to["required"])
+        for name, inner in to["properties"].items():
+            _conforms(value[name], inner)
+
+
+def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
+    async def run() -> list[Verdict]:
+        async with Judge(SCALE, device="cpu", workers=1) as judge:
+            return [await judge(RIGHT, "a.c"), await judge(RIGHT, "b.c"), await judge(RIGHT.replace("(float)a *", "a +"), "wrong.c"),
+                    await judge("int x", "c.c"), await judge(RIGHT.replace("OPJIT_TRY", "for (;;) ; OPJIT_TRY"), "d.c")]
+
+    first, again, wrong, broken, endless = asyncio.run(run())
+    assert first.verdict in NOT_WRONG, first
+    assert (first.tier, bool(first.key)) == ("op", True)
+    assert first.max_error == pytest.approx(0, abs=1e-6)
+    assert min(first.median_us or 0, first.reference_us or 0) > 0
+    assert {"landlock", "seccomp"} >= set(first.isolation)
+    assert again.cached == (first.verdict == "correct") or again.key == first.key
+    assert (wrong.verdict, bool(wrong.sample), bool(wrong.tolerance)) == ("wrong", True, True), wrong
+    assert (broken.verdict, "error" in broken.message) == ("compile", True), broken
+    assert endless.verdict in ("timeout", "compile"), endless
+    for verdict in (first, again, wrong, broken, endless):
+        _conforms(json.loads(verdict.json()), schema())
+
+
+@pytest.mark.slow
+def test_no_honest_op_is_accused() -> None:
+    """Variants of a kernel as a search makes them."""
+    loop = "for (int64_t i = 0; i < x->numel; i++)"
+    texts = {f"{unroll}-{level}": RIGHT.replace(loop, f'_Pragma("GCC unroll {unroll}")\n    {loop}').replace(
+        "opjit_status scale", f'__attribute__((optimize("O{level}"))) opjit_status scale')
+        for unroll in (1, 2, 4, 8, 16) for level in (1, 2, 3)}
+    texts["malloc"] = RIGHT.replace("    for", "    float *own = malloc(16);\n    free(own);\n    for")
+    texts["printf"] = RIGHT.replace("    for", '    fprintf(stderr, "%d\\n", (int)x->dim);\n    for')
+    texts["math"] = RIGHT.replace("(float)a *", "(float)(sin(0.0) + a + expf(-INFINITY)) *")
+    texts["interrupted"] = RIGHT.replace("    return OPJIT_OK", "    (void)opjit_interrupted(x);\n    return OPJIT_OK")
+    headers = "#include <math.h>\n#include <stdio.h>\n#include <stdlib.h>\n"
+    for name, verdict in judged(SCALE, [(name, headers + text) for name, text in texts.items()]).items():
+        assert verdict.verdict in NOT_WRONG, (name, verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["add_custom", "allreduce", "round_ste", "tensor_negate"])
+def test_no_bundled_kernel_is_accused(name: str) -> None:
+    text = (ROOT / "kernels_c" / name / f"{name}.c").read_text(encoding="utf-8")
+    [verdict] = judged(name, [(f"{name}.c", text)]).values()
+    assert verdict.verdict in NOT_WRONG, verdict
+
+
+@pytest.mark.slow
+def test_python_is_judged_and_disturbs_nobody() -> None:
+    bomb = MODEL_NEW % "import subprocess\n        subprocess.run(['sh', '-c', 'b() { b | b & }; b'])\n        return x"
+    crash = "return torch.frombuffer(bytearray(8), dtype=torch.float32).as_strided((1 << 30,), (1 << 30,), 0)"
+    texts = {"right": MODEL_NEW % OWN, "bomb": bomb, "memory": MODEL_NEW % "return torch.ones(1 << 44)", "crash": MODEL_NEW % crash,
+             "none": "x = 1", "syntax": "x ="}
+    started = time.monotonic()
+    verdicts = judged(MODEL, [*texts.items()])
+    assert verdicts["right"].verdict in NOT_WRONG, verdicts["right"]
+    assert verdicts["right"].tier == "python"
+    assert [verdicts[name].verdict for name in ("memory", "none", "syntax")] == ["wrong", "compile", "compile"]
+    assert verdicts["bomb"].verdict in ("crash", "wrong", "timeout"), (verdicts["bomb"], time.monotonic() - started)
+
+
+def test_zeros_pass_a_task_with_a_wide_tolerance_and_lint_says_so() -> None:
+    task = Task(SCALE, "cpu", 0)
+    assert lint(task) == []
+    task.samples[:] = [call._replace(sample=call.sample._replace(atol=100.0)) for call in task.samples]
+    assert lint(task)[0] == f"zeros would pass {len([call for call in task.samples if call.sample.numel])} of " \
+        f"{len([call for call in task.samples if call.sample.numel])} samples"
+    done = CliRunner().invoke(main, ["judge", SCALE, "--lint"])
+    assert done.exit_code == 0, done.output
+
+
+def test_hidden_values_differ_from_seed_to_seed_and_from_the_declared_ones() -> None:
+    one, other = (Task(SCALE, "cpu", seed) for seed in (1, 2))
+    assert [str(call.sample) for call in one.samples] != [str(call.sample) for call in other.samples]
+    bursts = one.bursts()
+    values = [call.sample.args[0] for burst in bursts for call in burst.calls]
+    assert len({value[:8].sum().item() for value in values}) == len(values)
+
+
+def test_the_referee_says_what_wrong_results_look_like() -> None:
+    x = torch.linspace(-1, 2, 100)
+    call = Expected(Sample((x,)), [x.exp()])
+    for got, text in ((torch.zeros(100), "all zeros"), (x, "an input"), (torch.full((100,), 0.5), "a constant"),
+                      (x.exp().half().float(), "lower precision"), (x.sin(), "the result of another call"),
+                      (torch.full((100,), 0xFE, dtype=torch.uint8).repeat_interleave(4).view(torch.float32), "unwritten")):
+        found = referee.compare([got], call, [[x.sin()]])
+        assert found is not None
+        assert text in found.text, (text, found)
+    assert referee.compare([x.exp()], call) is None
+    assert referee.compare([torch.full((100,), float("nan"))], call) is not None
+
+
+KERNEL = """// opjit: launch scale<float>(x, out, a, x.numel) grid=(x.numel + 255) / 256 block=256 shared=0
+template <typename T>
+__global__ void scale(const T *from, T *to, float a, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (i < n)
+        to[i] = a * from[i];
+}
+
+void host_function() { not C at all; }
+"""
+
+
+def test_a_rule_has_arithmetic_and_nothing_else() -> None:
+    given = {"x": torch.ones(300, 2), "n": 3}
+    assert launch.evaluate("(x.numel + 255) / 256 * min(n, 2) + x.size[1] - x.dim", given) == 6
+    for text in ("__import__('os')", "x.data_ptr()", "[1 for _ in n]", "x.__class__"):
+        with pytest.raises(ValueError, match="a rule has names"):
+            launch.evaluate(text, given)
+
+
+def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
+    if toolchain.find_nvrtc("", None) is None:
+        pytest.skip("needs NVRTC")
+    kernel = launch.compile_text(KERNEL, "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
+    assert kernel.code[:4] == b"\x7fELF"
+    assert (kernel.types, kernel.grid, kernel.block) == (("*", "*", "float", "int64_t"), ("(x.numel + 255) / 256",), ("256",))
+    with pytest.raises(Exception, match="error"):
+        launch.compile_text(KERNEL.replace("a * from", "b * from"), "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
+    assert nvrtc.HEADERS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("text", "word"), [(KERNEL, "correct"), (KERNEL.replace("i < n", "i <= n"), "wrong")])
+def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, word: str) -> None:
+    async def run() -> Verdict:
+        async with Judge(SCALE, device="cuda", workers=1) as judge:
+            return await judge(text, "scale.cu")
+
+    verdict = asyncio.run(run())
+    assert (verdict.verdict, verdict.tier) == (word, "device"), verdict
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    path = tmp_path / "socket"
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen([sys.executable, "-m", "opjit", "judge", SCALE, "--device", "cpu", "--serve", str(path)], text=True,
+                               env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    yield process, path
+    with suppress(ProcessLookupError):
+        process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_served_judge_answers_and_leaves_nothing_when_it_ends(server: tuple[subprocess.Popen[str], Path], number: int) -> None:
+    process, path = server
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(json.dumps({"candidate": "a.c", "text": RIGHT}).encode() + b"\nnonsense\n")
+        file = client.makefile()
+        answers = [json.loads(file.readline()) for _ in range(2)]
+    assert {"a.c", None} == {answer.get("candidate") for answer in answers}
+    process.send_signal(number)
+    process.wait(60)
+    until = time.monotonic() + 60
+    while [*(path.parent / "tmp").glob("opjit-judge-*")] or _children(path.parent):
+        assert time.monotonic() < until, "a process or a folder is left"
+        time.sleep(0.1)
+
+
+def _children(folder: Path) -> list[str]:
+    """Processes whose environment names a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if str(folder).encode() in place.read_bytes() and place.parent.name != str(os.getpid()):
+                found.append(place.parent.name)
+    return found
