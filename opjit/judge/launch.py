@@ -102,7 +102,7 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     if found is None:
         raise ToolMissing("nvrtc", "a kernel without host code needs NVRTC: pip install nvidia-cuda-nvrtc, as a CUDA build of torch does")
     kernel = rule["kernel"]
-    headers = {"nv/target": nvrtc.NV_TARGET}
+    headers = {"nv/target": nvrtc.own_header("nv_target.h")}
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v",
                *(f"--include-path={folder}" for folder in found.headers.split(":"))]
     try:
