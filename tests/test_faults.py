@@ -29,6 +29,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         store/test_damage.py::test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on
  9  a source or a header edited while the compiler runs
         builder/test_errors.py::test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key
+        cpp_extension/test_dropin.py::test_a_source_that_changes_while_it_is_compiled_is_not_stored
 10  sixteen processes at once, one cold key, many rounds
         request/test_concurrency.py::test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes
         cpp_extension/test_dropin.py::test_processes_that_load_one_extension_at_once_compile_it_once

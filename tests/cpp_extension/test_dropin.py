@@ -305,6 +305,15 @@ def test_empty_flags_and_names_that_are_no_identifiers_are_as_torchs(cache: Path
         assert (tmp_path / given / f"{given}.so").is_file()
 
 
+def test_a_source_that_changes_while_it_is_compiled_is_not_stored(cache: Path, name: str, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plain(tmp_path / "a")
+    monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"echo '// more' >> {path}"))
+    with pytest.raises(BuildError, match="sources changed during compilation"):
+        opjit.load(name, path, extra_cflags=["-DVALUE=1"], is_python_module=False)
+    assert helpers.entries(cache) == []
+
+
 def test_a_second_c_plus_plus_library_is_a_warning(cache: Path, name: str, tmp_path: Path) -> None:
     archive = subprocess.run(["c++", "-print-file-name=libstdc++.a"], capture_output=True, text=True, check=True).stdout.strip()
     if not Path(archive).is_absolute():
