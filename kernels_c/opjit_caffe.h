@@ -31,6 +31,13 @@
 
 #include "opjit_cuda.h"
 
+/* A header of your own with these macros may come first. */
+#undef CUDA_KERNEL_LOOP
+#undef CAFFE_CUDA_NUM_THREADS
+#undef CAFFE_GET_BLOCKS
+#undef CUDA_CHECK
+#undef CUDA_POST_KERNEL_CHECK
+
 /* 64 bits wide, unlike Caffe's: more than 2^31 elements are fine. */
 #define CUDA_KERNEL_LOOP(i, n) OPJIT_KERNEL_LOOP(i, n)
 

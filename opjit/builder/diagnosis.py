@@ -41,6 +41,8 @@ _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
     (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\""),
 ]]
 _OF_OPS = [
+    (re.compile(r"\bint (?:512|CAFFE_CUDA_NUM_THREADS) = 512|\bint CAFFE_GET_BLOCKS\("),  # NVRTC shows what opjit's macro made of it
+     "; opjit_caffe.h has Caffe's macros, too: include it after this header, or leave this one out"),
     (re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
      "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp"),
     (re.compile(r"undefined reference to |Unresolved extern function "),

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from opjit import progress
 from opjit.cli import diagnostics
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
@@ -212,11 +214,11 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
 @json_option
 def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
     """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
-    entries, what each was made from, and what changed between them. It goes by its NAME or, if an op has that name, too, by
-    cpp_extension.NAME.
+    entries, what each was made from, what changed between them, and the log of a last build that failed. It goes by its NAME or, if an op
+    has that name, too, by cpp_extension.NAME.
     """
     from opjit.api import explain
-    from opjit.cpp_extension.entries import entries
+    from opjit.cpp_extension.entries import entries, failed_build
     from opjit.declare import arguments
     from opjit.store.store import Store, default_root
 
@@ -225,18 +227,21 @@ def why(op: str, device: str | None, arch: str | None, against: str | None, prin
     try:
         found = [] if explicit else arguments.ops(op)
     except UnknownOp:
-        if not entries(name, root):
+        if not entries(name, root) and failed_build(name, root) is None:
             raise
         found = []
     if not found and (device or arch or against):
         raise click.UsageError(f"--device, --arch and --against are for ops, and {name} is a C++ extension; leave them out")
-    extensions = [] if found else entries(name, root)
-    if explicit and not extensions:
+    extensions, log = ([], None) if found else (entries(name, root), failed_build(name, root))
+    if explicit and not extensions and log is None:
         raise UnknownEntry(f"the cache {root.root} has no entry of a C++ extension {name!r}; `opjit cache ls` lists the entries", "", [])
     explanations = [explain(each, device, arch, against) for each in found]
     if print_json is not None:
-        print_json([each.fields() for each in explanations] + [each.fields() for each in extensions])
+        failed = [{"failed": log}] if log is not None else []
+        print_json([*(each.fields() for each in explanations), *(each.fields() for each in extensions), *failed])
         return
+    if log is not None:
+        click.echo(f"{name}, a C++ extension: the last build failed {progress.ago(time.time() - log.stat().st_mtime)}; full output: {log}")
     if extensions:
         click.echo(f"{name}, a C++ extension: {len(extensions)} entr{'ies' if extensions[1:] else 'y'} in the cache")
     for text in (*map(str, explanations), *map(str, extensions)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,13 @@ def entries(name: str, store: Store) -> list[ExtensionEntry]:
     before = [None, *(document for _, _, document, _ in found)]
     return [ExtensionEntry(folder, built, document, headers, () if older is None else _differences(older, document))
             for (built, folder, document, headers), older in zip(found, before, strict=False)][::-1]
+
+
+def failed_build(name: str, store: Store) -> Path | None:
+    """Return the log of an extension's last build, if that failed and no entry is newer."""
+    log = max((store.base / "logs").glob(f"{escape(name)}.[0-9]*.log"), default=None)
+    built = max((entry.built for entry in entries(name, store)), default=0.0)
+    return log if log is not None and log.stat().st_mtime > built else None
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:

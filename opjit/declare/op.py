@@ -343,7 +343,7 @@ class Op:
             raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {devices} only; declare it again "
                            f"with code for {backend.name}, too")
         raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in {self.folder}"
-                       f"{''.join(f', or {place}' for place in of_device)}")
+                       f"{''.join(f', or {place}' for place in of_device)}{of_cpp(self.folder, self.schema.name, self.folder.name)}")
 
     def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
         """Describe what the op is built from for a target, now. Reads its files; writes none.
@@ -398,3 +398,9 @@ class Op:
         """Return the names of the backends that the op has a source for and that this process can run."""
         own = self.backends()
         return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
+
+
+def of_cpp(folder: Path, *stems: str) -> str:
+    """Return advice on a C++ source in the place of an op's, or an empty text."""
+    source = next((path for stem in stems for path in sorted(folder.glob(f"{stem}.c[pcx]*"))), None)
+    return f'; {source.name} is C++: build it with opjit.load("{source.stem}", ["{source}"])' if source else ""

@@ -25,7 +25,7 @@ from types import ModuleType
 from opjit import files, processes, resources
 from opjit.backends import Backend
 from opjit.declare import registration
-from opjit.declare.op import Function, Op
+from opjit.declare.op import Function, Op, of_cpp
 from opjit.errors import DeclarationError, UnknownOp
 
 GROUP = "opjit.ops"
@@ -227,8 +227,8 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     place = Path(os.path.abspath(folder))
     folders = op_folders(place)
     if not folders:
-        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders" if place.is_dir()
-                               else f"there is no folder {place}")
+        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders{of_cpp(place, '*')}"
+                               if place.is_dir() else f"there is no folder {place}")
     ops = [op for each in folders for op in _declare(each / "op.py")]
     return sorted(ops, key=lambda op: op.qualified)
 

@@ -131,7 +131,7 @@ def share(wanted: Iterable[Wanted], store: Store, *, offer: bool = True, jobs: i
     Raises:
         OpjitError: the environment's variables for ranks are invalid.
     """
-    tasks = [RankTask(each.in_store() if build_into_store else each, each.find(store), store) for each in wanted]
+    tasks = [RankTask(each.in_store() if build_into_store else each, request.look(each, store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
         _settle_with_others(rank, tasks, offer and rank.leader and not rank.one_node, jobs)

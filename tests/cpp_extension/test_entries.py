@@ -14,6 +14,7 @@ import opjit
 from opjit import cpp_extension, loader
 from opjit.cli import main
 from opjit.cpp_extension.entries import entries
+from opjit.errors import CompileError
 from opjit.store.store import Store
 from tests import helpers
 
@@ -51,6 +52,20 @@ def test_an_extension_that_is_not_in_the_cache_is_named(tmp_path: Path, monkeypa
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     assert f"the cache {tmp_path}/cache has no entry of a C++ extension 'absent'" in why("cpp_extension.absent").output
     assert "no op named 'opjit::absent' is declared" in why("absent").output
+
+
+def test_a_build_that_failed_after_the_entries_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "late.cpp"
+    source.write_text("int value() { return one; }\n")
+    with pytest.raises(CompileError) as error:
+        opjit.load("why_failed", str(source), is_python_module=False)
+    for name in ("why_failed", "cpp_extension.why_failed"):
+        assert why(name).output == f"why_failed, a C++ extension: the last build failed just now; full output: {error.value.log}\n"
+    assert json.loads(why("why_failed", "--json").output) == [{"failed": str(error.value.log)}]
+    source.write_text("int value() { return 1; }\n")
+    opjit.load("why_failed", str(source), is_python_module=False)
+    assert why("why_failed").output.startswith("why_failed, a C++ extension: 1 entry in the cache\n")
 
 
 def test_inline_sources_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,17 +83,18 @@ def test_two_ops_of_one_name_are_refused_with_both_places(tmp_path: Path) -> Non
     assert registry.find("pathtest::same").folder == first
 
 
-@pytest.mark.parametrize("made", ["nothing", "a folder", "a file", "an op.py without an op"])
+@pytest.mark.parametrize("made", ["nothing", "a folder", "a file", "an op.py without an op", "C++"])
 def test_a_folder_without_an_op_is_refused_in_a_sentence(tmp_path: Path, made: str) -> None:
     place = tmp_path / "place"
     if made == "a file":
         place.touch()
     elif made != "nothing":
         place.mkdir()
-        (place / "scale.c").touch()
+        (place / ("scale.cpp" if made == "C++" else "scale.c")).touch()
     if made == "an op.py without an op":
         (place / "op.py").write_text("import opjit\n")
-    expected = {"a folder": r"no op is declared in \S+place: expected op\.py in it", "an op.py without an op": r"op\.py declares no op"}
+    expected = {"a folder": r"no op is declared in \S+place: expected op\.py in it", "an op.py without an op": r"op\.py declares no op",
+                "C++": r'expected op\.py in it .*; scale\.cpp is C\+\+: build it with opjit\.load\("scale", \["\S+/scale\.cpp"\]\)'}
     with pytest.raises(DeclarationError, match=expected.get(made, r"there is no folder \S+place")):
         opjit.add_path(place)
 

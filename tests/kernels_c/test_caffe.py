@@ -10,6 +10,7 @@ import torch
 import opjit
 from opjit.builder import diagnosis
 from opjit.declare import registry
+from opjit.errors import CompileError
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "examples" / "06_from_caffe" / "round"
@@ -35,6 +36,26 @@ opjit_status failing_cuda(const opjit_tensor *x, int64_t threads, opjit_tensor *
 def test_the_documents_kernel_compiles_as_it_stands(tmp_path: Path) -> None:
     [op] = registry.add_path(FOLDER)
     assert opjit.build_library(op.qualified, tmp_path, arch="sm_90").is_file()
+
+
+OWN = """
+#define CUDA_KERNEL_LOOP(i, n) for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += blockDim.x * gridDim.x)
+#define CUDA_CHECK(condition) do { cudaError_t error = condition; (void)error; } while (0)
+#define CUDA_POST_KERNEL_CHECK CUDA_CHECK(cudaPeekAtLastError())
+const int CAFFE_CUDA_NUM_THREADS = 512;
+inline int CAFFE_GET_BLOCKS(const int N) { return (N + CAFFE_CUDA_NUM_THREADS - 1) / CAFFE_CUDA_NUM_THREADS; }
+"""
+
+
+@pytest.mark.nvcc
+def test_a_header_of_caffes_own_may_come_first_and_else_the_error_says_so(tmp_path: Path) -> None:
+    (tmp_path / "own.h").write_text(OWN)
+    schema, late = "failing(Tensor x, int threads) -> Tensor", FAILING.replace("__global__", '#include "own.h"\n__global__', 1)
+    first = opjit.inline(schema, cuda=f'#include "own.h"{FAILING}', like="x", extra_include_paths=[tmp_path])
+    assert opjit.build_library(first.qualified, tmp_path, arch="sm_90").is_file()
+    second = opjit.inline(schema, cuda=late, like="x", extra_include_paths=[tmp_path])
+    with pytest.raises(CompileError, match=r"own\.h\S+ error: .*; opjit_caffe\.h has Caffe's macros, too: include it after this header"):
+        opjit.build_library(second.qualified, tmp_path, arch="sm_90")
 
 
 @pytest.mark.gpu

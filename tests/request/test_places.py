@@ -95,6 +95,9 @@ def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(mak
     op = make_op("lonely(Tensor x) -> Tensor")
     with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected lonely\.c .* in /"):
         opjit.get(op.qualified, "cpu")
+    (op.folder / "lonely.cpp").touch()
+    with pytest.raises(NoKernel, match=r'; lonely\.cpp is C\+\+: build it with opjit\.load\("lonely", \["/.*/lonely\.cpp"\]\)'):
+        opjit.get(op.qualified, "cpu")
 
 
 def test_offline_mode_names_what_is_in_no_cache(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from tests.helpers import GET, cache_command, fresh
 def test_stats_adds_up_what_processes_asked_for(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "cache"
     monkeypatch.setenv("OPJIT_CACHE", str(root))
-    for _ in range(3):
-        fresh(helpers.declare(op) + GET)
+    ready = "import opjit.distributed; opjit.distributed.ready(['keytest::plus'], 'cpu')\n"
+    for get in (GET, GET, ready):
+        fresh(helpers.declare(op) + get)
     found = cache.stats()
     assert (found.entries, found.hits, found.misses, found.builds) == (1, 2, 1, 1)
     assert found.by_place == {"layer": 0, "store": 2, "remote": 0}
