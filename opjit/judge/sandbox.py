@@ -6,9 +6,11 @@ import ctypes
 import os
 import platform
 import resource
+import signal
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
@@ -27,7 +29,7 @@ _NEEDED = {
     "poll": (7, 73), "getrusage": (98, 165), "newfstatat": (262, 79), "clock_nanosleep": (230, 115),
 }
 _PROTECTING = {"mmap": (9, 222), "mprotect": (10, 226)}  # allowed where nothing becomes executable
-_OWN_SIGNAL = {"tgkill": (234, 131)}  # allowed to this process: abort()
+_TGKILL, _SIGACTION = (234, 131), (13, 134)  # allowed for this process: abort(); and for SIGINT: opjit_interrupted()
 
 _WRITES = 0b1111111111110 & ~0b1100 | 1 << 13 | 1 << 14  # Landlock: all but executing and reading of files and folders
 _LANDLOCK = (444, 445, 446)
@@ -47,8 +49,8 @@ def no_system_calls() -> bool:
     for numbers in _PROTECTING.values():
         code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, 32), (_ANY_BIT, 0, 1, _PROT_EXEC), (_RETURN, 0, 0, _KILL),
                  (_RETURN, 0, 0, _ALLOW)]
-    for numbers in _OWN_SIGNAL.values():
-        code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, os.getpid()), (_RETURN, 0, 0, _KILL),
+    for numbers, first in ((_TGKILL, os.getpid()), (_SIGACTION, signal.SIGINT)):
+        code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, first), (_RETURN, 0, 0, _KILL),
                  (_RETURN, 0, 0, _ALLOW)]
     for numbers in _NEEDED.values():
         code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ALLOW)]
@@ -95,6 +97,16 @@ def own_processes() -> bool:
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
     return True
+
+
+def few_processes(group: Path, most: int) -> None:
+    """Have the system refuse this process more than so many processes and threads: by a control group for root, else by a limit."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))  # counts those of the namespace's user
+    with suppress(OSError):
+        group.mkdir()
+        (group / "pids.max").write_text(str(most), "ascii")
+        (group / "cgroup.procs").write_text("0", "ascii")
 
 
 def limit(memory: int) -> None:

@@ -115,15 +115,14 @@ class Task:
         floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
 
         def change(t: torch.Tensor) -> torch.Tensor:
+            own = replica(t)
+            memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(own.untyped_storage())  # elements may share it
             if t.is_floating_point() or t.is_complex():
-                wide = t if t.element_size() > 1 else t.float()
-                factor = 0.75 + 0.5 * torch.rand(t.shape, generator=self._generator).to(t.device)
-                own = replica(t)
-                return own.copy_(wide * factor.to(wide.real.dtype if wide.is_complex() else wide.dtype))
-            if floating or t.numel() < 2:
-                return t
-            order = torch.randperm(t.numel(), generator=self._generator).to(t.device)
-            return replica(t).copy_(t.flatten()[order].reshape(t.shape))
+                factors = 0.75 + 0.5 * torch.rand(memory.shape, generator=self._generator, dtype=torch.float64).to(t.device)
+                memory.copy_(memory.to(torch.complex128 if t.is_complex() else torch.float64) * factors)
+            elif not floating:
+                memory.copy_(memory[torch.randperm(memory.numel(), generator=self._generator).to(t.device)])
+            return own
 
         return sample.map(change)
 

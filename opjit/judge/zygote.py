@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from opjit.judge.wire import Channel
 from opjit.testing.isolation import Child
 
 _PR_SET_PDEATHSIG = 1
-_MOST_PROCESSES = 100  # that a candidate may have started; compilers need a dozen
+_MOST_PROCESSES = 256  # and threads, that a candidate may have started; compilers need a dozen
 
 
 def main(control: Channel, scratch: Path) -> None:
@@ -50,6 +51,8 @@ def main(control: Channel, scratch: Path) -> None:
 
 def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -> None:
     """In the keeper: run a child, watch it, and say how it ended. Never returns."""
+    groups = Path("/sys/fs/cgroup")
+    group = (groups / "pids" if (groups / "pids").is_dir() else groups) / f"opjit-judge-{folder.name}"
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -60,6 +63,8 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
         def run(_: object) -> None:
             leash.end.close()
             sandbox.limit(message["memory"])
+            if first:
+                sandbox.few_processes(group, _MOST_PROCESSES)
             child.serve(job, folder, ["own processes"] if first else [])
 
         with Child(run) as process:
@@ -70,6 +75,11 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
         files.remove_tree(folder)
         leash.send(said)
     finally:
+        for _ in range(50 if group.is_dir() else 0):
+            with suppress(OSError):  # its last process is ending
+                group.rmdir()
+                break
+            time.sleep(0.02)
         os._exit(0)
 
 
