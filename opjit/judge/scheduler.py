@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -218,6 +219,8 @@ class _Trial:
                 word, message = self._measure()
         except _Ended as ended:
             word, message = ended.word, ended.message
+            if word == "compile" and (found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)):
+                self.facts["line"] = int(next(filter(None, found.groups())))
         except (Untrusted, KeyError, TypeError, ValueError, OSError) as error:
             word, message = "cheat", f"writes to the pipes of the judge: {error}"
         finally:

@@ -125,7 +125,7 @@ def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
     assert {"landlock", "seccomp"} >= set(first.isolation)
     assert again.cached == (first.verdict == "correct") or again.key == first.key
     assert (wrong.verdict, bool(wrong.sample), bool(wrong.tolerance)) == ("wrong", True, True), wrong
-    assert (broken.verdict, "error" in broken.message) == ("compile", True), broken
+    assert (broken.verdict, broken.line, "error" in broken.message) == ("compile", 1, True), broken
     assert endless.verdict in ("timeout", "compile"), endless
     for verdict in (first, again, wrong, broken, endless):
         _conforms(json.loads(verdict.json()), schema())
