@@ -113,7 +113,7 @@ def _conforms(value: object, to: dict[str, Any]) -> None:
 
 def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
     async def run() -> list[Verdict]:
-        async with Judge(SCALE, device="cpu", workers=1) as judge:
+        async with Judge(SCALE, device="cpu", workers=1, seconds=2) as judge:
             return [await judge(RIGHT, "a.c"), await judge(RIGHT, "b.c"), await judge(RIGHT.replace("(float)a *", "a +"), "wrong.c"),
                     await judge("int x", "c.c"), await judge(RIGHT.replace("OPJIT_TRY", "for (;;) ; OPJIT_TRY"), "d.c")]
 
