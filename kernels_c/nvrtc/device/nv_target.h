@@ -1,5 +1,5 @@
-/* nv_target.h - <nv/target> of CCCL, which cooperative groups include, where CCCL is not installed: code for some archs,
- * in parentheses or without them. */
+/* nv_target.h - <nv/target> of CCCL, which cooperative groups include, where CCCL is not installed: code for some
+ * archs, in parentheses or without them. */
 #pragma once
 #if __CUDA_ARCH__ >= 700
 #define NV_PROVIDES_SM_70 1
