@@ -37,7 +37,7 @@ class Cuda:
         return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
 
     def archs(self) -> list[str]:
-        return ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"]
+        return ["sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"]
 
     def takes(self, arch: str) -> bool:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))

@@ -64,8 +64,12 @@ _OF_ALL = [
     (re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
      "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
      "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch"),
-    (re.compile(r"(?:fatal error: '?|cannot find -l)(?:cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
-     "; it comes with a CUDA build of torch, from pip (such as nvidia-cublas), or with the CUDA Toolkit"),
+    (re.compile(r"cannot find -l(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
+     r"; pip's packages have it as lib\1.so.N in site-packages/nvidia: give -LFOLDER and -l:lib\1.so.N, or install the CUDA Toolkit"),
+    (re.compile(r"fatal error: '?(cu(?:blas|fft|rand|solver|sparse))"),
+     r"; neither the CUDA Toolkit nor pip's packages have it here: pip install nvidia-\1 (with CUDA 12 nvidia-\1-cu12)"),
+    (re.compile(r"fatal error: '?(cudnn|nccl)"),
+     r"; neither the system nor pip's packages have it here: pip install nvidia-\1-cu13 (with CUDA 12 nvidia-\1-cu12)"),
     (re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"), "; install binutils (Debian and Ubuntu: apt install binutils)"),
     (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
     (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
@@ -197,4 +201,4 @@ def _hint(lines: list[str], source: str | None) -> str:
             if undefined["name"] in _definitions(str(file)):
                 return f"; {file.name} defines it in C: declare it extern \"C\" in {os.path.basename(source)}"
     hints = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
-    return next((hint for pattern, hint in hints if pattern.search(complaint)), "")
+    return next((found.expand(hint) for pattern, hint in hints if (found := pattern.search(complaint))), "")

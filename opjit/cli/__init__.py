@@ -153,7 +153,7 @@ def list_ops(print_json: PrintJson) -> None:
 @option("--device", section="Target", shell_complete=helps.devices,
         help="Device to build for; default: the current accelerator, else the CPU.")
 @option("--arch", section="Target", shell_complete=helps.archs,
-        help="Build for this arch (sm_90, x86-64-v3, …) instead of this machine's; nothing is loaded.")
+        help="Build for these archs, separated by commas (sm_90,x86-64-v3), instead of this machine's; nothing is loaded.")
 @option("--build-directory", section="Binary", type=helps.FOLDER,
         help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
 @option("--name", section="Binary",
@@ -185,16 +185,21 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
         os.environ["OPJIT_DEBUG"] = "1"
     if name is not None and build_directory is None:
         raise click.UsageError("--name names a library in a build directory; give --build-directory, too")
-    target, ops = target_of(device, arch), [op for text in named for op in arguments.ops(text)]
+    archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
+    if name is not None and archs[1:]:
+        raise click.UsageError("--name names one library, and each arch has its own; leave it out, or name one arch")
+    targets, ops = [target_of(device, each) for each in archs], [op for text in named for op in arguments.ops(text)]
     if all_warnings:
-        diagnostics.show_warnings(ops, [target])
-    if verbose and target.backend.uses_nvcc:
-        diagnostics.show_usage(ops, target)
+        diagnostics.show_warnings(ops, targets)
+    for each in targets:
+        if verbose and each.backend.uses_nvcc:
+            diagnostics.show_usage(ops, each)
     if build_directory is not None:
         names = [op.qualified for op in ops]
-        click.echo(build_library(names[0] if len(names) == 1 else names, build_directory, device, arch, name))
+        for wanted in archs:
+            click.echo(build_library(names[0] if len(names) == 1 else names, build_directory, device, wanted, name))
         return
-    for found in ops:
+    for found, target in ((op, target) for target in targets for op in ops):
         entry = request.entry(found, target)
         if files.is_own(entry.folder):
             raise OpjitError(f"{found.qualified} for {target} was built, but no cache can keep it after this command; set OPJIT_CACHE to a "

@@ -181,6 +181,8 @@ class _ExtensionBuild(NamedTuple):
         if self.prepared:
             include = [*self.prepared.attempt.folders, *include]
             link = [*map(torch_builder.quote, self.prepared.objects), *link]
+        if self.tools.nvcc is not None:
+            include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
         if self.extension.sources:
             passed["sources"] = list(self.extension.sources)  # in the key's order, which decides that of static initialisers
         else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
@@ -221,6 +223,7 @@ class _ExtensionBuild(NamedTuple):
             from opjit.cpp_extension import cuda
 
             read |= cuda.headers_read(self.work)
+        read = {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
         found = {}
         for name, path in self.extension.other_headers(read, self.trusted()).items():
             if os.stat(path).st_ctime_ns >= self.started:  # the time of modification may lie in the future

@@ -168,6 +168,15 @@ def cuda_wheels() -> list[Path]:
     return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
+def lacking(nvcc: Nvcc, folder: Path) -> str:
+    """Link those headers of pip's NVIDIA packages that a toolkit lacks, such as cuSPARSE's, into a folder. Returns its path."""
+    folder.mkdir(exist_ok=True)
+    for header in (path for wheel in cuda_wheels() for path in sorted(wheel.glob("*/include/*"))):
+        if not Path(nvcc.root, "include", header.name).exists() and not (folder / header.name).is_symlink():
+            (folder / header.name).symlink_to(header)
+    return str(folder)
+
+
 def _nvrtc_version(library: Path, headers: str) -> str:
     """Return the version that the name of a library's other file holds, and a digest of the sizes of its files and CUDA's headers.
 

@@ -401,3 +401,12 @@ def test_advice_names_the_way_out(suffix: str, output: str, told: str, tmp_path:
     error = diagnosis.diagnose(output, "keytest::plus", "cpu", tmp_path / "logs", expected)
     assert told in str(error), error
     assert str(error).startswith(("ptxas", str(source), output.splitlines()[0].rstrip("."))), error
+
+
+@pytest.mark.parametrize(("complaint", "advice"), [
+    ("k.cpp:1:10: fatal error: cusparse.h: No such file or directory", "pip install nvidia-cusparse (with CUDA 12 nvidia-cusparse-cu12)"),
+    ("k.cpp:1:10: fatal error: cudnn_v9.h: No such file or directory", "pip install nvidia-cudnn-cu13 (with CUDA 12 nvidia-cudnn-cu12)"),
+    ("/usr/bin/ld: cannot find -lcusparse: No such file or directory", "-l:libcusparse.so.N, or install the CUDA Toolkit"),
+])
+def test_advice_on_a_part_of_cuda_names_that_part(tmp_path: Path, complaint: str, advice: str) -> None:
+    assert advice in str(diagnosis.diagnose(complaint, "part", "torch", tmp_path)).splitlines()[0]

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
+from opjit.backends.targets import host_of
 from opjit.cli import main
 from tests import helpers
 from tests.helpers import command, fake_compiler, fresh, is_alive, until
@@ -38,6 +39,7 @@ def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_ha
 def test_opjit_get_works_in_a_thread_which_can_heed_no_signals(here: Path) -> None:
     done = fresh("""
 import threading
+from opjit.backends.targets import host_of
 from opjit.cli import main
 thread = threading.Thread(target=main, args=(["get", "allreduce", "--device", "cpu"],), kwargs={"standalone_mode": False})
 thread.start()
@@ -114,3 +116,12 @@ def test_include_prints_the_folder_of_the_header() -> None:
     printed = command("--include").stdout.strip()
     assert printed == opjit.include_path()
     assert Path(printed, "opjit.h").is_file()
+
+
+def test_get_takes_several_archs(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    archs = [arch for arch in helpers.cpu().archs() if host_of(arch) == platform.machine()][:2]
+    done = CliRunner().invoke(main, ["get", str(op), "--arch", ",".join(archs)], catch_exceptions=False)
+    assert [path.split("/")[-3] for path in done.stdout.split()] == archs
+    refused = CliRunner().invoke(main, ["get", str(op), "--arch", ",".join(archs), "--build-directory", str(tmp_path), "--name", "one"])
+    assert "each arch has its own; leave it out, or name one arch" in refused.output

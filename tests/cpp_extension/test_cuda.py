@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -246,3 +247,25 @@ def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
     block = cuda.compiled(nothing, tmp_path, nothing, nothing, "")
     with pytest.raises(NvccOnly, match="several"), block:
         pass
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_a_partial_toolkit_lacks_is_that_of_pips_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    header = tmp_path / "nvidia" / "cu13" / "include" / "cusparse_of_pip.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define VALUE 3\n")
+    (header.parent / "cuda_runtime_api.h").write_text("#error the toolkit has this\n")
+    monkeypatch.setattr(toolchain, "cuda_wheels", lambda: [header.parents[2]])
+    monkeypatch.setenv("OPJIT_ARCH", "sm_90")
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "value.cpp"
+    source.write_text('#include <cuda_runtime_api.h>\n#include <cusparse_of_pip.h>\nextern "C" int value() { return VALUE; }\n')
+
+    def value() -> int:
+        path = opjit.load("of_pip", str(source), with_cuda=True, is_python_module=False, fast=fast)
+        return int(ctypes.CDLL(str(path)).value())
+
+    assert value() == 3
+    header.write_text("#define VALUE 4\n")
+    assert value() == 4, "its content is part of the key"
