@@ -141,25 +141,6 @@ def test_a_library_serves_a_process_without_opjit(tmp_path: Path) -> None:
     assert done.stdout == "tensor([-0., -1., -2.]) False\n", done.stderr
 
 
-def test_a_setup_py_builds_with_opjits_build_extension(tmp_path: Path) -> None:
-    (tmp_path / "setup.py").write_text("from setuptools import setup\nfrom opjit.cpp_extension import BuildExtension, CppExtension\n"
-                                       "setup(name='seven', ext_modules=[CppExtension('seven', ['seven.cpp'])], "
-                                       "cmdclass={'build_ext': BuildExtension})\n")
-    (tmp_path / "seven.cpp").write_text("""
-#include <Python.h>
-static PyModuleDef seven = {PyModuleDef_HEAD_INIT, "seven"};
-PyMODINIT_FUNC PyInit_seven() {
-  PyObject *made = PyModule_Create(&seven);
-  PyModule_AddIntConstant(made, "value", 7);
-  return made;
-}
-""")
-    for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-c", "import torch, seven; assert seven.value == 7"]):
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=tmp_path,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_fused_kernel_is_right(device: str) -> None:
     [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")

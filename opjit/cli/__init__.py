@@ -390,8 +390,9 @@ def record(output: Path, command: tuple[str, ...]) -> None:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]})
 @click.argument("program", metavar="PROGRAM|-m MODULE [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(program: tuple[str, ...]) -> None:
-    """Run a program with its C++ extensions from the cache. Runs a Python PROGRAM as `python` does; what it and its children load through
-    torch comes from opjit's cache. A child that ignores PYTHONPATH, as after `python -I`, keeps torch's functions.
+    """Run a program with its C++ extensions from the cache. Runs a Python PROGRAM as `python` does; what it and its children load, or
+    build by a setup.py, through torch comes from opjit's cache. A child that ignores PYTHONPATH, as after `python -I`, keeps torch's
+    functions.
     """
     from opjit.cpp_extension import program as programs
 

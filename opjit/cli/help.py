@@ -48,7 +48,7 @@ EXAMPLES = {
     "wheel": ["opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90"],
     "precompile": ["opjit precompile --all --arch x86-64-v3,sm_80,sm_90", "opjit precompile --from ops.json --store /opt/opjit"],
     "record": ["opjit record -o ops.json -- python train.py"],
-    "run": ["opjit run train.py --epochs 3", "opjit run -m package.train"],
+    "run": ["opjit run train.py --epochs 3", "opjit run -m package.train", "opjit run setup.py build_ext --inplace"],
     "keygen": ["opjit keygen ci keys"],
     "cache path": ["opjit cache path"],
     "cache ls": ["opjit cache ls"],

@@ -3,7 +3,7 @@
     >>> from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
     >>> module = cpp_extension.load("ext", ["ext.cpp"])
 
-For code that one cannot edit, `patched` and the command `opjit run` put them in the place of torch's.
+For code that one cannot edit, `patched` and the command `opjit run` put them in the place of torch's. A setup.py takes BuildExtension.
 
 The same content is built once: other processes, users and machines with the cache load it without a compiler and without importing
 torch's builder. All other names are torch's own.
@@ -25,13 +25,11 @@ from typing import Any
 
 import torch
 
-from opjit import builder, files, loader, request
-from opjit.cpp_extension import binary, recorded, static_init
+from opjit import builder, loader
+from opjit.cpp_extension import binary, delivery, recorded, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionBinary
-from opjit.cpp_extension.identity import Extension, Unsupported
-from opjit.errors import LoadError
-from opjit.store import manifest
+from opjit.cpp_extension.identity import Unsupported
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
@@ -122,7 +120,7 @@ def patched() -> Iterator[None]:
     """During the block, make torch.utils.cpp_extension's load and load_inline opjit's, in all threads: for code that one cannot edit.
 
     A name that was imported from torch's module before the block stays torch's. `opjit run program.py` does the same for a whole program
-    and its children.
+    and its children, with BuildExtension, too.
 
     Example:
         >>> with opjit.cpp_extension.patched():
@@ -140,9 +138,13 @@ def patched() -> Iterator[None]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return another name of torch's module: include_paths, CUDAExtension, BuildExtension, CUDA_HOME, …"""
+    """Return opjit's BuildExtension, or another name of torch's module: include_paths, CUDAExtension, CUDA_HOME, …"""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "BuildExtension":
+        from opjit.cpp_extension import build_ext
+
+        return build_ext.BuildExtension
     from opjit.builder import torch_builder
 
     return getattr(torch_builder.torchs(), name)
@@ -171,29 +173,18 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    loaded = _load_binary(wanted, found)
+    loaded = delivery.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
     recorded.note(wanted.call, wanted.extension.archs)
     return loaded
 
 
-def _load_binary(wanted: ExtensionBinary, found: Entry | None) -> Any:
-    """Find or build the extension, deliver it and open it. If the entry is removed before that, request it again."""
-    for store in request.stores():
-        entry = found or request.look(wanted, store) or request.obtain(wanted, store)
-        if wanted.call.verbose and entry.origin in ("layer", "store"):
-            print(f"opjit: {wanted.extension.name} is in the cache: {entry.folder}", file=sys.stderr)
-        try:
-            return _deliver_and_open(entry, wanted)
-        except (OSError, ImportError, LoadError) as error:
-            if entry.library.exists() and not isinstance(error, loader.Gone):
-                raise
-            gone, found = error, None
-    raise gone
-
-
 def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
-    name, directory = wanted.extension.name, wanted.call.build_directory
-    delivered = _deliver(entry, wanted.extension, Path(directory)) if directory else entry.library
+    name, directory, delivered = wanted.extension.name, wanted.call.build_directory, entry.library
+    if wanted.call.verbose and entry.origin in ("layer", "store"):
+        print(f"opjit: {name} is in the cache: {entry.folder}", file=sys.stderr)
+    if directory:
+        delivered = Path(directory, name if wanted.extension.program else f"{name}.so")
+        delivery.copy_entry(entry, delivered)
     if wanted.extension.program:
         return str(delivered)
     from_there = directory and any("ORIGIN" in word for word in wanted.extension.flags["link"])  # its folder is part of its run path
@@ -215,25 +206,6 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
 def _opened_by_torch(name: str) -> bool:
     torchs = sys.modules.get("torch.utils.cpp_extension")
     return torchs is not None and name in getattr(vars(torchs).get("JIT_EXTENSION_VERSIONER"), "entries", ())
-
-
-def _deliver(entry: Entry, extension: Extension, directory: Path) -> Path:
-    """Copy the entry's files to the build directory, under torch's names; equal files are not written again."""
-    place = directory / (extension.name if extension.program else f"{extension.name}.so")
-    for source in entry.folder.iterdir():
-        target = place if source == entry.library else directory / source.name
-        with loader.pinned(entry) if source == entry.library else nullcontext(source) as path:
-            content = Path(path).read_bytes()
-        if source.name == manifest.NAME or (target.exists() and target.read_bytes() == content):
-            continue
-        temporary = directory / f".{files.unique()}"
-        try:
-            temporary.write_bytes(content)
-            temporary.chmod(0o755 if target == place else 0o644)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return place
 
 
 def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -> ModuleType | str:

@@ -1,4 +1,4 @@
-"""``opjit run``: a Python program in which torch's load and load_inline are opjit's."""
+"""``opjit run``: a Python program in which torch's load, load_inline and BuildExtension are opjit's."""
 
 from __future__ import annotations
 

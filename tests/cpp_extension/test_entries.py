@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import opjit
-from opjit import cpp_extension, loader
+from opjit import loader
 from opjit.cli import main
+from opjit.cpp_extension import delivery
 from opjit.cpp_extension.entries import entries
 from opjit.errors import CompileError
 from opjit.store.store import Store
@@ -81,8 +80,6 @@ def test_inline_sources_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_library_that_was_replaced_after_its_verification_is_not_delivered(op: Path, tmp_path: Path) -> None:
     entry = helpers.built(op, tmp_path / "cache")
     entry.library.write_bytes(b"another")
-    (tmp_path / "build").mkdir()
-    extension: Any = SimpleNamespace(name="late", program=False)
     with pytest.raises(loader.Gone, match="was replaced after it was verified"):
-        cpp_extension._deliver(entry, extension, tmp_path / "build")
-    assert not (tmp_path / "build" / "late.so").exists()
+        delivery.copy_library(entry, tmp_path / "late.so")
+    assert not (tmp_path / "late.so").exists()

@@ -1,6 +1,7 @@
 """Python imports this file when it starts, as `opjit run` puts this folder on PYTHONPATH, also for the program's children.
 
-When a process imports torch.utils.cpp_extension, the module's load and load_inline become opjit's. All other processes import nothing more.
+When a process imports torch.utils.cpp_extension, the module's load, load_inline and BuildExtension become opjit's. All other processes
+import nothing more.
 Python imports only one sitecustomize, so this one runs the next on the path.
 """
 
@@ -35,7 +36,7 @@ class _Loader(SourceFileLoader):
             sys.path.append(os.path.normpath(os.path.join(_FOLDER, *[os.pardir] * 3)))
         from opjit import cpp_extension
 
-        vars(module).update(load=cpp_extension.load, load_inline=cpp_extension.load_inline)
+        vars(module).update({name: getattr(cpp_extension, name) for name in ("load", "load_inline", "BuildExtension")})
 
 
 def _run_next() -> None:

@@ -1,0 +1,135 @@
+"""setup.py's command build_ext with opjit's cache, for the extensions that `load` could build; torch builds the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+import setuptools  # type: ignore[import-untyped,unused-ignore]
+import torch
+from setuptools.errors import CompileError  # type: ignore[import-untyped,unused-ignore]
+
+from opjit.builder import torch_builder
+from opjit.cpp_extension import binary, delivery
+from opjit.cpp_extension.arguments import LoadCall
+from opjit.cpp_extension.identity import Unsupported
+from opjit.errors import OpjitError
+from opjit.progress import logger
+from opjit.store.store import Store, default_root
+
+_SUFFIXES = {".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".cu"}
+_Torchs: Any = torch_builder.torchs().BuildExtension
+
+
+class BuildExtension(_Torchs):  # type: ignore[misc]
+    """torch's BuildExtension with opjit's cache: an extension is built as `opjit.load` builds it, and copied to its place.
+
+    It takes torch's options and those of CppExtension and CUDAExtension, and the flags of setuptools and its environment (CFLAGS, LDFLAGS),
+    -O3 and -DNDEBUG among them. SYCL and ROCm, ``dlink``, ``py_limited_api``, ``use_ninja=False``, classes of a project's own, and sources
+    other than C++ and CUDA are left to torch's BuildExtension, and a warning says so.
+
+    Raises:
+        CompileError: of setuptools, with opjit's message, which setup.py shows without frames.
+
+    Example:
+        >>> from opjit.cpp_extension import BuildExtension, CppExtension
+        >>> arguments = {"ext_modules": [CppExtension("ext", ["ext.cpp"])], "cmdclass": {"build_ext": BuildExtension}}  # of setup()
+    """
+
+    extensions: list[Any]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._wants_ninja = bool(options.get("use_ninja", True))  # torch's own attribute is False where no ninja is on PATH, too
+
+    def build_extensions(self) -> None:
+        """Build all. torch's method, which wants a CUDA Toolkit for CUDA, gets only what is left to it."""
+        extensions = self.extensions
+        reasons = {id(each): reason for each in extensions if (reason := self._refusal(each))}
+        theirs = [each for each in extensions if id(each) in reasons]
+        try:
+            self.extensions = [each for each in extensions if id(each) not in reasons]
+            super(_Torchs, self).build_extensions()
+            for each in theirs:
+                name = getattr(each, "name", each)
+                logger.warning("torch's BuildExtension builds %s, without opjit's cache: %s", name, reasons[id(each)])
+            if theirs:
+                self.extensions = theirs
+                super().build_extensions()
+        finally:
+            self.extensions = extensions
+
+    def build_extension(self, ext: Any) -> None:
+        """Build one, which a project's own command may call, too."""
+        if self._refusal(ext):
+            super().build_extension(ext)
+            return
+        place = Path(self.get_ext_fullpath(ext.name))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            wanted = binary.of_call(self._call(ext), Store(default_root()).notes)
+            delivery.with_entry(wanted, lambda entry: delivery.copy_library(entry, place))
+        except OpjitError as error:
+            raise CompileError(str(error)) from None  # setuptools shows it without frames
+        except (Unsupported, TypeError):
+            raise CompileError(f"{ext.name}: its sources and flags must be strings in lists") from None
+
+    def _refusal(self, ext: Any) -> str | None:
+        """Return why only torch's BuildExtension will do."""
+        if sys.platform != "linux" or torch.version.hip:
+            return "opjit builds C++ for Linux, and CUDA"
+        if not self._wants_ninja:
+            return "use_ninja=False asks for setuptools' own builder"
+        if type(ext) is not setuptools.Extension:
+            return f"it is a {type(ext).__name__}"
+        if getattr(ext, "py_limited_api", False):
+            return "py_limited_api gives its file another name and other libraries"
+        unknown = {os.path.splitext(source)[1] for source in ext.sources} - _SUFFIXES
+        if unknown or not ext.sources:
+            return f"opjit does not compile {', '.join(sorted(unknown)) or 'an extension without sources'}"
+        given = ext.extra_compile_args
+        others = [language for language in given if language not in ("cxx", "nvcc") and given[language]] if isinstance(given, dict) else []
+        return f"opjit has no step for its flags of {', '.join(others)}" if others else None
+
+    def _call(self, ext: Any) -> LoadCall:
+        """Return the call of load that makes the binary of setuptools' and torch's commands."""
+        compiler, given = self.compiler, ext.extra_compile_args
+        cxx, nvcc = (given.get("cxx", []), given.get("nvcc", [])) if isinstance(given, dict) else (given, given)
+        macros = [*ext.define_macros, *((name,) for name in ext.undef_macros)]
+        options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[3]  # as torch's BuildExtension asks
+        common = [*(word for word in options if not word.startswith("-I")), *(["-g"] if self.debug else [])]
+        folders = [os.path.abspath(word[2:]) for word in options if word.startswith("-I")]
+        return LoadCall(
+            name=ext.name.rpartition(".")[2], sources=list(ext.sources), verbose=self.verbose > 1,
+            extra_cflags=_quoted([*_flags(compiler.compiler_so), *common, *cxx]), extra_cuda_cflags=_quoted([*common, *nvcc]),
+            extra_include_paths=[folder for folder in folders if not folder.startswith(os.path.dirname(torch.__file__))],
+            extra_ldflags=_quoted(map(_in_place, self._link_words(ext))), build_directory=os.getcwd(),
+            with_cuda=any(os.fspath(source).endswith(".cu") for source in ext.sources))
+
+    def _link_words(self, ext: Any) -> list[str]:
+        compiler = self.compiler
+        run_path = [compiler.runtime_library_dir_option(folder) for folder in (*ext.runtime_library_dirs, *compiler.runtime_library_dirs)]
+        return [*_flags(compiler.linker_so), *compiler.objects, *ext.extra_objects,
+                *(f"-L{os.path.abspath(folder)}" for folder in (*ext.library_dirs, *compiler.library_dirs)),
+                *(word for words in run_path for word in ([words] if isinstance(words, str) else words)),
+                *(f"-l{name}" for name in (*self.get_libraries(ext), *compiler.libraries)), *ext.extra_link_args]
+
+
+def _flags(command: list[str]) -> list[str]:
+    """Return a command without the program, which may be two words: ``ccache g++``."""
+    return list(dropwhile(lambda word: not word.startswith("-"), command))
+
+
+def _in_place(word: str) -> str:
+    """Return a word for the linker with absolute paths of the files in it, as ninja runs the linker in another folder."""
+    return "".join(os.path.abspath(part) if os.path.isfile(part) else part for part in re.split(r"([,=])", word))
+
+
+def _quoted(words: Iterable[str]) -> list[str]:
+    """Quote words for ninja's shell, which setuptools does without."""
+    return [torch_builder.quote(word) for word in words]
