@@ -16,4 +16,5 @@ sitecustomize: cpp_extension/test_patched.py
 static_init: cpp_extension/test_dropin.py
 table: cpp_extension/test_light.py
 vocabulary: cpp_extension/test_light.py
+delivery: cpp_extension/test_dropin.py
 """
