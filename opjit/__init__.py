@@ -12,8 +12,8 @@ import sys
 from typing import TYPE_CHECKING
 
 __all__ = ["Op", "Sample", "Workload", "add_path", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain", "get",
-           "include_path", "inline", "judge", "load", "load_inline", "load_library", "op", "precompile", "register_backend", "testing",
-           "watch"]
+           "include_path", "inline", "judge", "load", "load_inline", "load_library", "op", "precompile", "ready", "register_backend",
+           "testing", "watch"]
 __version__ = "0.2.0"
 
 
@@ -50,10 +50,11 @@ _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend"
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "judge": "judge", "testing": "testing",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
-          "watch": "live.watch", "load_ipython_extension": "author.notebook"}
+          "ready": "ahead.complete", "watch": "live.watch", "load_ipython_extension": "author.notebook"}
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, judge, testing
+    from opjit.ahead.complete import ready
     from opjit.ahead.precompile import precompile
     from opjit.cpp_extension import load, load_inline
     from opjit.library import build_library, load_library

@@ -96,10 +96,10 @@ class CompileError(BuildError):
 
 
 class PrecompileError(OpjitError):
-    """`opjit.precompile` could not build some entries.
+    """`opjit.precompile` could not build some entries, or `opjit.ready` finds that some are missing.
 
     Attributes:
-        failed: each error with the name of its op and target; all others were built.
+        failed: each error with the name of its op and target; all others are there.
     """
 
     def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:

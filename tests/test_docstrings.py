@@ -60,6 +60,9 @@ BEFORE = {  # what an example takes for granted
     "load_library": SCALE,
     "watch": "train = lambda: None",
     "explain": f'{SCALE}\nopjit.precompile(["mylib::scale"])\nwith open("my_ops/scale/scale.c", "a") as file: print("//\\n//", file=file)',
+    "ready": ('from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n'
+              'recorded = oplist._recorded(registry.find("allreduce"), targets.here(for_device("cpu")))\n'
+              'with open("ops.json", "w") as file: file.write(oplist.dump_list([recorded]))'),
     "cache": 'opjit.precompile(["allreduce"])',
     "cache.clear": 'opjit.precompile(["allreduce"])',
     "cache.entries": 'opjit.precompile(["allreduce"])',

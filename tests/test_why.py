@@ -127,7 +127,7 @@ def test_another_compiler_is_named_with_both_versions(op: Path, built_once: tupl
 def test_another_template_of_the_glue_and_another_format_are_named(
     op: Path, built_once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "_glue_digest", lambda: "f" * 64)
+    monkeypatch.setattr(recipe, "glue_digest", lambda: "f" * 64)
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
     assert explained(describe(op), built_once)[1:] == [("format", "7, 2 before")]

@@ -16,6 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from opjit import distributed, files, progress, request
+from opjit.ahead import complete
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
@@ -115,6 +116,10 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     finally:
         if plan.shared:
             _make_readable(plan.store)
+    if plan.recorded is not None and not report.failed:
+        marker = complete.mark(plan.wanted, plan.store, *plan.recorded)
+        if plan.shared and marker is not None:
+            files.let_read(marker.parent, plan.store.base)
     return report._replace(seconds=time.perf_counter() - started)
 
 

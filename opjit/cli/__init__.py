@@ -346,6 +346,8 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @option("--all", "everything", section="Ops", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
 @option("--from", "recorded", section="Ops", metavar="FILE", type=helps.FILE,
         help="The ops of a list from `opjit record`, for their recorded archs.")
+@option("--check", section="Ops", metavar="FILE", type=helps.FILE,
+        help="Build nothing; say whether --from FILE, with the same options, has left a complete set, and what is missing.")
 @option("--arch", section="Builds", shell_complete=helps.archs, default="",
         help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @option("--jobs", section="Builds", type=click.IntRange(min=1),
@@ -355,17 +357,21 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @option("--store", section="Builds", metavar="DIR", type=helps.FOLDER,
         help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
-def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, arch: str, jobs: int | None, extensions: bool,
-               store: Path | None) -> None:
+def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, check: Path | None, arch: str, jobs: int | None,
+               extensions: bool, store: Path | None) -> None:
     """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
+    from opjit.ahead.complete import ready
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, error_texts
 
-    if bool(ops) + everything + (recorded is not None) != 1:
-        raise click.UsageError("name OPs, or give --all, or --from FILE")
-    if extensions and recorded is None:
+    if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
+        raise click.UsageError("name OPs, or give --all, or --from FILE, or --check FILE")
+    if extensions and recorded is None and check is None:
         raise click.UsageError("--extensions goes with --from FILE, a list from `opjit record`")
     archs = [each.strip() for each in arch.split(",")] if arch else []
+    if check is not None:
+        click.echo(f"all {ready(check, archs, store=store, extensions=extensions)} entries of {check} are there")
+        return
     plan = plan_recorded(recorded, archs, store, extensions) if recorded is not None else plan_ops(ops or None, archs, store)
     for remark in plan.remarks:
         click.echo(remark, err=True)

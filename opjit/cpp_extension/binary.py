@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,6 +138,9 @@ class ExtensionBinary(NamedTuple):
 
     def refusal(self, text: str) -> BuildError:
         return self.fault(text)
+
+    def sources(self, document: Mapping[str, Any]) -> dict[str, str]:
+        return {self.extension.place(name): digest for name, digest in {**self.extension.inputs, **document["found"]}.items()}
 
     def in_store(self) -> ExtensionBinary:
         return self._replace(must_store=True)

@@ -212,7 +212,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
     cuda = not languages.isdisjoint(_CUDA) if call.with_cuda is None else bool(call.with_cuda)
-    compilers, light, trusted = _find_compilers(memory, cuda)
+    compilers, light, trusted = find_compilers(memory, cuda)
     flags, command_line = _flags(call, cuda)
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
@@ -313,7 +313,7 @@ def _scan(extension: Extension) -> dict[str, str]:
     return {extension._portable(path): digest for path, digest in found.items()}
 
 
-def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
+def find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
     """The compilers' identity for the key, None if one is missing; those with light headers; and the prefixes of headers that a version
     covers."""
     python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")

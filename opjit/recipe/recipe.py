@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
             "runtime": self.target.runtime,
             "host": self.target.host,
             "kernel": self.source.name,
-            "glue": _glue_digest(),
+            "glue": glue_digest(),
             "inputs": dict(sorted(self.inputs.items())),
             "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": [linked.get(flag, flag) for flag in flags.link],
                       "stubs": list(flags.stubs), **({"sources": sources} if sources else {}),
@@ -87,11 +87,7 @@ class Recipe(NamedTuple):
 
     def takes(self, made_by: Any) -> bool:
         """Return whether a binary with another key matches, by the versions of the compilers that made it: those that are here did not."""
-        if self.toolchain is None:
-            return True
-        own = {name: value for name, value in self.toolchain.items() if name.startswith("cc.")}
-        here = [way.keys() for way in (self.toolchain, *self.others)]
-        return isinstance(made_by, dict) and made_by.keys() not in here and {**made_by, **own} == made_by
+        return self.toolchain is None or takes((self.toolchain, *self.others), made_by)
 
     @property
     def base(self) -> str:
@@ -108,6 +104,14 @@ class Recipe(NamedTuple):
         folder, include, *added = self.include_path
         return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
 
+    def sources(self) -> dict[str, str]:
+        """Return the inputs' digests by path."""
+        linked = {name: path for path, name in _linked(self.flags, str(self.folder)).items()}
+        own = f"{resources.folder('kernels_c')}{os.sep}"
+        return {linked.get(name) or (own + name[len("<opjit>/"):] if name.startswith("<opjit>/") else
+                                     headers.path_of(name, str(self.folder), self.flags.include)): digest
+                for name, digest in self.inputs.items()}
+
     def inputs_now(self) -> dict[str, str]:
         """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)
@@ -121,6 +125,12 @@ class Recipe(NamedTuple):
                     content = Path(headers.path_of(name, str(self.folder), self.flags.include)).read_bytes()
                     found[name] = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
         return found
+
+
+def takes(ways: Sequence[Mapping[str, str]], made_by: Any) -> bool:
+    """Return whether a CUDA binary of other device compilers matches where those of `ways` are; see `Recipe.takes`."""
+    own = {name: value for name, value in ways[0].items() if name.startswith("cc.")}
+    return isinstance(made_by, dict) and made_by.keys() not in [way.keys() for way in ways] and {**made_by, **own} == made_by
 
 
 def document_key(document: Mapping[str, Any]) -> str:
@@ -163,7 +173,7 @@ def _linked(flags: Flags, folder: str) -> dict[str, str]:
 
 
 @cache
-def _glue_digest() -> str:
+def glue_digest() -> str:
     """Identify the generated glue without rendering it."""
     text = "\0".join([str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "kernel.in", "fatbin.c.in"))])
     return hashlib.sha256(text.encode()).hexdigest()

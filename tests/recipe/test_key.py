@@ -78,9 +78,9 @@ def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key
             patch.setattr(recipe, name, getattr(recipe, name) + 1)
         else:
             patch.setattr(resources, "template", lambda each: template(each) + "\n" * (each == name))
-        recipe._glue_digest.cache_clear()
+        recipe.glue_digest.cache_clear()
         changed = key(op)
-    recipe._glue_digest.cache_clear()
+    recipe.glue_digest.cache_clear()
     assert changed != before == key(op)
 
 

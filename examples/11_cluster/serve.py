@@ -1,0 +1,38 @@
+"""Start a server only if it will compile nothing: every op of the list is in the cache, or in OPJIT_LAYERS.
+
+    python serve.py ops.json -m vllm.entrypoints.openai.api_server --model ...
+    python serve.py ops.json -m sglang.launch_server --model-path ...
+
+vLLM can do this by itself, in each of its processes: name the function `register` in a package's entry points, group
+`vllm.general_plugins`, and the list in OPS_LIST.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+import opjit
+from opjit.errors import OpjitError
+
+
+def register() -> None:
+    """Raise an error that names what is missing from the list in OPS_LIST."""
+    opjit.ready(os.environ["OPS_LIST"])
+
+
+def main() -> None:
+    if len(sys.argv) < 4 or sys.argv[2] != "-m":
+        sys.exit("usage: python serve.py LIST -m MODULE [ARGUMENT]...")
+    os.environ["OPS_LIST"] = sys.argv[1]  # for the server's own processes
+    try:
+        register()
+    except OpjitError as error:
+        sys.exit(f"not serving: {error}")
+    module, sys.argv = sys.argv[3], sys.argv[3:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
