@@ -66,7 +66,8 @@ def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, rules: T
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
             return call()
         structure: list[Any] = []
-        results = _Refused.apply(schema.qualified, call, structure, *tensors)  # type: ignore[no-untyped-call]
+        apply: Callable[..., Any] = _Refused.apply  # untyped in some versions of torch
+        results = apply(schema.qualified, call, structure, *tensors)
         return tree_unflatten(list(results), structure[0])
 
     library.impl(schema.name, refused, "Autograd", with_keyset=True)

@@ -229,7 +229,7 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
         work.mkdir()
         unit = unit_of(code, work, [*FLAGS, "-O3", "-DOWN=1"])
         builder_cuda.compile_unit(unit, work / "cuda", compiler, cast("Any", SimpleNamespace(library="", headers="/nowhere")))
-        told += [path.read_text(encoding="utf-8") for path in sorted((work / "cuda").rglob("*.c*"))]
+        told += [path.read_text(encoding="utf-8") for path in sorted((work / "cuda").rglob("*.c*")) if path.is_file()]
     variable = Variable("own::v", constant=True)
     told.append(builder_cuda._registration({"_Z1k": "_Z1kPf"}, [builder_cuda._Symbols(variable, 4, "_Z1v", "_Z1vE")]))
     told += [light.code_of([path.read_text()]) for path in sorted((light.OWN.parent / "nvrtc").rglob("*.h"))]
