@@ -32,6 +32,7 @@ from opjit.judge.wire import DTYPES, Channel, closing, content, loaded, packed, 
 from opjit.live import inline, reload
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
+from opjit.testing.compare import as_list
 from opjit.testing.samples import storage_bytes
 from opjit.wanted import OpBinary, describe, target_of
 
@@ -219,7 +220,7 @@ class _JudgedCode:
 
     def _effects(self, result: Any, values: Any) -> list[Any]:
         """The results of a call, and the arguments that it writes."""
-        results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
+        results = as_list(result)
         for each in results:
             if isinstance(each, torch.Tensor) and type(each) is not torch.Tensor:
                 raise screen.RefusedCandidate(f"returns a tensor that computes later: a {type(each).__name__}")

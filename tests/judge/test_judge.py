@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from opjit.cli import main
 from opjit.declare.sample import Sample
-from opjit.judge import Judge, Verdict, launch, referee, schema, screen
+from opjit.judge import Judge, Verdict, child, launch, referee, schema, screen
 from opjit.judge.command import lint
 from opjit.judge.task import Expected, Task
 from opjit.recipe import toolchain
@@ -283,3 +283,9 @@ def _children(folder: Path) -> list[str]:
             if str(folder).encode() in place.read_bytes() and place.parent.name != str(os.getpid()):
                 found.append(place.parent.name)
     return found
+
+
+def test_results_in_lists_are_read_as_the_references_are(tmp_path: Path) -> None:
+    one, two, three = torch.ones(3).unbind()
+    found = child._JudgedCode(tmp_path, [])._effects((one, [two, three]), ())
+    assert [id(each) for each in found] == [id(one), id(two), id(three)]
