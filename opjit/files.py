@@ -293,6 +293,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see only when it is complete, flushed to disk. Raises OSError if it cannot be written."""
+    staged = path.with_name(f".{unique()}")
+    try:
+        write_synced(staged, content)
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path], bool]) -> None:
     """Rename a complete folder to its place. A good one that is there already stays, and a bad one is moved aside.
 

@@ -28,7 +28,7 @@ from opjit.declare.sample import tensors_of
 from opjit.judge import launch, referee
 from opjit.judge.task import Burst, Expected, Task
 from opjit.judge.verdict import Verdict, Word
-from opjit.judge.wire import Channel, Untrusted, closing, content, saved, unpacked
+from opjit.judge.wire import Channel, Untrusted, closing, content, described, saved, unpacked
 from opjit.measure import machine
 from opjit.testing.compare import import_all, tolerance
 
@@ -307,8 +307,8 @@ class _Trial:
         answer, [data] = lane.answer(limit * 2)
         if judged:
             at = [0]
-            for described, call in zip(answer["results"], burst.calls, strict=True):
-                self._compare(unpacked(described, data, at), call, burst.calls)
+            for description, call in zip(answer["results"], burst.calls, strict=True):
+                self._compare(unpacked(description, data, at), call, burst.calls)
             if answer["changed"]:
                 raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
         return seconds / count, float(message["seconds"]) / count
@@ -316,7 +316,7 @@ class _Trial:
 
 def _described(call: Expected) -> list[dict[str, Any]]:
     """The shapes and dtypes of results, for a kernel that makes none itself."""
-    return [{"shape": list(each.shape), "dtype": str(each.dtype).removeprefix("torch.")} for each in tensors_of(call.results)]
+    return [described(each) for each in tensors_of(call.results)]
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ class Verdict:
             ``cheat``; ``noisy``, for a right one whose time the machine did not tell.
         tier: ``device``: no host code of it ran. ``op``: a library in a process without rights. ``python``: cooperative.
         task: the name of what it was judged by.
-        message: why, in a sentence.
+        message: the reason.
         line: of its text, if the compiler named one.
         sample: the call that showed it.
         max_error: the largest difference from the reference in any checked result.

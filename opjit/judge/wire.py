@@ -119,17 +119,22 @@ def packed(results: Any, into: bytearray) -> Any:
         return {"value": results if isinstance(results, (bool, int, float, type(None))) else repr(results)}
     tensor = results.detach().resolve_conj().resolve_neg().cpu().contiguous()
     into += memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B") if tensor.numel() else b""
+    return described(tensor)
+
+
+def described(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor's dtype and shape in JSON's terms."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
-def unpacked(described: Any, data: bytearray, at: list[int]) -> Any:
+def unpacked(description: Any, data: bytearray, at: list[int]) -> Any:
     """Return the results that `packed` described, from the place `at[0]` on. Raises Untrusted."""
     try:
-        if isinstance(described, list):
-            return [unpacked(each, data, at) for each in described]
-        if "value" in described:
-            return described["value"]
-        dtype, shape = DTYPES[described["dtype"]], torch.Size(described["shape"])
+        if isinstance(description, list):
+            return [unpacked(each, data, at) for each in description]
+        if "value" in description:
+            return description["value"]
+        dtype, shape = DTYPES[description["dtype"]], torch.Size(description["shape"])
         start, at[0] = at[0], at[0] + shape.numel() * dtype.itemsize
         if min(shape, default=0) < 0 or at[0] > len(data):
             raise ValueError("a tensor beyond its file")

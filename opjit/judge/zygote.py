@@ -9,7 +9,6 @@ The keeper ends its child, and all that it started, when the judge lets go of th
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -24,9 +23,8 @@ from typing import Any
 from opjit import files
 from opjit.judge import child, sandbox
 from opjit.judge.wire import Channel
-from opjit.testing.isolation import Child
+from opjit.testing.isolation import Child, end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _MOST_PROCESSES = 256  # and threads, that a candidate may have started; compilers need a dozen
 
 
@@ -54,7 +52,7 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
     groups = Path("/sys/fs/cgroup")
     group = (groups / "pids" if (groups / "pids").is_dir() else groups) / f"opjit-judge-{folder.name}"
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         folder.mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
@@ -87,7 +85,7 @@ def _first_process() -> int:
     """Fork the first process of a namespace, which only waits."""
     found = os.fork()
     if found == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         while True:
             signal.pause()
     return found

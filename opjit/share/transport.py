@@ -7,7 +7,6 @@ blocking request in a thread, with a timeout, has none of these problems.
 from __future__ import annotations
 
 import base64
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -99,7 +98,8 @@ class Objects(NamedTuple):
         """Write an object; not over HTTP. Object stores and local folders show it only when it is complete."""
         system, path = self._system(name)
         if self.scheme in ("file", "local"):
-            _write_whole(Path(path), content)
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            files.write_whole(Path(path), content)
         else:
             system.makedirs(system._parent(path), exist_ok=True)
             system.pipe_file(path, content)
@@ -192,15 +192,3 @@ def _read_body(response: HTTPResponse, limit: int, until: float) -> bytes:
         if time.monotonic() > until:
             raise TimeoutError("the answer arrives too slowly")
     return bytes(content)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file in a shared folder, visible only when complete, with the permissions that the umask allows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{files.unique()}")
-    try:
-        files.write_synced(staged, content)
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-    files.sync(path.parent)

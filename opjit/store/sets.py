@@ -42,13 +42,8 @@ class CompleteSet(NamedTuple):
         """Write the set's file. Raises OSError if it cannot be written."""
         fields = self._asdict()
         place = store.base / SETS / document_key(self.fits)
-        staged = place.with_name(f".{place.name}.{files.unique()}")
         files.make_private(place.parent)
-        try:
-            files.write_synced(staged, json.dumps({**fields, "sha256": document_key(fields)}).encode("ascii"))
-            os.replace(staged, place)
-        finally:
-            staged.unlink(missing_ok=True)
+        files.write_whole(place, json.dumps({**fields, "sha256": document_key(fields)}).encode("ascii"))
         return place
 
 

@@ -67,7 +67,7 @@ class Child:
         """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() not in (parent, 0):  # it has ended; 0 is one outside of this process's namespace
             os._exit(1)
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -111,6 +111,11 @@ class Child:
             self._process.kill()  # also where it has no group of its own yet
         self._process.join()
         self._errors.close()
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def apart(work: Callable[[], object]) -> None:
