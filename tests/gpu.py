@@ -1,12 +1,14 @@
 """Run all tests that need a GPU, of both tiers, and name those that did not run: ``python -m tests.gpu``, with options of pytest.
 
-It fails where torch sees no GPU, where a test fails, and where fewer run than tests/floors.json says.
+Tests that measure have the GPU for themselves, before the others share it. It fails where torch sees no GPU, where a test fails, and where
+fewer run than tests/floors.json says.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 
 import pytest
@@ -19,7 +21,9 @@ def main(arguments: list[str]) -> int:
         return 1
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}", flush=True)
     workers = ["-n", str(min(os.cpu_count() or 1, 8))] if importlib.util.find_spec("xdist") else []
-    return pytest.main(["-m", "gpu", "--tier", "all", *workers, *arguments])
+    runs = (["-m", "gpu and alone"], ["-m", "gpu and not alone", *workers])
+    codes = {subprocess.call([sys.executable, "-m", "pytest", "--tier", "all", *run, *arguments]) for run in runs}
+    return max(codes - {pytest.ExitCode.NO_TESTS_COLLECTED}, default=int(pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
 if __name__ == "__main__":

@@ -284,12 +284,13 @@ class Tiers:
         found, counts = [], self.counts()
         floors: dict[str, int] = json.loads(FLOORS.read_text(encoding="utf-8"))
         tiers = {"fast": ["fast"], "slow": ["slow"], "all": ["fast", "slow"]}[self.config.option.tier]
-        names = [self.config.option.markexpr] if self.config.option.markexpr else tiers
+        marker = self.config.option.markexpr
+        names = [marker] if marker else tiers
         for name, floor in floors.items():
             tier, _, need = name.partition(" ")
             if self.parts() > 1:
                 floor //= 2 * self.parts()  # they take as long, and may hold fewer tests
-            if tier in names and self.has.get(need, True) and counts[name] < floor:
+            if (name == marker if marker else tier in tiers) and self.has.get(need, True) and counts[name] < floor:
                 found.append(f"{counts[name]} tests of {name!r} were executed, and the floor in tests/floors.json is {floor}")
         if "fast" in names and self.parts() == 1:
             met = [node for node, (_, need) in self.kinds.items() if self.has.get(need, True)]

@@ -181,7 +181,7 @@ class _JudgedCode:
             _poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in message["results"] for _ in calls])
         with torch.inference_mode():
             functions = [self.bind(*call, message["results"]) for call in calls]
-            run = self._captured(functions) or (lambda: [function() for function in functions])
+            run = self._captured(functions, calls) or (lambda: [function() for function in functions])
             gc.disable()
             self._wait()
             job.send({})
@@ -197,7 +197,7 @@ class _JudgedCode:
         _poison(results)  # what a later call leaves unwritten is no result of this one
         gc.enable()
 
-    def _captured(self, functions: list[Callable[[], Any]]) -> Callable[[], list[Any]] | None:
+    def _captured(self, functions: list[Callable[[], Any]], calls: Any) -> Callable[[], list[Any]] | None:
         """On CUDA, capture the calls in a graph, whose replay takes the device's time and not the host's; None if it takes no graph."""
         if self.device != "cuda":
             return None
@@ -206,7 +206,7 @@ class _JudgedCode:
             results += [function() for function in functions]
         if len(results) < len(functions):
             return None
-        _poison(results)  # the capture computed nothing, and the replay must write all of it
+        _poison(results, calls)  # the capture computed nothing, and the replay must write all of it
 
         def replay() -> list[Any]:
             graph.replay()
@@ -267,7 +267,12 @@ def _functions() -> dict[str, Any]:
     return {f"{place}.{name}": value for place, holder in places.items() for name, value in [*vars(holder).items()] if callable(value)}
 
 
-def _poison(results: Any) -> None:
+def _poison(results: Any, inputs: Any = ()) -> None:
+    """Fill what results lie in, from the first element to the last, unless that is an input: guards and gaps keep their bytes."""
+    kept = {each.untyped_storage().data_ptr() for each in tensors_of(inputs)}
     with torch.inference_mode():
         for each in tensors_of(results):
-            storage_bytes(each).fill_(0xFF)
+            if each.numel() and each.untyped_storage().data_ptr() not in kept:
+                first, size = each.storage_offset(), each.element_size()
+                last = first + sum((length - 1) * stride for length, stride in zip(each.shape, each.stride(), strict=True))
+                storage_bytes(each)[first * size:(last + 1) * size].fill_(0xFF)

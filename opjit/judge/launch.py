@@ -176,11 +176,11 @@ def _c_value(kind: str, value: Any) -> Any:
     return _C_TYPES[kind](value.data_ptr() if isinstance(value, torch.Tensor) else value)
 
 
-def _guarded(spec: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _guarded(spec: dict[str, Any], device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
     """Make a result full of NaN's bytes, between guards. Returns its whole buffer, and the result."""
     dtype, shape = DTYPES[spec["dtype"]], spec["shape"]
     size = torch.Size(shape).numel() * dtype.itemsize
-    buffer = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=torch.uint8, device="cuda")
+    buffer = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=torch.uint8, device=device)
     result = buffer[_GUARD:_GUARD + size].fill_(0xFF).view(dtype).reshape(shape)
     return buffer, result
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ _MOST_PROCESSES = 256  # and threads, that a candidate may have started; compile
 def main(control: Channel, scratch: Path) -> None:
     """Fork a keeper for each message until the judge is gone; then remove the folder of all."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # This process has one thread of its own, and never a CUDA context. Others may be the idle ones of NumPy's OpenBLAS, which end before a
+    # fork and start again with the next product; Python counts them, and warns.
+    warnings.simplefilter("ignore", DeprecationWarning)
     child.import_all()
     control.send({})
     with suppress(EOFError):

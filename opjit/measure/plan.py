@@ -35,7 +35,6 @@ class TimingPlan:
         device: the type of the device on which the functions work, such as ``"cuda"``.
         cold: each burst begins with caches that hold none of the inputs.
         bytes, flops: the fewest bytes that a call must move and operations that it must do; 0 if they do not bound its time.
-        seen: takes a side's name and each result of a timed burst, after its clock has stopped; for a caller that trusts no function.
         rounds: bursts of each side that are timed.
         seconds: about how long a burst takes. Short ones leave a GPU's clocks alone.
 
@@ -52,7 +51,6 @@ class TimingPlan:
     cold: bool
     bytes: int = 0
     flops: int = 0
-    seen: Callable[[str, Any], None] | None = None
     rounds: int = 9
     seconds: float = 0.02
 

@@ -68,8 +68,8 @@ def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
     return list(islice(cycle(plan.inputs), min(count, len(plan.inputs)) if plan.cold and fits else count))
 
 
-def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int | None) -> deque[Any]:
-    """Make the calls of a turn; keep the last results, so that later ones lie elsewhere. None keeps all."""
+def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
+    """Make the calls of a turn; keep the last results, so that later ones lie elsewhere."""
     return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
 
 
@@ -93,7 +93,7 @@ class _HostBurst:
     agrees = True
 
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
-        self._plan, self._side, self._flush = plan, side, flush
+        self._plan, self._function, self._flush = plan, plan.sides[side], flush
         self._turn = plan.inputs[:1]
         self._turn = _turn(plan, min(self() for _ in range(3)))
 
@@ -106,22 +106,14 @@ class _HostBurst:
         _wait(self._plan.device)
         with _no_collection():
             started = time.perf_counter()
-            results = _run(self._plan.sides[self._side], self._turn, None if self._plan.seen else 0)
+            _run(self._function, self._turn, 0)
             _wait(self._plan.device)
-            seconds = time.perf_counter() - started
-        _report(self._plan, self._side, results)
-        return seconds / self.calls
+            return (time.perf_counter() - started) / self.calls
 
 
 def _wait(device: str) -> None:
     if device != "cpu" and torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _report(plan: TimingPlan, side: str, results: Sequence[Any]) -> None:
-    if plan.seen is not None:
-        for result in results:
-            plan.seen(side, result)
 
 
 class _Span(NamedTuple):
@@ -151,11 +143,10 @@ class _DeviceBurst:
     """Calls on CUDA, timed by the device. Where the host is slower than the device, a graph issues them."""
 
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
-        self._plan, self._side, self._flush = plan, side, flush
-        self._function = plan.sides[side]
-        once = _span(lambda: _run(self._function, plan.inputs[:1], None))
+        self._plan, self._function, self._flush = plan, plan.sides[side], flush
+        once = _span(lambda: _run(self._function, plan.inputs[:1], 1))
         size = sum(leaf.nbytes for leaf in tree_leaves(list(once.results)) if isinstance(leaf, torch.Tensor))
-        self._window = None if plan.seen else 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
+        self._window = 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
         queue = list(islice(cycle(plan.inputs), max(1, min(_QUEUE, int(plan.seconds / once.whole)))))
         spans = [_span(lambda: _run(self._function, queue, self._window)) for _ in range(5)]
         device, self.host = (median(times) / len(queue) for times in zip(*((span.device, span.issued) for span in spans), strict=True))
@@ -202,5 +193,4 @@ class _DeviceBurst:
         self._flush()
         span = _span(self._replay if self._graph else lambda: _run(self._function, self._turn, self._window))
         self._agreed.append(abs(span.whole - span.device) <= 0.1 * span.whole + _LATENCY)
-        _report(self._plan, self._side, span.results)
         return span.device / self.calls

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,15 +232,46 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
         launch.compile_text(KERNEL.replace("a * from", "b * from"), "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
 
 
+def test_results_are_filled_without_their_guards_and_without_the_inputs() -> None:
+    """As before a CUDA graph is replayed, which must write all of its results; a result may be an input that the op writes."""
+    buffer, result = launch._guarded({"dtype": "float32", "shape": [3, 5]}, "cpu")
+    call, x = SimpleNamespace(kept=((), [buffer])), torch.ones(4, 6)
+    result.zero_()
+    child._poison([result, x[1:]], [[x]])
+    assert not launch.overrun(call)
+    assert result.isnan().all()
+    assert x.eq(1).all()
+    child._poison([x[1:, 2:4], torch.empty(0, 3)])
+    assert x.isnan().sum() == 2 + 2 * 6, "from the first element to the last"
+    for place in (0, -1):
+        buffer[place] += 1
+        assert launch.overrun(call)
+        buffer[place] -= 1
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("text", "word"), [(KERNEL, "correct"), (KERNEL.replace("i < n", "i <= n"), "wrong")])
-def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, word: str) -> None:
+@pytest.mark.parametrize(("text", "words"), [(KERNEL, NOT_WRONG), (KERNEL.replace("i < n", "i <= n"), ("wrong",))],
+                         ids=["right", "writes-beside"])
+def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, words: tuple[str, ...]) -> None:
     async def run() -> Verdict:
         async with Judge(SCALE, device="cuda", workers=1) as judge:
             return await judge(text, "scale.cu")
 
     verdict = asyncio.run(run())
-    assert (verdict.verdict, verdict.tier) == (word, "device"), verdict
+    assert verdict.verdict in words, verdict
+    assert verdict.tier == "device"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_process_that_forks_has_one_thread_and_no_cuda_context(device: str) -> None:
+    judge = Judge(SCALE, device=device, workers=1)
+    try:
+        judge.start()
+        place = Path(f"/proc/{judge._zygote.pid}")
+        assert [(task / "comm").read_text().strip() for task in place.glob("task/*")] == [(place / "comm").read_text().strip()]
+        assert not [each for each in place.glob("fd/*") if "uvm" in os.readlink(each)], "a context has it open"
+    finally:
+        judge.close()
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_rate, format_time
 
-FEW: dict[str, Any] = {"rounds": 3, "seconds": 1e-4}
-
 
 def small(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
     monkeypatch.setattr(machine, "cache_bytes", lambda device: cache)
@@ -79,14 +77,6 @@ def test_each_set_is_used_once_where_all_fit_the_cache(monkeypatch: pytest.Monke
     small(monkeypatch, 1 << 30)
     plan = plan_of({"f": torch.neg}, Inputs((torch.ones(4),)), "cpu", cold=True)
     assert measure(TimingPlan(plan.sides, plan.inputs[:5], "cpu", True, rounds=2))["f"].calls == 5
-
-
-def test_a_caller_sees_every_timed_result() -> None:
-    seen: list[Any] = []
-    numbers = iter(range(1_000_000))
-    plan = TimingPlan({"f": lambda: next(numbers)}, [Inputs(())], "cpu", False, seen=lambda side, result: seen.append(result), **FEW)
-    found = measure(plan)["f"]
-    assert seen == list(range(3 + 4 * found.calls)), "three calls find the number of calls, one burst warms up"
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -201,6 +191,7 @@ def test_a_rate_has_three_digits(rate: float, text: str) -> None:
 # On a GPU -----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("cold", [True, False])
 def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: bool) -> None:
     short, long = torch.rand(1000, device="cuda"), torch.rand(1 << 27, device="cuda")
@@ -217,6 +208,7 @@ def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: boo
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_device_s_time_is_that_of_cuda_s_own_events() -> None:
     x = torch.rand(1 << 26, device="cuda")
     found = measure(plan_of({"neg": torch.neg}, Inputs((x,)), "cuda"))["neg"]
@@ -230,8 +222,9 @@ def test_the_device_s_time_is_that_of_cuda_s_own_events() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_work_on_another_stream_is_noticed() -> None:
-    x, aside = torch.rand(4096, 4096, device="cuda"), torch.cuda.Stream()
+    x, aside = torch.rand(1024, 1024, device="cuda"), torch.cuda.Stream()
 
     def hides(x: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(aside):
@@ -239,11 +232,12 @@ def test_work_on_another_stream_is_noticed() -> None:
                 x @ x
         return x
 
-    found = measure(TimingPlan({"hides": hides}, [Inputs((x,))], "cuda", False, rounds=3))["hides"]
+    found = measure(TimingPlan({"hides": hides}, [Inputs((x,))], "cuda", False, rounds=3, seconds=2e-3))["hides"]
     assert not found.possible
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_function_that_waits_for_the_device_is_measured_without_a_graph() -> None:
     x = torch.ones(10, device="cuda")
     found = measure(TimingPlan({"item": lambda x: x.sum().item()}, [Inputs((x,))], "cuda", False, rounds=3))["item"]
@@ -253,16 +247,7 @@ def test_a_function_that_waits_for_the_device_is_measured_without_a_graph() -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("size", [100, 1 << 26])
-def test_every_timed_result_is_seen_on_a_gpu(size: int) -> None:
-    x, seen = torch.rand(size, device="cuda"), Counter[bool]()
-    found = measure(TimingPlan({"neg": torch.neg}, [Inputs((x,))], "cuda", False, **FEW,
-                         seen=lambda _, result: seen.update([torch.equal(result, -x)])))
-    assert seen[True] >= min(64, found["neg"].calls) * 4
-    assert not seen[False]
-
-
-@pytest.mark.gpu
+@pytest.mark.alone
 def test_a_time_below_the_roofline_is_impossible() -> None:
     x = torch.rand(1 << 20, device="cuda")
     found = measure(plan_of({"neg": torch.neg}, Inputs((x,)), "cuda", moved=1 << 40))["neg"]
@@ -270,6 +255,7 @@ def test_a_time_below_the_roofline_is_impossible() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_an_input_that_the_cache_holds_is_read_faster_than_one_that_it_does_not() -> None:
     x = torch.rand(machine.cache_bytes("cuda") // 16, device="cuda")  # a quarter of the cache
     cold, hot = (measure(plan_of({"sum": torch.sum}, Inputs((x,)), "cuda", chosen))["sum"] for chosen in (True, False))
