@@ -193,14 +193,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_python() -> Callable[..., str]:
-    """``run_python(code, cache=..., env=..., timeout=...)``: what a snippet prints in a fresh process, which must exit with 0.
+    """``run_python(code, cache=..., env=...)``: what a snippet prints in a fresh process, which must exit with 0.
 
     ``env`` is added to the environment, None takes a variable away.
     """
 
-    def run(code: str, *, cache: Path | None = None, env: Mapping[str, str | None] | None = None, timeout: float = 240) -> str:
+    def run(code: str, *, cache: Path | None = None, env: Mapping[str, str | None] | None = None) -> str:
         chosen = {} if cache is None else {"OPJIT_CACHE": str(cache)}
-        return fresh(code, {**(env or {}), **chosen}, timeout=timeout).stdout
+        return fresh(code, {**(env or {}), **chosen}).stdout
 
     return run
 

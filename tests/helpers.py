@@ -45,6 +45,7 @@ ROOT = Path(opjit.__file__).resolve().parents[1]
 BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
 DAY = 86400.0
+TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
 SOMEBODY = 12345  # a user id that nobody has
 UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
@@ -255,7 +256,6 @@ def ended(
     cwd: Path | None = None,
     before: tuple[str, ...] = (),
     arguments: tuple[str, ...] = (),
-    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
 
@@ -268,8 +268,8 @@ def ended(
     as_started = python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}
     if cold or as_started or not (shared or zygote.heeds(chosen)):
         words = [*before, python, *flags, "-c", code, *arguments]
-        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=timeout, check=False, user=user, cwd=cwd)
-    return _finished(_forked(code, chosen, cwd=cwd, flags=flags, arguments=arguments), timeout)
+        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, user=user, cwd=cwd)
+    return _finished(_forked(code, chosen, cwd=cwd, flags=flags, arguments=arguments))
 
 
 def fresh(code: str, changes: Mapping[str, str | None] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -303,15 +303,15 @@ def module(name: str, *words: str | Path, changes: Mapping[str, str | None] | No
     chosen, arguments = environment(changes), [str(word) for word in words]
     if not zygote.heeds(chosen):
         line = [sys.executable, *flags, "-m", name, *arguments]
-        return subprocess.run(line, env=chosen, capture_output=True, text=True, timeout=240, check=False, cwd=cwd)
-    return _finished(_forked(name, chosen, "-m", cwd=cwd, flags=flags, arguments=arguments), 240)
+        return subprocess.run(line, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd)
+    return _finished(_forked(name, chosen, "-m", cwd=cwd, flags=flags, arguments=arguments))
 
 
 def script(path: Path, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = ("-W", "error"),
            cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """``python path``, however it ends, with warnings as errors."""
     arguments = [str(word) for word in words]
-    return _finished(_forked(str(path), environment(changes), "script", cwd=cwd, flags=flags, arguments=arguments), 280)
+    return _finished(_forked(str(path), environment(changes), "script", cwd=cwd, flags=flags, arguments=arguments))
 
 
 def started(code: str, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
@@ -330,9 +330,9 @@ def _forked(code: str, chosen: dict[str, str], kind: str = "-c", *, cwd: Path | 
     return zygote.Process(request, stdin)
 
 
-def _finished(running: zygote.Process, timeout: float) -> subprocess.CompletedProcess[str]:
+def _finished(running: zygote.Process) -> subprocess.CompletedProcess[str]:
     try:
-        out, err = running.communicate(timeout)
+        out, err = running.communicate(TIMEOUT)
     except subprocess.TimeoutExpired:
         running.end()
         raise

@@ -198,9 +198,12 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote:
         return _started[name]
 
 
+others: list[int] = []  # process ids of those that tests start to fork for them
+
+
 def pids() -> list[int]:
-    """Of the zygotes that run."""
-    return [one.pid for one in [*_started.values()]]
+    """Of the zygotes that run, and of `others`."""
+    return [*(one.pid for one in [*_started.values()]), *others]
 
 
 def stop() -> None:

@@ -78,7 +78,7 @@ def started(folder: Path, patch: pytest.MonkeyPatch, book: Any = None) -> Iterat
     patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     book = book or nbformat.v4.new_notebook()
-    client = nbclient.NotebookClient(book, kernel_name="python3", coalesce_streams=True, allow_errors=True, timeout=120)
+    client = nbclient.NotebookClient(book, kernel_name="python3", coalesce_streams=True, allow_errors=True)
     with client.setup_kernel():
         yield client
 

@@ -70,7 +70,7 @@ def slow(**arguments):
     return load(**arguments)
 
 torchs.load = slow
-""" + GET, timeout=60)
+""" + GET)
     assert done.stdout == "7 True 3.0 "
 
 

@@ -37,7 +37,7 @@ import ctypes, opjit, torch.utils.cpp_extension
 torch.utils.cpp_extension.load = opjit.load
 torch.utils.cpp_extension.load_inline = opjit.load_inline
 from torch.utils.cpp_extension import load
-""" + LOAD.format(source=source) + "print(opjit.get('allreduce', 'cpu')(torch.ones(3)).item())", timeout=60)
+""" + LOAD.format(source=source) + "print(opjit.get('allreduce', 'cpu')(torch.ones(3)).item())")
     assert done.stdout == "7\n3.0\n"
 
 
@@ -50,7 +50,7 @@ sys.modules["torch.utils.cpp_extension"] = opjit.cpp_extension
 from torch.utils.cpp_extension import BuildExtension, include_paths, load
 from setuptools import Command
 print(issubclass(BuildExtension, Command), len(include_paths()) > 0)
-""" + LOAD.format(source=source), timeout=60)
+""" + LOAD.format(source=source))
     assert done.stdout == "True True\n7\n"
 
 
@@ -71,7 +71,7 @@ print(torchs.load is before)
 def run(*words: str | Path, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
     """`opjit run` in a process of its own."""
     return subprocess.run([sys.executable, "-m", "opjit", "run", *map(str, words)], env=helpers.environment(changes), cwd=cwd,
-                          capture_output=True, text=True, timeout=120, check=False)
+                          capture_output=True, text=True, check=False)
 
 
 def test_opjit_run_is_python_with_opjits_load_and_children_have_it_too(cache: Path, source: str, tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_opjit_run_finds_an_opjit_that_only_its_own_path_has(tmp_path: Path) -> 
     program.write_text("import os, sys\nsys.path[:] = [path for path in sys.path if not os.path.isfile(f'{path}/opjit/__init__.py')]\n"
                        "from torch.utils.cpp_extension import load\nimport opjit\nprint(load is opjit.load, opjit.__file__)\n")
     done = subprocess.run([sys.executable, "-m", "opjit", "run", str(program)], env=helpers.environment({"PYTHONPATH": None}),
-                          cwd=helpers.ROOT, capture_output=True, text=True, timeout=120, check=False)
+                          cwd=helpers.ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == f"True {helpers.ROOT}/opjit/__init__.py\n", done.stderr

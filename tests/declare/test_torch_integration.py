@@ -220,7 +220,7 @@ ONE = """
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # by inductor
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backend: str) -> None:
     op = make_op("positive(Tensor x) -> SymInt", """
         opjit_status positive_cpu(const opjit_tensor *x, int64_t *n)
@@ -279,7 +279,7 @@ FORKED = """
 
 def test_a_forked_child_builds_and_calls(run_python: RunPython, tmp_path: Path) -> None:
     code = FORKED.format(double=DOUBLE)
-    assert "forked" in run_python(code, cache=tmp_path / "cache", timeout=120)
+    assert "forked" in run_python(code, cache=tmp_path / "cache")
 
 
 # Unregister and reload ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.store import bundle
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, describe
-from tests import helpers
+from tests import helpers, zygote
 from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
 
 OP = """
@@ -123,21 +123,18 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def jobs() -> Iterator[subprocess.Popen[str]]:
+def jobs() -> Iterator[zygote.Process]:
     """The process that forks jobs."""
-    process = subprocess.Popen([sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOBS], env=helpers.environment(),
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
+    process = helpers.started(JOBS)
     _process.append(process)
+    zygote.others.append(process.pid)
     yield process
     _process.clear()
-    process.stdin.close()
-    assert process.wait(30) == 0
-    process.stdout.close()
+    zygote.others.remove(process.pid)
+    assert process.communicate()[0] == ""
 
 
-_process: list[subprocess.Popen[str]] = []
+_process: list[zygote.Process] = []
 
 
 @dataclass
@@ -182,7 +179,6 @@ class Cluster:
                    "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
         (process,) = _process
         assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
@@ -626,7 +622,7 @@ dist.destroy_process_group()
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), str(script)]
     done = subprocess.run(command, env=helpers.environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}), capture_output=True,
-                          text=True, timeout=120, check=False)
+                          text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
     assert cluster.compiled() == 1
@@ -706,7 +702,7 @@ def precompile(ops: Path, ranks: Sequence[Mapping[str, str | None]]) -> list[tup
     """Exit code, output and errors of the command on each rank."""
     running = [helpers.started_command("precompile", ops, "--arch", "x86-64-v2,x86-64-v3", changes=each)
                for each in numbered(ranks, "", free_port())]
-    said = [each.communicate(timeout=120) for each in running]
+    said = [each.communicate() for each in running]
     return [(each.returncode, *texts) for each, texts in zip(running, said, strict=True)]
 
 

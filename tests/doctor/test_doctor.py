@@ -143,7 +143,7 @@ def test_the_command_ends_though_a_check_hangs_in_a_folder_that_it_made(tmp_path
         "doctor.TIMEOUT, doctor.CHECKS = 1.0, {'hangs': hangs}\n"
         "doctor.main()\n"
     )
-    done = helpers.ended(code, timeout=120)
+    done = helpers.ended(code)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0] == "problem  hangs: no answer within 1 s"
 

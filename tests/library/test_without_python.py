@@ -51,7 +51,7 @@ def program(folder: Path, text: str) -> Path:
     where = Path(torch.__file__).parent / "lib"
     words = [shutil.which("c++") or "c++", "-std=c++20", "-O0", "-w", *places, str(folder / "run.cpp"), "-o", str(folder / "run"),
              f"-L{where}", f"-Wl,-rpath,{where}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
-    subprocess.run(words, check=True, timeout=300)
+    subprocess.run(words, check=True)
     return folder / "run"
 
 
@@ -62,12 +62,12 @@ def test_torchscript_and_aotinductor_find_the_ops(tmp_path: Path) -> None:
     assert packaged.count("Loader") == 1
     for name, source in (("model.pt", text), ("model.pt2", packaged)):
         run = program(tmp_path, source)
-        done = subprocess.run([run, *libraries, tmp_path / name], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([run, *libraries, tmp_path / name], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert [float(line) for line in done.stdout.split()[:4]] == [6.0, 8.5, 11.0, 13.5]
-    without = subprocess.run([run, *libraries[1:], tmp_path / "model.pt2"], capture_output=True, text=True, timeout=120, check=False)
+    without = subprocess.run([run, *libraries[1:], tmp_path / "model.pt2"], capture_output=True, text=True, check=False)
     assert without.returncode != 0
-    subprocess.run([run, libraries[0], *libraries, tmp_path / "model.pt2"], check=True, timeout=120)  # one of them twice
+    subprocess.run([run, libraries[0], *libraries, tmp_path / "model.pt2"], check=True)  # one of them twice
 
 
 def test_a_schema_is_a_string_of_c() -> None:

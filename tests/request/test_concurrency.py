@@ -246,7 +246,7 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
         assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
         assert f": process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
         build.build(recipe, Store(here))
-    out, err = waiter.communicate(timeout=60)
+    out, err = waiter.communicate()
     assert (waiter.returncode, out) == (0, "[2.0]\n"), err
     assert " is built already: " in err
     assert len(log.read_text().split()) == 1
@@ -370,7 +370,7 @@ subprocess.Popen._execute_child = slow(subprocess.Popen._execute_child)
 subprocess.Popen.communicate = slow(subprocess.Popen.communicate)
 threading.Thread(target=work, daemon=True).start()
 try:
-    while moments.get(timeout=20) != "built":
+    while moments.get() != "built":
         child = os.fork()
         if child == 0:
             time.sleep(100)
@@ -402,8 +402,8 @@ def test_a_long_build_or_wait_is_reported_once_even_without_a_log(
             assert re.fullmatch(f"2 s, and process {waiter.pid} is still waiting for keytest::plus for cpu \\S+: process {builder.pid}, "
                                 r"which has been building it since \d\d:\d\d:\d\d \(compiling\)\n", waiter.stderr.readline())
             go.touch()
-            assert builder.communicate(timeout=60) == ("", "")
-            assert waiter.communicate(timeout=60) == ("", "")
+            assert builder.communicate() == ("", "")
+            assert waiter.communicate() == ("", "")
 
 
 # --- interrupts ----------------------------------------------------------------------------------------------------------------------

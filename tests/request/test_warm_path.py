@@ -164,7 +164,7 @@ def test_a_hit_in_a_read_only_cache_makes_no_system_call_that_writes(op: Path, h
     def traced() -> list[str]:
         """What was written or locked between the two marks."""
         done = subprocess.run(["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-c", code], check=False, capture_output=True,
-                              text=True, env=helpers.environment({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}), timeout=120)
+                              text=True, env=helpers.environment({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}))
         if "ptrace" in done.stderr:
             pytest.skip(f"strace may not trace here: {done.stderr.strip()[:100]}")
         assert done.stdout == "[2.0]\n", done.stderr

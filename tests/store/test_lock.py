@@ -135,7 +135,7 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
         assert done.stderr.count("CacheWarning") == 1
         assert "no sign of life" in done.stderr
         os.killpg(stopped.pid, signal.SIGCONT)
-        assert stopped.communicate(timeout=60) == ("[2.0]\n", "")
+        assert stopped.communicate() == ("[2.0]\n", "")
     (entry,) = helpers.entries(here)
     assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
     assert len(reached.read_text().split("\n")) - 1 == 2
@@ -155,8 +155,8 @@ def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, 
             with pytest.raises(subprocess.TimeoutExpired):
                 waiter.wait(4.5)
             done.touch()
-            assert waiter.communicate(timeout=60) == ("[2.0]\n", "")
-        assert builder.communicate(timeout=60) == ("[2.0]\n", "")
+            assert waiter.communicate() == ("[2.0]\n", "")
+        assert builder.communicate() == ("[2.0]\n", "")
 
 
 def test_a_step_that_takes_an_hour_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_the_time_that_a_waiter_was_stopped_itself_is_no_silence_of_its_holder()
         time.sleep(0.5)
         assert waiter.poll() is None
         os.kill(running.pid, signal.SIGKILL)
-        assert waiter.communicate(timeout=60) == ("took it\n", "")
+        assert waiter.communicate() == ("took it\n", "")
 
 
 def test_a_waiter_that_is_interrupted_leaves_nothing_behind() -> None:
@@ -218,7 +218,7 @@ def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; sleep 1; fi")))
     code = helpers.declare(op) + "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nwarnings.simplefilter('error')\n" + GET
     running = [helpers.started(code) for _ in range(6)]
-    assert [process.communicate(timeout=240) for process in running] == [("[2.0]\n", "")] * 6
+    assert [process.communicate() for process in running] == [("[2.0]\n", "")] * 6
     assert len(log.read_text()) > 1
     (entry,) = helpers.entries(here)
     assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry

@@ -199,7 +199,7 @@ def test_pruners_that_run_at_the_same_time_do_not_disturb_each_other(entry: Entr
     code = "from opjit import cache\nfrom opjit.store import prune\n" \
            "prune._FRESH = 0\ndone = cache.prune(size=1)\nprint(done.kept, done.failed)\n"
     children = [helpers.started(code) for _ in range(3)]
-    assert [child.communicate(timeout=120)[0] for child in children] == ["0 0\n"] * 3
+    assert [child.communicate()[0] for child in children] == ["0 0\n"] * 3
     assert keys() == set()
     assert list((entry.folder.parents[2] / "staging").iterdir()) == []
 
@@ -415,7 +415,7 @@ def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(
     remove()
     assert not entry.folder.exists()
     os.kill(child.pid, signal.SIGCONT)
-    assert child.communicate(timeout=120) == ("[2.0]\n", "")
+    assert child.communicate() == ("[2.0]\n", "")
     assert entry.folder.exists(), "it was built again"
 
 
@@ -429,7 +429,7 @@ def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(
     child = stopped(helpers.declare(op) + STOP + hook + GET)
     remove()
     os.kill(child.pid, signal.SIGCONT)
-    told, warned = child.communicate(timeout=120)
+    told, warned = child.communicate()
     assert told == "[2.0]\n"
     assert "Traceback" not in warned
 
