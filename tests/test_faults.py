@@ -9,7 +9,6 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         store/test_store.py::test_old_staging_folders_are_swept_and_fresh_ones_stay
         request/test_concurrency.py::test_a_builder_killed_at_any_moment_leaves_nothing_that_harms
  3  an entry's file cut to nothing, by a byte, or its end zeroed
-        store/test_damage.py::test_a_file_that_lost_its_end_is_moved_aside_and_rebuilt
         store/test_store.py::test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then
  4  three bytes overwritten, in the library or in the manifest
         store/test_store.py::test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then
@@ -109,7 +108,7 @@ they are called are an rmdir that fails (7), a flock that misbehaves (11), equal
         share/test_remote.py::test_a_remote_that_takes_no_connections_costs_one_warning
         share/test_remote.py::test_what_is_not_there_is_no_failure
 29  a remote that answers with nothing, half, or another key's bytes; half an upload
-        share/test_remote.py::test_an_entry_that_was_cut_off_is_not_used_and_not_kept
+        store/test_bundle.py::test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left
         share/test_remote.py::test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_again
         cache/test_transfer.py::test_a_push_that_is_killed_in_the_middle_leaves_no_half_of_an_entry
 30  a remote whose entries are not signed, or not by the right key, or were changed

@@ -121,23 +121,6 @@ def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Pa
     assert "nothing built" in run_python(code, cache=tmp_path / "cache")
 
 
-def test_inference_mode_before_and_after_the_build(make_op: MakeOp) -> None:
-    op = make_op("one(Tensor x) -> Tensor", """
-        opjit_status one_cpu(const opjit_tensor *x, opjit_tensor *out)
-        {
-            OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_INT64, x));
-            *(int64_t *)out->data = x->numel;
-            return OPJIT_OK;
-        }
-        """)
-    with torch.inference_mode():
-        for _ in range(2):
-            out = op(torch.ones(3))
-            assert out.item() == 3
-            assert out.is_inference()
-    assert not op(torch.ones(3)).is_inference()
-
-
 # Tensors that are not dense, or not there ----------------------------------------------------------------------------------------
 
 
@@ -206,7 +189,7 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
     assert [func.name() for func in seen.ops].count("optest::double") == 1
 
 
-# Threads and processes ----------------------------------------------------------------------------------------------------------
+# Results that depend on elements ------------------------------------------------------------------------------------------------
 
 
 ONE = """
@@ -242,44 +225,6 @@ def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backen
     for x in (torch.tensor([1.0, -1, 2, 3]), torch.tensor([-1.0, -1, -2, 3])):
         assert op.overload(x) == int((x > 0).sum())
         torch.testing.assert_close(compiled(x), first(x))
-
-
-FORKED = """
-    import os, sys, traceback
-    from pathlib import Path
-    import torch, opjit
-    torch.set_num_threads(1)  # torch's own pool does not survive a fork
-    opjit.registry.declare_folder(Path({double!r}))
-    x = torch.ones(3)
-
-    def in_child(work):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                work()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-    def call():
-        assert torch.ops.optest.double(x).tolist() == [2, 2, 2]
-        assert opjit.get("optest::double", "cpu")(x).tolist() == [2, 2, 2]
-        assert opjit.get("allreduce", "cpu")(x).item() == 3
-
-    in_child(call)
-    in_child(lambda: in_child(call))
-    call()
-    print("forked")
-    """
-
-
-def test_a_forked_child_builds_and_calls(run_python: RunPython, tmp_path: Path) -> None:
-    code = FORKED.format(double=DOUBLE)
-    assert "forked" in run_python(code, cache=tmp_path / "cache")
 
 
 # Unregister and reload ----------------------------------------------------------------------------------------------------------

@@ -172,24 +172,6 @@ def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(op: Path, tm
     assert describe(other).key == before
 
 
-def test_two_homes_with_a_package_of_their_own_give_the_same_key(op: Path, tmp_path: Path) -> None:
-    code = (
-        helpers.declare(op)
-        + "from opjit import backends, wanted; from opjit.backends import targets\nfrom opjit.store.store import Store\n"
-        + (
-            "here = targets.here(backends.for_device('cpu'))\n"
-            "print(wanted.describe(registry.find('keytest::plus'), here, Store(Path('/nowhere'))).key)\n"
-            "print(wanted.describe(registry.find('allreduce'), here, Store(Path('/nowhere'))).key)\n"
-        )
-    )
-    keys = set()
-    for home in ("one", "two and a space"):
-        package = helpers.copy_package(tmp_path / home / "site")
-        # A warm request writes notes on compilers only where it can.
-        keys.add(helpers.fresh(code, {"PYTHONPATH": str(package), "HOME": str(tmp_path / home)}).stdout)
-    assert len(keys) == 1
-
-
 def test_content_counts_and_its_date_does_not(op: Path) -> None:
     before, keys = key(op), set()
     for amount in range(3):  # of the same size and date

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import opjit
+from opjit import progress
 from opjit.backends import targets
 from opjit.builder import build
 from opjit.store import elf, lock, manifest
@@ -95,20 +96,6 @@ for turn in range({rounds}):
     assert len(helpers.entries(here)) == rounds
 
 
-@pytest.mark.slow
-def test_without_working_locks_processes_build_more_often_and_are_all_right(op: Path, here: Path, tmp_path: Path) -> None:
-    (tmp_path / "tmp" / f"opjit-{os.geteuid()}").write_text("not a folder")
-    code = helpers.declare(op) + TOGETHER + """
-def work():
-    warnings.simplefilter("ignore")
-    return str(opjit.get("keytest::plus", "cpu")(torch.ones(1)).item())
-
-print(together(6, work))
-"""
-    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == f"{['2.0'] * 6}\n"
-    assert len(helpers.entries(here)) == 1
-
-
 def test_32_threads_that_ask_for_one_op_compile_it_once(make_op: MakeOp, here: Path, log: Path) -> None:
     op = make_op("add(Tensor x) -> Tensor", ADD % 1, fake=torch.empty_like)
     barrier = threading.Barrier(32)
@@ -138,14 +125,6 @@ def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, h
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(8))) == [1.0 + amount for amount in range(8)]
     assert (dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME) == before
-
-
-def test_two_builders_of_one_key_in_one_process_get_the_same_entry(op: Path, tmp_path: Path) -> None:
-    recipe, store = helpers.describe(op), Store(tmp_path / "cache")
-    with ThreadPoolExecutor(4) as pool:
-        built = list(pool.map(lambda _: build.build(recipe, store), range(4)))
-    assert len(set(built)) == 1
-    assert len(helpers.entries(tmp_path / "cache")) == 1
 
 
 def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_when_it_fails(op: Path, tmp_path: Path) -> None:
@@ -234,7 +213,7 @@ print("done")
     assert fresh(code).stdout == "done\n"
 
 
-def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Path, here: Path, log: Path) -> None:
+def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_waited_for(op: Path, here: Path, log: Path) -> None:
     code = helpers.declare(op) + (
         "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
     )
@@ -245,6 +224,8 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_it_waited_for(op: Pa
         assert waiter.stderr.readline().endswith(" was never built\n")
         assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
         assert f": process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
+        progress.step("publishing")
+        assert waiter.stderr.readline().endswith("(publishing)\n")
         build.build(recipe, Store(here))
     out, err = waiter.communicate()
     assert (waiter.returncode, out) == (0, "[2.0]\n"), err

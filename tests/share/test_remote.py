@@ -345,13 +345,6 @@ def test_no_more_is_read_than_an_object_may_have() -> None:
         Objects(server.url).read("v1/x", 1000, time.monotonic() + 10)
 
 
-@pytest.mark.parametrize("keep", [1, 13, 14, 15, 200, 2000, -1])
-def test_an_entry_that_was_cut_off_is_not_used_and_not_kept(published: Published, held: Path, tmp_path: Path, keep: int) -> None:
-    """An upload that was cut, or a download."""
-    (held / published.name).write_bytes(published.content[:keep])
-    refused(published, tmp_path)
-
-
 def test_a_remote_that_takes_no_connections_costs_one_warning(
     published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,20 +24,6 @@ def copied(built_once: tuple[Path, Entry], here: Path) -> tuple[Path, Entry]:
     return built_once[0], copy_cache(built_once[1], here)
 
 
-@pytest.mark.parametrize("name", ["keytest.plus.so", "manifest.json"])
-def test_a_file_that_lost_its_end_is_moved_aside_and_rebuilt(copied: tuple[Path, Entry], here: Path, name: str) -> None:
-    op, entry = copied
-    good = entry.library.read_bytes()
-    os.truncate(entry.folder / name, (entry.folder / name).stat().st_size // 2)
-    bad = (entry.folder / name).read_bytes()
-    after = caught(op, here)
-    assert len(after.warnings) == 1
-    assert str(entry.folder) in after.warnings[0]
-    assert (after.entry, entry.library.read_bytes()) == (entry, good)
-    assert [(aside / name).read_bytes() for aside in (here / "v1" / "staging").iterdir()] == [bad]
-    assert caught(op, here) == helpers.Caught(entry, [])
-
-
 @as_root
 def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,18 +92,6 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
     assert steps == ["compiling", "checking", "publishing"]
 
 
-def test_a_line_of_the_waiter_s_follows_the_holder_s_step(op: Path) -> None:
-    recipe = helpers.describe(op)
-    code = helpers.declare(op) + "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nopjit.get('keytest::plus', 'cpu')\n"
-    assert recipe.key is not None
-    with lock.held(recipe.key, lambda holder: None), process(code) as waiter:
-        assert waiter.stderr.readline().endswith(" was never built\n")
-        assert "building keytest::plus" in waiter.stderr.readline()
-        assert waiter.stderr.readline().endswith("(compiling)\n")
-        progress.step("publishing")
-        assert waiter.stderr.readline().endswith("(publishing)\n")
-
-
 # --- a holder that dies, stops or hangs ----------------------------------------------------------------------------------------------
 
 
