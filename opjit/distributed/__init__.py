@@ -40,9 +40,9 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     """Ready ops on all ranks of a job. Call it on every rank, before or after `init_process_group`.
 
     A rank with a free core builds a missing entry, once in the whole job, and the job's store passes the bytes to the nodes that lack
-    it. Ranks with different archs or compilers have separate entries. A rank that dies delays the others by 5 s. A late rank finds
-    the results. If the store is unreachable, each rank builds alone, with one warning. In a process that is not a rank, this is
-    `opjit.get` for each name.
+    it. Ranks with different archs or compilers have separate entries. A rank that dies delays the others by up to 60 s. A late rank
+    finds the results. A rank that cannot build waits for those that can, 10 minutes at most. If the store is unreachable, each rank
+    builds alone, with one warning. In a process that is not a rank, this is `opjit.get` for each name.
 
     The environment tells the ranks of torchrun, Slurm's srun and MPI; see `opjit.distributed.ranks`. Without torchrun and without a
     process group, rank 0 hosts the store on MASTER_PORT until it exits; `init_process_group` shares that store.
@@ -151,11 +151,7 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool, jobs: in
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))
-            job = Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show, jobs)
-            if missing:
-                job.run(offers, missing)
-            else:
-                job.offer(offers)
+            Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show, jobs).run(offers, missing)
         except StoreLost as lost:
             if any(not task.settled for task in missing):
                 warnings.warn(CacheWarning(f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "

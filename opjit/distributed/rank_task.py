@@ -31,7 +31,7 @@ class RankTask:
         name: what ranks with the same request call it.
         able: whether this rank may build it.
         failure: why this rank failed to build it, if another rank might succeed.
-        taken: whether a live rank has claimed it.
+        taken: whether another rank has claimed it.
         claim: the claim's value when this rank last read it; `changed` is when that value was new, by this rank's clock.
         checked: when this rank last read the claim.
     """

@@ -1,6 +1,6 @@
 """The store in which the ranks of a job meet: torch.distributed's own, which every job has or creates anyway.
 
-A thread sends all requests, because torch's calls have no time limit. If the store's host has exited, frozen or lost its network, the
+A thread sends each request, because torch's calls have no time limit. If the store's host has exited, frozen or lost its network, the
 rank gets `StoreLost` after ANSWER_TIMEOUT instead of hanging.
 """
 
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 from opjit.distributed.ranks import Rank
+from opjit.share.transport import with_timeout
 
 ANSWER_TIMEOUT = 15.0  # seconds
-_STORE_ERRORS = (RuntimeError, OSError, ValueError)  # torch's own are RuntimeErrors
+_STORE_ERRORS = (RuntimeError, OSError, ValueError)  # torch's own are RuntimeErrors; TimeoutError is an OSError
 _hosted: dict[tuple[str, int], Any] = {}  # the stores that this process hosts, until it exits
 
 
@@ -32,40 +29,26 @@ class JobStore:
     """A connection to the job's store. Its keys are opjit's own; torch's are never touched.
 
     Args:
-        connect: makes torch's store; called in this connection's thread.
+        connect: makes torch's store; called at the first request.
         hosted: whether this process hosts the store, which ends with it.
     """
 
     def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
         self.hosted = hosted
-        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._connect, self._store = connect, None
         self._lost: str | None = None
-        self._thread = threading.Thread(target=self._serve, args=(connect, self._requests), name="opjit-jobstore", daemon=True)
-        self._thread.start()
-
-    @staticmethod
-    def _serve(connect: Callable[[], Any], requests: SimpleQueue[Any]) -> None:
-        store: Any = None
-        while (request := requests.get()) is not None:
-            method, arguments, answer = request
-            try:
-                if store is None:
-                    store = connect()
-                answer.set_result(getattr(store, method)(*arguments))
-            except Exception as error:
-                answer.set_exception(error)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._lost is None:
-            answer: Future[Any] = Future()
-            self._requests.put((method, arguments, answer))
             try:
-                return answer.result(ANSWER_TIMEOUT)
-            except futures.TimeoutError:
-                self._lost = f"no answer in {ANSWER_TIMEOUT:.0f} s"
+                return with_timeout(lambda: getattr(self._connected(), method)(*arguments), ANSWER_TIMEOUT)
             except _STORE_ERRORS as error:
                 self._lost = _first_line(error)
         raise StoreLost(self._lost)
+
+    def _connected(self) -> Any:
+        self._store = self._store or self._connect()
+        return self._store
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value, or None. Unlike torch's get, it does not wait until the key is set."""
@@ -85,12 +68,6 @@ class JobStore:
             expected: lone surrogates stand for bytes that are not UTF-8, as other programs may write to the store, too.
         """
         return bool(self._call("compare_set", key, expected.encode(errors="surrogateescape"), value) == value.encode())
-
-    def close(self) -> None:
-        """Disconnect: Python aborts if it exits while a thread runs torch's code."""
-        self._requests.put(None)
-        if self._lost is None:
-            self._thread.join(ANSWER_TIMEOUT)
 
 
 def connect(rank: Rank, timeout: float) -> JobStore:

@@ -176,7 +176,7 @@ def with_timeout(call: Callable[[], _Result], seconds: float) -> _Result:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, name="opjit remote", daemon=True).start()
+    threading.Thread(target=run, name="opjit-timeout", daemon=True).start()
     if not wait([answer], seconds).done:
         raise TimeoutError(f"no answer in {seconds:.1f} s")
     return answer.result()

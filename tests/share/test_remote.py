@@ -337,7 +337,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
         with pytest.warns(CacheWarning):
             remote.fetch(remote.query_for(published.recipe(tmp_path)), Store(tmp_path))
         # The server goes on for 600 s.
-        until(lambda: not any(thread.name == "opjit remote" for thread in threading.enumerate() if thread not in before), 100)
+        until(lambda: not any(thread.name == "opjit-timeout" for thread in threading.enumerate() if thread not in before), 100)
 
 
 def test_no_more_is_read_than_an_object_may_have() -> None:
