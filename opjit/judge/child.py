@@ -51,9 +51,12 @@ def import_all() -> None:
     gc.freeze()  # children share it
 
 
-def serve(job: Channel, folder: Path, held: list[str]) -> None:
+def serve(job: Channel, folder: Path, device: str, held: list[str]) -> None:
     """Do what the judge asks for, until it is gone."""
-    candidate = _JudgedCode(folder, held)
+    candidate = _JudgedCode(folder, device, held)
+    warnings.simplefilter("ignore")  # to show one, Python reads files
+    with suppress(Exception):  # who uses the device says why
+        torch.ones(1 << 17, device=device).exp().sum().item()  # starts the threads and contexts that torch needs
     _fill_memory(False)
     with suppress(EOFError):
         while True:
@@ -69,11 +72,11 @@ def serve(job: Channel, folder: Path, held: list[str]) -> None:
 class _JudgedCode:
     """What runs here, and the steps to it. Each `on_` method answers one kind of message."""
 
-    def __init__(self, folder: Path, held: list[str]) -> None:
-        self.folder, self.held = folder, held
+    def __init__(self, folder: Path, device: str, held: list[str]) -> None:
+        self.folder, self.device, self.held = folder, device, held
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
         self.bind: Callable[..., Callable[[], Any]] = lambda args, kwargs, results: partial(self.call, *args, **kwargs)
-        self.device, self.mutates = "cpu", False
+        self.mutates = False
         self.op: Op | None = None
         self.entry: Entry | None = None
         self.before: dict[str, Any] = {}
@@ -82,7 +85,7 @@ class _JudgedCode:
 
     def on_build(self, job: Channel, message: dict[str, Any], _: list[bytearray]) -> None:
         """Build an op from C or CUDA text, and screen its library; nothing of it runs."""
-        self.device, self.mutates = message["device"], message["mutates"]
+        self.mutates = message["mutates"]
         screen.check_source(message["text"])
         name = message["name"]
         self.op = inline.make(message["schema"], {self.device: message["text"]}, None, None, "opjit.judge", name, name,
@@ -107,7 +110,6 @@ class _JudgedCode:
 
     def on_kernel(self, job: Channel, message: dict[str, Any], _: list[bytearray]) -> None:
         """Compile device code, which the judge's own code launches."""
-        self.device = "cuda"
         screen.check_source(message["text"])
         kernel = launch.compile_text(message["text"], message["schema"], targets.here(backends.for_device("cuda")).arch)
         self.bind = kernel.load()
@@ -115,7 +117,6 @@ class _JudgedCode:
 
     def on_python(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
         """Run a file with ModelNew, which may build extensions into a cache of its own."""
-        self.device = message["device"]
         screen.check_python(message["text"])
         os.environ.update(OPJIT_LAYERS=str(default_root()), OPJIT_CACHE=str(self.folder / "cache"), HOME=str(self.folder),
                           TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"))
@@ -126,8 +127,7 @@ class _JudgedCode:
 
     def on_reference(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
         """Run the task's own reference, to be timed as candidates are."""
-        self.device, self.mutates = message["device"], message["mutates"]
-        _wake(self.device)
+        self.mutates = message["mutates"]
         if message["op"]:
             [op] = [op for op in registry.add_path(message["folder"]) if op.qualified == message["op"]]
             self.call = op.reference_function
@@ -136,7 +136,6 @@ class _JudgedCode:
         job.send({})
 
     def _give_up(self, writable: list[str]) -> None:
-        _wake(self.device)
         if sandbox.no_writing(writable):
             self.held.append("landlock")
 
@@ -253,12 +252,6 @@ def _fill_memory(fill: bool) -> None:
     """Have glibc fill new memory with a pattern, or else return none to the system: both take time, of builds and of measurements."""
     for option, value in ((_M_PERTURB, int(fill)), (_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 1 << 30)):
         ctypes.CDLL(None).mallopt(option, value)
-
-
-def _wake(device: str) -> None:
-    """Start the threads and contexts that torch needs, and silence warnings: to show one, Python reads files."""
-    warnings.simplefilter("ignore")
-    torch.ones(1 << 17, device=device).exp().sum().item()
 
 
 def _functions() -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import hashlib
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -47,22 +46,16 @@ class Kernel(NamedTuple):
     symbol: str
     schema: Schema
     types: tuple[str, ...]
-    arguments: tuple[str, ...]
-    grid: tuple[str, ...]
-    block: tuple[str, ...]
+    arguments: str
+    grid: str
+    block: str
     shared: str
     registers: int | None
     spills: int | None
 
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(self.code).hexdigest()
-
     def load(self) -> Callable[..., Callable[[], list[torch.Tensor]]]:
         """Load it into torch's context. Returns `bind(args, kwargs, results)`, which makes the described results, and gives a function to
         launch with them."""
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
         cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
         _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))
         _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, self.symbol.encode()))
@@ -73,10 +66,10 @@ class Kernel(NamedTuple):
         buffers, made = zip(*map(_guarded, results), strict=True)
         names = glue.c_names(self.schema)
         given = {**dict(zip(names, args, strict=False)), **kwargs, **dict(zip(names[len(self.schema.arguments):], made, strict=True))}
-        values = [_c_value(kind, evaluate(text, given)) for kind, text in zip(self.types, self.arguments, strict=True)]
+        values = [_c_value(kind, value) for kind, value in zip(self.types, evaluate(self.arguments, given), strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
-        grid, block = (([int(evaluate(text, given)) for text in texts] + [1, 1])[:3] for texts in (self.grid, self.block))
-        shared = int(evaluate(self.shared, given))
+        grid, block = ([*map(int, evaluate(text, given)), 1, 1][:3] for text in (self.grid, self.block))
+        [shared] = map(int, evaluate(self.shared, given))
         if shared > _SHARED:
             _checked(cuda, cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared))
 
@@ -112,11 +105,11 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     except (CompilerFailed, NvccOnly) as error:
         raise refused(str(error)) from None
     usage = kernel_usage.parse(compiled.log)
-    types, arguments = _parameters(text, kernel.partition("<")[0]), _split(rule["arguments"])
-    if len(types) != len(arguments):
-        raise refused(f"the rule gives {kernel} {len(arguments)} arguments, and it takes {len(types)}")
+    types, given = _parameters(text, kernel.partition("<")[0]), len(_expressions(rule["arguments"]))
+    if len(types) != given:
+        raise refused(f"the rule gives {kernel} {given} arguments, and it takes {len(types)}")
     registers, spills = (max((getattr(each, of) for each in usage), default=None) for of in ("registers", "spilled"))
-    return Kernel(compiled.code, compiled.symbols[kernel], parse(schema), types, arguments, _split(rule["grid"]), _split(rule["block"]),
+    return Kernel(compiled.code, compiled.symbols[kernel], parse(schema), types, rule["arguments"], rule["grid"], rule["block"],
                   rule["shared"] or "0", registers, spills)
 
 
@@ -128,24 +121,18 @@ def _parameters(text: str, kernel: str) -> tuple[str, ...]:
     return tuple("*" if "*" in part else " ".join(part.split()[:-1]).replace("const ", "").replace(" const", "") for part in parts)
 
 
-def _split(text: str) -> tuple[str, ...]:
-    """The parts of a text between commas that are in no brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return tuple(part.strip() for part in parts if part.strip())
+def _expressions(text: str) -> list[ast.expr]:
+    """The expressions of a rule that commas separate."""
+    found = ast.parse(f"[{text}]", mode="eval").body
+    return found.elts if isinstance(found, ast.List) else [found]
 
 
-def evaluate(text: str, given: dict[str, Any]) -> Any:
-    """The value of an expression of a rule.
+def evaluate(text: str, given: dict[str, Any]) -> list[Any]:
+    """The values of a rule's expressions.
 
     Example:
-        >>> evaluate("(x.numel + 255) / 256 * min(n, 2)", {"x": torch.ones(300), "n": 3})
-        4
+        >>> evaluate("(x.numel + 255) / 256 * min(n, 2), n", {"x": torch.ones(300), "n": 3})
+        [4, 3]
     """
     def value(node: ast.AST) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
@@ -162,7 +149,7 @@ def evaluate(text: str, given: dict[str, Any]) -> Any:
             return (min if node.func.id == "min" else max)(map(value, node.args))
         raise ValueError(f"a rule has names, numbers, + - * / %, min, max, .numel, .dim and .size[...], not {ast.unparse(node)}")
 
-    return value(ast.parse(text.strip(), mode="eval").body)
+    return [value(each) for each in _expressions(text)]
 
 
 _C_TYPES = {"*": ctypes.c_void_p, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "int": ctypes.c_int32,

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ _ROUNDS = 5  # timed bursts, unless they differ
 _STEADY, _NOISY = 0.1, 0.3  # spreads: below the first no more bursts are needed; a median with more than the second tells nothing
 _BUILD = 300.0  # seconds for all compilers of a candidate
 _REMEMBERED = 1000  # verdicts
+_MOST_AHEAD = 8  # children that wait for a candidate
 
 
 class _Ended(Exception):
@@ -111,6 +113,9 @@ class Judge:
         self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
         self._where, self._op, self._gpus = task, op, gpus
         self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
+        self._ahead: deque[_Lane] = deque()
+        self._measuring: list[None] = []
+        self._quiet = False
         self._known: dict[str, Verdict] = {}
         self._pool, self._lanes = ThreadPoolExecutor(self.workers), [*Channel.pair()]
 
@@ -138,8 +143,9 @@ class Judge:
             self.task = Task(self._where, self.device, self.seed, self._op)
             self.bursts = self.task.bursts()
             self._control.receive()
-            self.reference, op = self.lane(many=False), self.task.op
-            with self.model({"do": "reference", "device": self.device, "mutates": self.task.mutates, "op": op.qualified if op else "",
+            self._ahead.extend(self._fork() for _ in range(1 + min(_MOST_AHEAD, self.workers)))
+            self.reference, op = self._ahead.popleft(), self.task.op
+            with self.model({"do": "reference", "mutates": self.task.mutates, "op": op.qualified if op else "",
                              "folder": str(op.folder) if op else ""}, self.task.text) as (message, init):
                 self.reference.ask(message, init, seconds=_BUILD)
         except BaseException:
@@ -157,11 +163,16 @@ class Judge:
             files.remove_tree(self._scratch)
         self._pool.shutdown(cancel_futures=True)
 
-    def lane(self, many: bool) -> _Lane:
-        """Have a child forked. `many`: it may start processes, in a namespace of its own."""
-        (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
+    def lane(self) -> _Lane:
+        """Take a child that was forked ahead and has its CUDA context, and have the next one forked."""
         with self._forking:
-            self._control.send({"many": many, "memory": max(2 * budget.GIB, budget.memory() // 2)}, theirs.end.fileno(), its.end.fileno())
+            self._ahead.append(self._fork())
+            return self._ahead.popleft()
+
+    def _fork(self) -> _Lane:
+        (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
+        self._control.send({"many": self.task.op is None, "memory": max(2 * budget.GIB, budget.memory() // 2), "device": self.device},
+                           theirs.end.fileno(), its.end.fileno())
         theirs.end.close()
         its.end.close()
         self._lanes = [each for each in self._lanes if each.end.fileno() >= 0] + [leash, job]
@@ -175,14 +186,20 @@ class Judge:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Measure while nobody builds or checks."""
+        """Measure while nobody uses the device: each after the other, and the last of those that wait lets the others go on."""
+        self._measuring.append(None)
         with self._timing:
-            for _ in range(self.workers):
-                self._slots.acquire()
-        try:
-            yield
-        finally:
-            self._slots.release(self.workers)
+            if not self._quiet:
+                for _ in range(self.workers):
+                    self._slots.acquire()
+            self._quiet = True
+            try:
+                yield
+            finally:
+                self._measuring.pop()
+                if not self._measuring:
+                    self._quiet = False
+                    self._slots.release(self.workers)
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
         """`__call__` for a caller with threads of its own."""
@@ -208,14 +225,13 @@ class _Trial:
 
     def run(self) -> Verdict:
         word: Word
-        self.lane = self.judge.lane(many=self.tier == "python")
+        self.lane = self.judge.lane()
         try:
-            with self.judge._slots:
-                with self._stage("build"):
-                    self._build()
-                with self._stage("check"):
-                    for call in self.task.samples:
-                        self._check(call)
+            with nullcontext() if self.judge.device == "cuda" else self.judge._slots, self._stage("build"):
+                self._build()
+            with self.judge._slots, self._stage("check"):
+                for call in self.task.samples:
+                    self._check(call)
             with self.judge.alone(), self._stage("measure"):
                 word, message = self._measure()
         except _Ended as ended:
@@ -237,7 +253,7 @@ class _Trial:
             self.facts["seconds"][name] = time.perf_counter() - started
 
     def _build(self) -> None:
-        message: dict[str, Any] = {"text": self.text, "name": self.name, "device": self.judge.device}
+        message: dict[str, Any] = {"text": self.text, "name": self.name}
         if self.task.op is None:
             with self.judge.model({**message, "do": "python"}, self.text) as (asked, init):
                 self.facts |= self.lane.ask(asked, init, seconds=_BUILD)[0]

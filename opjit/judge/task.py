@@ -162,12 +162,18 @@ class Task:
         """Calls to time, each with values of its own; no child sees one twice."""
         sample, *_ = self.timed
         each = _size(sample) + sum(t.nbytes for t in tensors_of(self.results(sample)))
+        self._wait()
         started = time.perf_counter()
         for _ in range(3):
             self.results(sample)
+        self._wait()
         seconds = (time.perf_counter() - started) / 3
         count = max(2, min(128, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each))))
         return [self._burst(sample, count) for _ in range(ROUNDS)]
+
+    def _wait(self) -> None:
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
 
     def _burst(self, sample: Sample, count: int) -> Burst:
         calls = [Expected(one, self.results(one)) for one in (self._varied(sample) for _ in range(count))]

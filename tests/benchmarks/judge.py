@@ -1,79 +1,188 @@
-"""Verdicts a minute on C ops, against torch's load_inline with a process for each: python tests/benchmarks/judge.py [CANDIDATES [PEERS]]
+"""Verdicts a minute, against torch's load_inline with a process for each: python tests/benchmarks/judge.py [cpu|cuda] [SECONDS]
 
-The peer does less: it compiles, compares one call with allclose, and times one loop, in the candidate's own process.
+C ops on a CPU; on a GPU kernels with a rule to launch them, CUDA ops and KernelBench's kind of Python, and whether each cheat in CUDA
+fails. Every candidate's text is new, and as many are on their way as keep all CPUs busy. Each row takes SECONDS, 30 unless said otherwise,
+and a peer at least one candidate. The peer does less: it compiles, compares one call with allclose, and times one loop in the candidate's
+own process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import itertools
+import os
 import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import common
+import torch
 
 from opjit.builder import budget
-from opjit.judge import Judge, Verdict
+from opjit.judge import Judge
 
-ROOT = Path(__file__).parents[2]
-C = """opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+HERE = Path(__file__).parents[1] / "judge"
+SCALE = str(HERE / "scale")
+C = """#include "opjit.h"
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++) /* %d */
+    for (int64_t i = 0; i < x->numel; i++) /* NUMBER */
         ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i];
     return OPJIT_OK;
 }
 """
-PEER = """
-import sys, tempfile, time, torch
+KERNEL = """// opjit: launch scale(x, out, a, x.numel) grid=(x.numel + 255) / 256 block=256
+__global__ void scale(const float *from, float *to, float a, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; /* NUMBER */
+    if (i < n)
+        to[i] = a * from[i];
+}
+"""
+CUDA = """#include "opjit_cuda.h"
+static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
+{
+    OPJIT_KERNEL_LOOP(i, n) /* NUMBER */
+        to[i] = a * from[i];
+}
+
+opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)
+{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, (float)a, x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+MODEL = """import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def get_inputs():
+    return [torch.randn(16, 16384)]
+
+def get_init_inputs():
+    return []
+"""
+MODEL_NEW = '''import torch
+from torch import nn
 from torch.utils.cpp_extension import load_inline
-source = '''torch::Tensor scale(torch::Tensor x, double a) {
+
+cuda = """
+#include <torch/extension.h>
+__global__ void relu_kernel(const float *from, float *to, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; /* NUMBER */
+    if (i < n)
+        to[i] = from[i] > 0 ? from[i] : 0;
+}
+
+torch::Tensor relu(torch::Tensor x)
+{
     auto out = torch::empty_like(x);
-    for (int64_t i = 0; i < x.numel(); i++) /* %d */
-        out.data_ptr<float>()[i] = (float)a * x.data_ptr<float>()[i];
+    relu_kernel<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), x.numel());
     return out;
-}'''
-with tempfile.TemporaryDirectory() as folder:
-    scale = load_inline("scale", source, functions="scale", build_directory=folder).scale
-    x = torch.rand(1 << 14)
-    assert torch.allclose(scale(x, 2.5), 2.5 * x)
-    started = time.perf_counter()
-    for _ in range(100):
-        scale(x, 2.5)
+}
+"""
+own = load_inline("own_relu_NUMBER", "torch::Tensor relu(torch::Tensor x);", cuda, functions=["relu"])
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return own.relu(x)
+'''
+ON_A_CPU = '''from torch.utils.cpp_extension import load_inline
+own = load_inline("own_relu_NUMBER", """torch::Tensor relu(torch::Tensor x) {
+    auto out = torch::empty_like(x);
+    for (int64_t i = 0; i < x.numel(); i++) /* NUMBER */
+        out.data_ptr<float>()[i] = x.data_ptr<float>()[i] > 0 ? x.data_ptr<float>()[i] : 0;
+    return out;
+}""", functions=["relu"])
+'''
+PEERS_CHECK = """
+import time, torch
+x = torch.randn(16, 16384, device="DEVICE")
+assert torch.allclose(own.relu(x), torch.relu(x))
+started = time.perf_counter()
+for _ in range(100):
+    own.relu(x)
+if x.is_cuda:
+    torch.cuda.synchronize()
 """
 
 
-async def judged(count: int) -> float:
-    """Judge candidates, all of them new. Returns seconds, without those of the start."""
-    async with Judge(str(ROOT / "tests/judge/scale"), device="cpu") as judge:
-        stamp = time.time_ns() % 1_000_000_000
-        started = time.perf_counter()
-        verdicts: list[Verdict] = await asyncio.gather(*(judge('#include "opjit.h"\n' + C % (stamp + number), str(number))
-                                                         for number in range(count)))
-        seconds = time.perf_counter() - started
-    assert {verdict.verdict for verdict in verdicts} <= {"correct", "noisy"}, [each for each in verdicts if each.verdict == "wrong"]
-    print(f"{sum(verdict.verdict == 'noisy' for verdict in verdicts)} of {count} candidates have no time: the machine was busy")
-    return seconds
+async def each_takes(ask: Callable[[str], Awaitable[str]], text: str, lanes: int, seconds: float) -> float:
+    """Ask for new texts in so many lanes for some seconds, and print the words of all. Returns the seconds for each."""
+    stamps, words = itertools.count(time.time_ns() % 1_000_000_000), Counter[str]()
+
+    async def lane() -> None:
+        first = True
+        while first or time.perf_counter() - started < seconds:
+            first = False
+            words[await ask(text.replace("NUMBER", str(next(stamps))))] += 1
+
+    started = time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    each = (time.perf_counter() - started) / words.total()
+    print(f"{60 / each:7.1f} a minute: {', '.join(f'{count} {word}' for word, count in words.items())}", flush=True)
+    return each
 
 
-def peers(count: int) -> float:
-    """The same by processes, as many at once as there are CPUs."""
-    started, running = time.perf_counter(), []
-    for number in range(count):
-        running.append(subprocess.Popen([sys.executable, "-c", PEER % number]))
-        if len(running) >= budget.cpus():
-            assert running.pop(0).wait() == 0
-    assert all(each.wait() == 0 for each in running)
-    return time.perf_counter() - started
+async def verdicts(what: str, task: str, text: str, device: str, seconds: float) -> float:
+    """Judge one kind of candidates, without the time of the judge's start. Returns the seconds for each."""
+    async with Judge(task, device=device) as judge:
+        async def ask(text: str) -> str:
+            verdict = await judge(text)
+            assert verdict.verdict in ("correct", "noisy"), verdict
+            return verdict.verdict
+
+        last = await judge(text.replace("NUMBER", "0"))
+        print(f"{what}\n{last.json()}")
+        return await each_takes(ask, text, judge.workers + 1, seconds)
+
+
+async def peer(device: str, seconds: float) -> float:
+    """Have a process for each candidate, as many as CPUs. Returns the seconds for each."""
+    async def ask(text: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", text, env={**os.environ, "TORCH_EXTENSIONS_DIR": folder})
+            return "done" if await process.wait() == 0 else "failed"
+
+    print("load_inline with a process for each")
+    text = (MODEL_NEW if device == "cuda" else ON_A_CPU) + PEERS_CHECK.replace("DEVICE", device)
+    return await each_takes(ask, text, budget.cpus(), seconds)
+
+
+async def cheats() -> None:
+    """Judge each cheat in CUDA."""
+    async with Judge(SCALE, device="cuda") as judge:
+        files = sorted((HERE / "cheats").glob("*.cu"))
+        found = await asyncio.gather(*(judge(path.read_text(encoding="utf-8"), path.name) for path in files))
+    for verdict in found:
+        print(f"{verdict.verdict:<8} {verdict.candidate}: {verdict.message}")
+    passed = sum(verdict.verdict in ("correct", "noisy") for verdict in found)
+    print(f"{passed} of {len(found)} cheats in CUDA pass")
+    assert passed == 0
 
 
 def main() -> None:
-    count, others = (int(text) for text in [*sys.argv[1:], *("60", "2")[len(sys.argv) - 1:]])
-    ours = asyncio.run(judged(count)) / count
-    theirs = peers(others) / others
-    print(f"{60 / ours:.0f} verdicts a minute, load_inline with a process for each {60 / theirs:.1f}")
-    common.show("seconds of a verdict", [common.ratio("a C op", [ours], [theirs])], ("judge", "load_inline"))
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "relu.py")
+        model.write_text(MODEL, "utf-8")
+        kinds = [("a C op", SCALE, C)]
+        if device == "cuda":
+            asyncio.run(cheats())
+            kinds = [("a CUDA kernel and its rule", SCALE, KERNEL), ("a CUDA op", SCALE, CUDA), ("a ModelNew", str(model), MODEL_NEW)]
+        ours = {what: asyncio.run(verdicts(what, task, text, device, seconds)) for what, task, text in kinds}
+    theirs = asyncio.run(peer(device, seconds))
+    common.show("seconds of a verdict", [common.ratio(what, [each], [theirs]) for what, each in ours.items()], ("judge", "load_inline"))
 
 
 if __name__ == "__main__":
