@@ -63,8 +63,9 @@ class Kernel(NamedTuple):
 
     def _bound(self, cuda: ctypes.CDLL, function: ctypes.c_void_p, args: Sequence[Any], kwargs: dict[str, Any],
                results: Sequence[dict[str, Any]]) -> Callable[[], list[torch.Tensor]]:
-        buffers, made = zip(*map(_guarded, results), strict=True)
         names = glue.c_names(self.schema)
+        guarded = [_guarded(each) for each in results[:len(names) - len(self.schema.arguments)]]  # the rest are arguments that it writes
+        buffers, made = [each for each, _ in guarded], [each for _, each in guarded]
         given = {**dict(zip(names, args, strict=False)), **kwargs, **dict(zip(names[len(self.schema.arguments):], made, strict=True))}
         values = [_c_value(kind, value) for kind, value in zip(self.types, evaluate(self.arguments, given), strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
@@ -77,7 +78,7 @@ class Kernel(NamedTuple):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             if min(*grid, *block) > 0:
                 _checked(cuda, cuda.cuLaunchKernel(function, *grid, *block, shared, stream, pointers, None))
-            return list(made)
+            return made
 
         launch.kept = values, buffers  # type: ignore[attr-defined]
         return launch

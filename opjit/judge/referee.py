@@ -30,7 +30,7 @@ def _error(got: Any, expected: Any) -> float:
     if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.shape == expected.shape and got.numel()):
         return 0.0
     kind = torch.complex128 if got.is_complex() or expected.is_complex() else torch.float64
-    return float((got.cpu().to(kind) - expected.cpu().to(kind)).abs().nan_to_num(0, 0, 0).max())
+    return float((got.to(kind) - expected.to(kind)).abs().nan_to_num(0, 0, 0).max())
 
 
 def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> Mismatch | None:
@@ -39,15 +39,23 @@ def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) ->
     Args:
         others: results of other calls, which may have been returned for this one.
     """
-    expected = [each.cpu() if isinstance(each, torch.Tensor) else each for each in call.results]
+    if _agree(got, call):
+        return None
     try:
-        assert_same(got, expected, call.sample)
+        assert_same(got, call.results, call.sample)
         return None
     except AssertionError as error:
-        pairs = [(one, other) for one, other in zip(got, expected, strict=False)
+        pairs = [(one, other) for one, other in zip(got, call.results, strict=False)
                  if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape and one.numel()]
         looks = next((text for one, other in pairs for text in _looks(one, other, call, others)), "")
-        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"), max_error(got, expected))
+        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"), max_error(got, call.results))
+
+
+def _agree(got: list[Any], call: Expected) -> bool:
+    """Whether all results are finite floats near enough, in a tenth of the time in which a difference is put into words."""
+    return len(got) == len(call.allowed) and all(
+        allowed is not None and isinstance(one, torch.Tensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
+        and bool(((one - other).abs() <= allowed).all()) for one, other, allowed in zip(got, call.results, call.allowed, strict=True))
 
 
 def _looks(got: torch.Tensor, expected: torch.Tensor, call: Expected, others: Iterable[list[Any]]) -> Iterator[str]:

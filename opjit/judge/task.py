@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
 from opjit.judge.operators import Recorder
 from opjit.judge.wire import saved
-from opjit.testing.compare import as_list
+from opjit.testing.compare import as_list, tolerance
 from opjit.testing.samples import SMALL, replica, resized
 
 _MOST_SAMPLES = 24
@@ -29,10 +29,19 @@ _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
 
 class Expected(NamedTuple):
-    """A call, and the reference's results."""
+    """A call, the reference's results on the CPU and, of tensors of floats, by how much each element may differ."""
 
     sample: Sample
     results: list[Any]
+    allowed: Sequence[torch.Tensor | None] = ()
+
+    @classmethod
+    def of(cls, sample: Sample, results: list[Any]) -> Expected:
+        def allowed(result: Any) -> torch.Tensor | None:
+            within = tolerance(result, sample) if isinstance(result, torch.Tensor) else (0, 0)
+            return within[1] + within[0] * result.abs() if any(within) else None
+
+        return cls(sample, [_moved(each, "cpu") for each in results], [_moved(allowed(each), "cpu") for each in results])
 
 
 class Burst(NamedTuple):
@@ -129,7 +138,7 @@ class Task:
     def _expected(self, samples: Iterator[Sample]) -> Iterator[Expected]:
         for sample in samples:
             try:
-                yield Expected(sample, self.results(sample))
+                yield Expected.of(sample, self.results(sample))
             except Exception:  # a size that the reference refuses
                 continue
 
@@ -176,7 +185,7 @@ class Task:
             torch.accelerator.synchronize()
 
     def _burst(self, sample: Sample, count: int) -> Burst:
-        calls = [Expected(one, self.results(one)) for one in (self._varied(sample) for _ in range(count))]
+        calls = [Expected.of(one, self.results(one)) for one in (self._varied(sample) for _ in range(count))]
         return Burst(calls, saved([call.sample.values for call in calls]))
 
 

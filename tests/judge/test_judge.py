@@ -192,7 +192,7 @@ def test_python_is_judged_and_disturbs_nobody() -> None:
 def test_zeros_pass_a_task_with_a_wide_tolerance_and_lint_says_so() -> None:
     task = Task(SCALE, "cpu", 0)
     assert lint(task) == []
-    task.samples[:] = [call._replace(sample=call.sample._replace(atol=100.0)) for call in task.samples]
+    task.samples[:] = [Expected.of(call.sample._replace(atol=100.0), call.results) for call in task.samples]
     assert lint(task)[0] == f"zeros would pass {len([call for call in task.samples if call.sample.numel])} of " \
         f"{len([call for call in task.samples if call.sample.numel])} samples"
     done = CliRunner().invoke(main, ["judge", SCALE, "--lint"])
@@ -217,6 +217,9 @@ def test_the_referee_says_what_wrong_results_look_like() -> None:
         assert found is not None
         assert text in found.text, (text, found)
     assert referee.compare([x.exp()], call) is None
+    assert referee.compare([x.exp().double()], Expected.of(*call[:2])) is not None
+    for got, right in ((x.exp(), True), (x.exp() * (1 + 1e-7), True), (x.exp() * (1 + 1e-5), False), (x.exp()[:99], False)):
+        assert (referee.compare([got], Expected.of(*call[:2])) is None) is (referee.compare([got], call) is None) is right
     assert referee.compare([torch.full((100,), float("nan"))], call) is not None
 
 
