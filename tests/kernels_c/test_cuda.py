@@ -12,7 +12,7 @@ import torch
 import opjit
 from opjit.declare import registry
 from opjit.testing import sanitize
-from tests.helpers import BUNDLED, fresh
+from tests.helpers import BUNDLED
 
 pytestmark = pytest.mark.gpu
 
@@ -133,18 +133,6 @@ def test_calls_on_two_streams_at_once_do_not_mix(allreduce: Callable[..., torch.
     assert all(result.item() == 2_000_003.0 * (i % 4 + 1) for i, result in enumerate(results))
 
 
-@pytest.mark.parametrize("count", [1000, 3_000_000])
-def test_a_cuda_graph_captures_the_op_and_replays_it_on_new_data(allreduce: Callable[..., torch.Tensor], count: int) -> None:
-    x = torch.zeros(count, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = allreduce(x) + 1.0
-    for value in (1.0, 2.0, 3.0):
-        x.fill_(value)
-        graph.replay()
-        assert result.item() == value * count + 1.0
-
-
 def test_a_stream_that_has_a_part_of_the_device_gets_the_sum(allreduce: Callable[..., torch.Tensor]) -> None:
     """There, fewer blocks are resident at once than the device as a whole could hold."""
     green_contexts = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
@@ -168,20 +156,6 @@ def test_a_tensor_on_another_device_than_the_current_one(allreduce: Callable[...
     assert result.device == x.device
     assert result.item() == 3_000_000
     assert torch.cuda.current_device() == 0
-
-
-def test_a_child_forked_after_a_build_for_the_cpu_can_use_the_gpu(tmp_path: Path) -> None:
-    """Not once this process had started CUDA; torch's builder would, to know whether to warn."""
-    done = fresh("""
-        import os, opjit, torch
-        opjit.get("allreduce", "cpu")
-        child = os.fork()
-        if child == 0:
-            print(torch.ones(3, device="cuda").sum().item(), flush=True)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    """, {"OPJIT_CACHE": str(tmp_path)}, flags=("-W", "ignore::DeprecationWarning"))
-    assert done.stdout == "3.0\n"
 
 
 def test_a_tensor_on_the_cpu_beside_one_on_the_gpu_is_served_by_its_own_kernel(allreduce: Callable[..., torch.Tensor]) -> None:
