@@ -132,14 +132,6 @@ def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
     assert kernel.printed("print('fresh' in globals(), hasattr(torch.ops.inline, 'fresh'))") == "False False\n"
 
 
-def test_another_schema_in_the_cell_is_another_signature_of_the_op(kernel: Kernel) -> None:
-    kernel.printed(edited("0"))
-    kernel.printed("old = scale")
-    text = edited("(float)b").replace("float a)", "float a, int b=7)").replace("double a", "double a, int64_t b")
-    kernel.printed(text)
-    assert kernel.printed("print(scale(x, 1.0).tolist(), old is scale)").endswith("[8.0, 8.0, 8.0] True\n")
-
-
 @pytest.mark.parametrize(("line", "message"), [
     ("", "takes a schema"),
     ("scale(Tensor x) -> Tensor --zip", "does not know --zip; it takes a schema and --cuda, --plot, --like"),
@@ -299,24 +291,3 @@ def test_a_cell_of_both_languages_keeps_its_line_numbers() -> None:
         assert sources["cuda"].splitlines() == ["", "", "", "int cuda;", "// cuda kernels are below"]
     assert notebook._split("int c;\n", cuda=False) == {"cpu": "\nint c;\n"}
     assert notebook._split("int c;\n", cuda=True) == {"cuda": "\nint c;\n"}
-
-
-@pytest.mark.slow
-@pytest.mark.gpu
-def test_a_cell_of_both_languages_serves_both_devices(kernel: Kernel) -> None:
-    cuda = """// cuda
-static __global__ void triple_kernel(const float *from, float *to, int64_t n) { OPJIT_KERNEL_LOOP(i, n) to[i] = 3 * from[i]; }
-opjit_status triple_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
-{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    triple_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, x->numel);
-    return OPJIT_LAUNCHED();
-}
-"""
-    c = edited("0").replace("scale(Tensor x, float a)", "triple(Tensor x)").replace("scale_cpu", "triple_cpu").replace(" double a,", "")
-    for gone, instead in (('    OPJIT_CHECK(a > 0, "a is positive");\n', ""), ("(float)a", "3"), ('    opjit_printf("in C\\n");\n', "")):
-        c = c.replace(gone, instead)
-    assert "inline::triple for cpu and cuda: ready in" in kernel.printed(c + cuda)
-    assert kernel.printed("print(triple(x).tolist(), triple(x.cuda()).tolist())") == "[3.0, 3.0, 3.0] [3.0, 3.0, 3.0]\n"
-    error = kernel.run(c + cuda.replace("3 * from", "oops * from"))[-1]
-    assert error.evalue.startswith("cell(12): error: identifier \"oops\" is undefined")
