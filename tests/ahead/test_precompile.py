@@ -79,16 +79,6 @@ def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(tmp_path:
     assert len(log.read_text().split()) == 3 * len(ARCHS)
 
 
-def test_another_process_finds_what_was_built_without_a_compiler(tmp_path: Path) -> None:
-    [name] = make_ops(tmp_path / "ops", ["one"])
-    done = command(tmp_path / "ops" / "one")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"built: {name} for cpu ")
-    assert "1 built, 0 already there, 0 skipped, 0 failed" in done.stdout
-    code = helpers.declare(tmp_path / "ops" / "one") + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
-    assert fresh(code, helpers.no_compiler(tmp_path)).stdout == "[2.0, 2.0]\n"
-
-
 def test_all_is_every_op_that_can_be_found(tmp_path: Path, here: Path) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two"], "found")
     done = command("--all", "--arch", ARCHS[0], OPJIT_PATH=str(tmp_path / "ops"))
@@ -148,23 +138,28 @@ def test_an_arch_that_this_machine_s_gcc_does_not_build_for_is_refused() -> None
 # --- a store of one's own ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(tmp_path: Path, here: Path) -> None:
+def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(tmp_path: Path, here: Path,
+                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     [name] = make_ops(tmp_path / "ops", ["one"])
     opjit.precompile([tmp_path / "ops"])  # what the cache has does not count
+    layer = tmp_path / "image" / "layer"
     before = os.umask(0o077)
     try:
-        report = opjit.precompile([tmp_path / "ops"], store=tmp_path / "image" / "layer")
+        report = opjit.precompile([tmp_path / "ops"], store=layer)
     finally:
         os.umask(before)
     assert len(report.built) == 1
-    layer = tmp_path / "image" / "layer"
     [folder] = entries(layer)
     assert all(path.stat().st_mode & 0o055 == 0o055 for path in [folder, *folder.parents] if path.is_relative_to(layer))
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.iterdir())
     code = helpers.declare(tmp_path / "ops" / "one") + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
-    environment = {"OPJIT_LAYERS": str(tmp_path / "image" / "layer"), "OPJIT_CACHE": str(tmp_path / "empty"), "OPJIT_OFFLINE": "1"}
+    environment = {"OPJIT_LAYERS": str(layer), "OPJIT_CACHE": str(tmp_path / "empty"), "OPJIT_OFFLINE": "1"}
     assert fresh(code, environment).stdout == "[2.0, 2.0]\n"
-    assert len(opjit.precompile([tmp_path / "ops"], store=tmp_path / "image" / "layer").there) == 1
+    assert len(opjit.precompile([tmp_path / "ops"], store=layer).there) == 1
+    opjit.cache.clear()
+    monkeypatch.setenv("OPJIT_LAYERS", str(layer))
+    assert len(opjit.precompile([tmp_path / "ops"]).there) == 1, "what a layer has need not be in the cache"
+    assert entries(here) == []
 
 
 def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +200,6 @@ def test_an_unreadable_source_is_an_error_that_says_what_to_do(tmp_path: Path, m
     monkeypatch.setattr(headers, "read", read)
     with pytest.raises(PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"):
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]])
-
-
-def test_what_a_layer_has_need_not_be_in_the_cache(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_ops(tmp_path / "ops", ["one"])
-    opjit.precompile([tmp_path / "ops"], store=tmp_path / "layer")
-    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
-    assert len(opjit.precompile([tmp_path / "ops"]).there) == 1
-    assert entries(here) == []
 
 
 @as_root
