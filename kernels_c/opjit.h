@@ -43,7 +43,8 @@
  * Errors: return OPJIT_OK or an error made by OPJIT_CHECK, OPJIT_FAIL, OPJIT_TRY or OPJIT_CUDA_CHECK; it becomes a
  * Python RuntimeError with the op, text, file and line (of opjit's own functions: where you called them). Never exit,
  * abort, longjmp or throw.
- * A new output is never an input: copy, or declare the input Tensor(a!) and return ().
+ * A new output is never an input: copy, or declare the input Tensor(a!). An argument that the schema returns, as in
+ * add_(Tensor(a!) x) -> Tensor(a!), has no pointer of its own: write x.
  * Threads: several threads may call a function at once, without the GIL. Keep no state of your own.
  * Use opjit_parallel_for to run on more threads; the compiler ignores #pragma omp.
  * Debugging: opjit_printf("x[0] = %g\n", x0), of opjit_printf.h, prints where Python's print() would.

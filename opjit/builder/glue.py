@@ -155,12 +155,15 @@ def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, ke
         locals=_lines(locals_),
         run_arguments=", ".join(["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]),
         fresh_checks=_lines(_fresh_checks(schema)),
-        free_arguments=_lines([line for i, argument in enumerate(schema.arguments) for line in _free(argument, f"boxed{i}")]),
+        free_arguments=_lines([line for i, argument in enumerate(schema.arguments) if i not in schema.returned
+                               for line in _free(argument, f"boxed{i}")]),
         box_results=_lines([f"status = opjit_box_{'list' if r.list else 'optional'}(status, &out{i}, &box{i});"
                             for i, r in enumerate(schema.results) if r.list or r.optional]),
-        free_results=_lines([line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)], 2),
+        free_results=_lines([line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)]
+                            + [f"opjit_free_tensor(boxed{i});" for i in schema.returned], 2),
         results=_lines([f"stack[{i}] = {f'box{i}' if r.list or r.optional else _BOX[r.kind].format(f'out{i}')};"
-                        for i, r in enumerate(schema.results)]),
+                        for i, r in enumerate(schema.results)]
+                       + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]),
     )
 
 

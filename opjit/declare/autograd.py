@@ -52,6 +52,9 @@ def constant(library: AutogradRule, schema: Schema, overload: OpOverload, rules:
 
 def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
     """Make every derivative of the op an error; without any kernel, torch only warns, and treats the results as constants."""
+    if schema.returned:
+        library.impl(schema.name, _refusing_gradients(schema, overload), "Autograd", with_keyset=True)
+        return
     if schema.mutates and not any(result.kind == "Tensor" for result in schema.results):
         return  # no result could have a derivative
 
@@ -74,6 +77,20 @@ def refuse(library: AutogradRule, schema: Schema, overload: OpOverload, rules: T
     if not schema.mutates:
         refusing = rules._replace(backward=functools.partial(_no_derivative, schema.qualified), setup_context=_keep_nothing)
         _bind_transforms(library, schema, overload, refusing)
+
+
+def _refusing_gradients(schema: Schema, overload: OpOverload) -> Function:
+    """The kernel of an op that returns what it writes, which torch has no derivative for: it takes no tensor that requires a gradient."""
+
+    def refuse(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args, kwargs)):
+            raise RuntimeError(f"{schema.qualified} writes an argument and returns it, which has no derivative, but one of its tensors "
+                               "requires a gradient; call it under torch.no_grad(), or with .detach()")
+        _refuse_tangents(overload, _tensors(args, kwargs))
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    return refuse
 
 
 class _Refused(torch.autograd.Function):

@@ -7,7 +7,7 @@ then on torch calls the C kernel.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from opjit import backends, processes
 from opjit.backends import Backend
 from opjit.declare.op import Function, Op
 from opjit.errors import DeclarationError, NoKernel, OpjitError
+from opjit.recipe.schema import Schema
 
 got: dict[tuple[str, object], torch._ops.OpOverload] = {}  # results of `opjit.get`, by its arguments
 _placeholders: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
@@ -56,6 +57,8 @@ def define(op: Op, earlier: Op | None) -> None:
         # Looked up before another thread can: torch gives threads that ask at once an overload each.
         op.overload = getattr(getattr(torch.ops, namespace), name).default
         setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
+        if op.schema.returned:
+            _functionalize(library, op)
         op.register_autograd()
         op.register_rules()
     except BaseException:
@@ -86,6 +89,33 @@ def _register(library: torch.library.Library, op: Op) -> None:
     # search for among all modules of torch.
     inspect.modulesbyfile.setdefault(__file__, __name__)
     torch.library.register_fake(op.qualified, _fake_kernel(op), lib=library)
+
+
+def _functionalize(library: torch.library.Library, op: Op) -> None:
+    """Give torch's compiler a form of the op without results: inductor of 2.13 and 2.14 writes over an argument that an op returns."""
+    schema, name = op.schema, _form_without_results(op.schema)
+    arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
+    library.define(f"{name}({arguments} -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1], "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library)
+    form = getattr(getattr(torch.ops, schema.namespace), name).default
+
+    def functionalized(context: Any, *args: Any, **kwargs: Any) -> Any:
+        with context.mode:
+            form(*args, **kwargs)
+        return _returned(schema, args, kwargs)
+
+    op.overload.py_functionalize_impl(functionalized)
+
+
+def _form_without_results(schema: Schema) -> str:
+    return f"{schema.name}_without_results"
+
+
+def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call that the op returns."""
+    found = [args[place] if place < len(args) else kwargs[schema.arguments[place].name] for place in schema.returned]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def refuse_second(earlier: Op, newer: Op) -> None:
@@ -129,8 +159,9 @@ def forget(op: Op) -> None:
         _destroy(op.handle)
     op.handle = None
     namespace = getattr(torch.ops, op.schema.namespace)
-    if op.schema.name in namespace.__dict__:
-        delattr(namespace, op.schema.name)
+    for name in (op.schema.name, _form_without_results(op.schema)):
+        if name in namespace.__dict__:
+            delattr(namespace, name)
 
 
 def _refusal(message: str) -> Function:
@@ -151,7 +182,8 @@ def _fake_kernel(op: Op) -> Function:
             raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
                                "move them with .to()")
         op.register_sharding()  # DTensor calls this before it looks for a rule
-        return op.fake(*args, **kwargs)
+        result = op.fake(*args, **kwargs)
+        return _returned(op.schema, args, kwargs) if op.schema.returned else result
 
     return fake
 

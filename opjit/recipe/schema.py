@@ -66,6 +66,8 @@ class Schema(NamedTuple):
     Attributes:
         text: canonical text with the namespace, as torch prints it.
         namespace, name: the two halves of the qualified name.
+        results: what the kernel makes; none for an op that returns the arguments which it writes.
+        returned: the places of those arguments, in the order of the schema's results.
     """
 
     text: str
@@ -73,6 +75,7 @@ class Schema(NamedTuple):
     name: str
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
+    returned: tuple[int, ...] = ()
 
     @property
     def qualified(self) -> str:
@@ -109,7 +112,8 @@ def parse(text: str) -> Schema:
         raise SchemaError(f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute of every torch namespace; "
                           "choose another name")
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
-    results = tuple(_result(text, result) for result in parsed.returns)
+    returned = _returned(text, parsed, arguments)
+    results = () if returned else tuple(_result(text, result) for result in parsed.returns)
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
         raise SchemaError(f"schema {text!r} takes or returns any number of values; declare each of them, or take a list")
     names = [argument.name for argument in arguments]
@@ -123,7 +127,7 @@ def parse(text: str) -> Schema:
     if number is not None and any(argument.writes for argument in arguments):
         raise SchemaError(f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "
                           "together; return it as a Tensor of one element")
-    return Schema(str(parsed), namespace, name, arguments, results)
+    return Schema(str(parsed), namespace, name, arguments, results, returned)
 
 
 def _argument(text: str, argument: Any) -> Argument:
@@ -152,13 +156,27 @@ def _argument(text: str, argument: Any) -> Argument:
     return Argument(argument.name, kind, optional, listed, alias is not None, argument.kwarg_only)
 
 
+def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[int, ...]:
+    """Return the places of the arguments that an op returns, in the two forms of torch's own ops: ``add_(Tensor(a!) x) -> Tensor(a!)``, and
+    ``add(Tensor x, *, Tensor(a!) out) -> Tensor(a!)``."""
+    sets = [result.alias_info.after_set if result.alias_info else set() for result in parsed.returns]
+    if not any(sets):
+        return ()
+    written = tuple(place for place, argument in enumerate(arguments) if argument.writes)
+    same = sets == [parsed.arguments[place].alias_info.after_set for place in written]
+    plain = all(arguments[place].kind == "Tensor" and not arguments[place].list and not arguments[place].optional for place in written)
+    keyword_only = [arguments[place].keyword_only for place in written]
+    if not (same and plain and (all(keyword_only) or (written == (0,) and not any(keyword_only)))):
+        raise SchemaError(f"schema {text!r} returns an alias of an argument, and there are two forms of that: the first argument, "
+                          "as add_(Tensor(a!) x) -> Tensor(a!), or all keyword-only ones that it writes, as "
+                          "add(Tensor x, *, Tensor(a!) out) -> Tensor(a!); or return () and let the caller keep using the argument")
+    return written
+
+
 def _result(text: str, result: Any) -> Result:
     torch_type = result.real_type
     form = torch_type.kind() if torch_type.kind() in ("OptionalType", "ListType") else ""
     kind = _KINDS.get((torch_type.getElementType() if form else torch_type).kind())
-    if result.alias_info is not None:
-        raise SchemaError(f"schema {text!r} returns an alias of an argument, which torch can neither compile nor export; "
-                          "return () and let the caller keep using the argument")
     if kind not in RETURNED or (form and kind != "Tensor"):
         raise SchemaError(f"schema {text!r} returns a {_spelled(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
                           "or several of them")

@@ -88,8 +88,10 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor x, (int, int) y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
     ("f(Tensor x, Any y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
     ("f(Tensor(a) x) -> Tensor(a)", "write Tensor, or Tensor(a!) if the kernel changes it"),
-    ("f(Tensor(a!) x) -> Tensor(a!)", "return () and let the caller keep using the argument"),
-    ("f(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", "return () and let the caller keep using the argument"),
+    ("f(Tensor x, Tensor(a!) y) -> Tensor(a!)", "return () and let the caller keep using the argument"),
+    ("f(Tensor(a!) x) -> (Tensor(a!), Tensor)", "returns an alias of an argument, and there are two forms of that"),
+    ("f(Tensor x, *, Tensor(a!) y, Tensor(b!) z) -> (Tensor(b!), Tensor(a!))", "or all keyword-only ones that it writes"),
+    ("f(Tensor(a!)? x, Tensor y) -> Tensor(a!)", "return () and let the caller keep using the argument"),
     ("f(Tensor(a!) x) -> int", "writes an argument and returns a plain int, which torch can neither compile nor export together; return "
                                "it as a Tensor of one element"),
     ("f(Tensor x, Tensor(a!)[]? ys) -> (Tensor, float)", "returns a plain float, which torch can neither compile nor export together"),
