@@ -12,7 +12,7 @@ import opjit
 from opjit.errors import BuildError
 from tests.cpp_extension.fuzz.both import Case, Compared, compare
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(3000)]
 
 
 def function(name: str, code: str, *calls: str) -> Case:

@@ -20,7 +20,7 @@ def test_a_program_is_drawn_again_by_its_numbers() -> None:
 
 @pytest.mark.stress
 @pytest.mark.torch
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(3000)
 def test_drawn_programs_do_what_torchs_headers_make_them_do(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}: python -m tests.cpp_extension.fuzz --seed {seed} --minutes 1")

@@ -14,7 +14,7 @@ from opjit.builder import glue
 from opjit.recipe import schema
 from tests.helpers import ROOT, fresh
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
 EXAMPLE = ROOT / "examples" / "10_wheel" / "run.cpp"
 BUILD = """
 import sys, warnings
