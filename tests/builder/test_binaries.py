@@ -178,6 +178,9 @@ def test_a_binary_for_another_target_is_refused(built_once: tuple[Path, Entry]) 
         check_library(content, targets.named("sm_90", cuda_version="13.0"))
     with pytest.raises(EntryError, match=r"needs libevil_cpu\.so, which the op does not declare"):
         check_library(content.replace(b"libtorch_cpu.so\0", b"libevil_cpu.so\0\0"), targets.here(helpers.cpu()))
+    for runtime, reason in (("12.8", "no arch, not for sm_90"), ("13.0", r"needs libcudart\.so\.12,")):  # that of the target, and another
+        with pytest.raises(EntryError, match=reason):
+            check_library(content.replace(b"libtorch_cpu.so\0", b"libcudart.so.12\0"), targets.named("sm_90", cuda_version=runtime))
 
 
 @pytest.mark.parametrize("tags", ["--enable-new-dtags", "--disable-new-dtags"])
