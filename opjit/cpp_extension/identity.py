@@ -266,7 +266,8 @@ def header_folder(call: LoaderCall, texts: Iterable[bytes]) -> list[str]:
     if not call.build_directory:
         return []
     folder = os.path.abspath(call.build_directory)
-    return [folder] if any(True for text in texts for _ in headers.included(text, folder, ())) else []
+    scan = headers.Scan()
+    return [folder] if any(scan.find(kind, name, folder, ()) for text in texts for kind, name in headers.parsed(text)[1]) else []
 
 
 def _sources(given: object) -> tuple[str, ...]:
@@ -307,10 +308,12 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scan(extension: Extension) -> dict[str, str]:
-    included = [path for text in extension.texts for path in headers.included(text, "", extension.include)]
-    found = headers.closure([*extension.roots, *included], extension.include)
+    scan = headers.Scan()
+    scan.texts = {f"inline {number}": text for number, text in enumerate(extension.texts)}
+    words = [word for language in extension.flags.values() for word in language]
+    found = headers.closure([*extension.roots, *scan.texts], extension.include, scan, words)
     found |= {path: files.digest(path) for path in extension.libraries}
-    return {extension._portable(path): digest for path, digest in found.items()}
+    return {extension._portable(path): digest for path, digest in found.items() if path not in scan.texts}
 
 
 def find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:

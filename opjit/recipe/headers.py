@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from opjit import files
 from opjit.errors import DeclarationError
 
 _INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # also in comments, which does no harm
+_BY_MACRO = re.compile(rb'#[ \t]*include(?:_next)?[ \t]+()([A-Za-z_]\w*)')
+_MACRO = re.compile(rb'(?:#[ \t]*define[ \t]+|-D\s*)(\w+)[ \t=]+(?:(["<])([^">\n]+)[">]|(\w+))')
 # A header that appears where a source asks for one changes what is compiled. One pattern for both would take ten times as long.
 _ASKED = re.compile(rb'__has_include(?:_next)?[ \t]*\([ \t]*(["<])([^">\n]+)[">]')
 _UNREADABLE = "cannot be read"
@@ -55,11 +57,11 @@ def parsed(content: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
 
 
 def _named(content: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers that a file includes or asks for, each with the opening quote."""
-    return _INCLUDE.findall(content) + (_ASKED.findall(content) if b"__has_include" in content else [])
+    """Return the headers that a file includes or asks for, each with the opening quote; macros that it includes have none."""
+    return _INCLUDE.findall(content) + _BY_MACRO.findall(content) + (_ASKED.findall(content) if b"__has_include" in content else [])
 
 
-def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None) -> dict[str, str]:
+def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None, flags: Iterable[str] = ()) -> dict[str, str]:
     """Return the SHA-256 of the roots and of all files that they include, by path.
 
     The scan is conservative: it follows every #include line, even where the preprocessor would skip it. It searches quoted names beside
@@ -71,10 +73,12 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
 
     Args:
         scan: shares the results of other scans of this moment.
+        flags: the compiler's, whose -D may name a header.
     """
     scan, waiting = scan or Scan(), list(roots)
     digests: dict[str, str] = {}
-    while waiting:
+    by_macro: set[tuple[bytes, str]] = set()
+    while waiting or (by_macro and (waiting := _named_by_macros(by_macro, digests, flags, include_path, scan))):
         path = waiting.pop()
         if path in digests:
             continue
@@ -86,23 +90,27 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
             digests[path] = f"{_UNREADABLE} ({error.strerror}) {files.unique()}"
             continue
         beside = os.path.dirname(path)
-        waiting += (found for kind, name in lines if (found := scan.find(kind, name, beside, include_path)) is not None)
+        by_macro |= {(name, beside) for kind, name in lines if not kind}
+        waiting += (found for kind, name in lines if kind and (found := scan.find(kind, name, beside, include_path)) is not None)
     return digests
+
+
+def _named_by_macros(asked: Collection[tuple[bytes, str]], digests: Mapping[str, str], flags: Iterable[str],
+                     include_path: tuple[str, ...], scan: Scan) -> list[str]:
+    """Return the files beyond `digests` that included macros name; `asked` has the macros, each with the including file's folder."""
+    read = (scan.texts.get(path) or files.read_regular(path) for path, digest in digests.items() if not digest.startswith(_UNREADABLE))
+    macros = [macro for text in ("\n".join(flags).encode("utf-8", "surrogateescape"), *read) for macro in _MACRO.findall(text)]
+    names = {name for name, _ in asked}
+    while more := {other for name, _, _, other in macros if other and name in names} - names:
+        names |= more
+    found = {scan.find(kind, file, beside, include_path) for name, kind, file, _ in macros if kind and name in names for _, beside in asked}
+    return [path for path in found if path is not None and path not in digests]
 
 
 def unreadable(inputs: Mapping[str, str]) -> str | None:
     """Name the files that could not be read; None if there are none."""
     found = [f"{name} {digest.rpartition(' ')[0]}" for name, digest in inputs.items() if digest.startswith(_UNREADABLE)]
     return ", ".join(found) or None
-
-
-def included(content: bytes, beside: str, include_path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the files that a source includes directly, as far as they are found. Quoted names start from `beside`."""
-    scan = Scan()
-    for kind, name in _named(content):
-        found = scan.find(kind, name, beside, include_path)
-        if found is not None:
-            yield found
 
 
 def normalized(path: str) -> str:

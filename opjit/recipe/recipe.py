@@ -163,7 +163,8 @@ def read_files(source: Path, target: Target, flags: Flags | None = None, scan: h
         scan = scan or headers.Scan()
         roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
     linked = libraries.files(flags) if flags is not None else []
-    return {**headers.closure(roots, path, scan), **{path: files.digest(path) for path in linked}}
+    words = (*flags.c, *flags.cuda) if flags is not None else ()
+    return {**headers.closure(roots, path, scan, words), **{path: files.digest(path) for path in linked}}
 
 
 def _linked(flags: Flags, folder: str) -> dict[str, str]:

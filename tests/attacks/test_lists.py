@@ -109,14 +109,14 @@ def test_a_file_of_another_user_that_only_inline_code_of_a_list_includes_is_refu
 
 
 @pytest.mark.parametrize("endless", ["a pipe", "/dev/zero"])
-@pytest.mark.parametrize("spelling", ["path", "name", "angled"])
+@pytest.mark.parametrize("spelling", ["path", "name", "angled", "a macro", "a macro's macro"])
 def test_a_source_that_includes_a_pipe_or_a_device_is_refused_before_a_compiler_opens_it(tmp_path: Path, endless: str,
                                                                                         spelling: str) -> None:
     folder = write_op(tmp_path / "plus")
     place = folder / "endless.h"
     os.mkfifo(place) if endless == "a pipe" else place.symlink_to(endless)
-    asked = {"path": f'"{place}"', "name": '"endless.h"', "angled": "<endless.h>"}[spelling]
-    (folder / "plus.c").write_text(f"#include {asked}\n" + helpers.PLUS)
+    asked = {"path": f'"{place}"', "name": '"endless.h"', "angled": "<endless.h>", "a macro": "TWO", "a macro's macro": "ONE"}[spelling]
+    (folder / "plus.c").write_text(f'#define ONE TWO\n#define TWO "endless.h"\n#include {asked}\n{helpers.PLUS}')
     assert f"{place} is a pipe or a device" in refused(write_list(tmp_path / "ops.json", one(folder=str(folder))))
     done = helpers.ended(helpers.declare(folder) + "opjit.get('keytest::plus', 'cpu')")
     assert done.stderr.splitlines()[-1].startswith("opjit.errors.DeclarationError: ")

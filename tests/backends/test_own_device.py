@@ -201,7 +201,7 @@ def test_a_binary_serves_where_its_compiler_is_missing(plus: Path, sdk: Path, tm
 
 def test_a_header_that_the_scan_does_not_find_is_refused(plus: Path, sdk: Path, tmp_path: Path) -> None:
     (tmp_path / "hidden.h").write_text("")
-    (plus / "plus.stub").write_text(f"#define WHERE \"{tmp_path / 'hidden.h'}\"\n#include WHERE\n{PLUS}")
+    (plus / "plus.stub").write_text(f"#define TEXT(name) #name\n#include TEXT({tmp_path}/hidden.h)\n{PLUS}")
     with pytest.raises(BuildError, match=r"hidden\.h in a way that a scan of its #include lines does not find"):
         built(plus, tmp_path / "cache", Stub(sdk).target)
 

@@ -29,8 +29,8 @@ from tests.remotes import from_folder, serving
 # What it returns stands in a header that a scan finds, and in one that only the compiler does.
 SOURCE = """\
 #include "scanned.h"
-#define HEADER "hidden.h"
-#include HEADER
+#define TEXT(name) #name
+#include TEXT(hidden.h)
 extern "C" int value() { return SCANNED + HIDDEN; }
 """
 LOAD = """

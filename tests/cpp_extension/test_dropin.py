@@ -134,8 +134,8 @@ def test_changed_content_is_a_new_module_in_one_process_and_old_content_the_old_
 # pybind11's way: the module is kept by its name. It says what it was when it was made.
 KEPT = """\
 #include <Python.h>
-#define HEADER "value.h"
-#include HEADER
+#define TEXT(name) #name
+#include TEXT(value.h)
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 static PyObject *create(PyObject *spec, PyModuleDef *)

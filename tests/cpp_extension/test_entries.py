@@ -26,7 +26,7 @@ def why(*words: str) -> Result:
 def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     source, header = tmp_path / "plain.cpp", tmp_path / "value.h"
-    source.write_text('#define HEADER "value.h"\n#include HEADER\nint value() { return VALUE; }\n')
+    source.write_text('#define TEXT(name) #name\n#include TEXT(value.h)\nint value() { return VALUE; }\n')
     header.write_text("#define VALUE 1\n")
     paths = []
     for flags in ([], ["-DMORE"]):

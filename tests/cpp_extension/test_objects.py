@@ -45,7 +45,7 @@ class Project:
             self.write(path, f"#define VALUE_{path[0]} 1\n")
         self.write("s1.cpp", '#include "both.h"\nint f1() { return 10 * VALUE_b; }\n')
         self.write("s2.cpp", '#include "both.h"\nint f2() { return 100 * VALUE_b; }\n')
-        self.write("s3.cpp", '#define HIDDEN "hidden.h"\n#include HIDDEN\nint f3() { return 1000 * VALUE_h; }\n')
+        self.write("s3.cpp", '#define TEXT(name) #name\n#include TEXT(hidden.h)\nint f3() { return 1000 * VALUE_h; }\n')
         self.write("s4.cpp", "int f4() { return 10000 * FLAG; }\n")
         self.write("s0.cpp", 'int f1(), f2(), f3(), f4();\nextern "C" int sum() { return 1 + f1() + f2() + f3() + f4(); }\n')
 
@@ -380,7 +380,7 @@ def test_an_edit_of_one_of_three_cuda_sources_compiles_that_one(here: Path, tmp_
     caplog.set_level("INFO", "opjit")
     (tmp_path / "amount.cuh").write_text("#define AMOUNT 1\n")
     (tmp_path / "main.cpp").write_text('int one(), two();\nextern "C" int sum() { return one() + two(); }\n')
-    for name, included in (("one", ""), ("two", '#define HEADER "amount.cuh"\n#include HEADER\n')):
+    for name, included in (("one", ""), ("two", '#define TEXT(name) #name\n#include TEXT(amount.cuh)\n')):
         (tmp_path / f"{name}.cu").write_text(f"{included}__global__ void {name}_kernel(int *x) {{ *x = 1; }}\n"
                                              f"int {name}() {{ {name}_kernel<<<1, 1>>>(nullptr); return 10; }}\n")
     name = f"cuda_objects_{os.urandom(4).hex()}"

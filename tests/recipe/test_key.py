@@ -301,8 +301,17 @@ def test_an_op_in_a_linked_folder_has_the_key_of_the_folder(op: Path, tmp_path: 
     helpers.built(tmp_path / "link", tmp_path / "cache")
 
 
-def test_an_include_through_a_macro_is_refused_and_nothing_is_published(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', '#define WHERE "amount.h"\n#include WHERE'))
+BY_A_FUNCTION = "#define TEXT(name) #name\n#include TEXT(amount.h)"
+
+
+@pytest.mark.parametrize(("defined", "flags"), [("#define OTHER <amount.h>\n#define WHERE OTHER\n", []), ("", ['-DWHERE="amount.h"'])])
+def test_a_header_that_a_macro_names_is_an_input(op: Path, defined: str, flags: list[str]) -> None:
+    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', f'{defined}#define NONE "/dev/null"\n#include WHERE'))
+    assert str(op / "amount.h") in headers.closure([str(op / "plus.c")], (str(op),), flags=flags)
+
+
+def test_an_include_by_a_macro_s_function_is_refused_and_nothing_is_published(op: Path, tmp_path: Path) -> None:
+    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', BY_A_FUNCTION))
     with pytest.raises(BuildError, match=r"amount\.h.*name the file in an #include line"):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
@@ -320,7 +329,7 @@ def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_pa
 
 
 def test_an_include_through_a_macro_is_fine_where_an_include_line_names_the_file_too(op: Path, tmp_path: Path) -> None:
-    named = '#define WHERE "amount.h"\n#include WHERE\n#if 0\n#include "amount.h"\n#endif'
+    named = f'{BY_A_FUNCTION}\n#if 0\n#include "amount.h"\n#endif'
     (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', named))
     helpers.built(op, tmp_path / "cache")
 
