@@ -51,6 +51,8 @@ _EMPTY = ("limits", "type_traits", "algorithm", "numeric", "utility", "tuple", "
 # What those include, and kernels do not need.
 _WITHIN = ("c10/util/ArrayRef.h", "c10/util/Exception.h", "c10/util/irange.h", "c10/util/complex.h", "c10/util/TypeSafeSignMath.h",
            "torch/headeronly/util/Exception.h", "torch/headeronly/util/HeaderOnlyArrayRef.h")
+# cublas_v2.h, which torch's CUDA context names, includes these; for nvcc they call functions that only nvcc declares.
+_OF_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 # torch's headers add CUDA's conversions for nvcc, but where complex.h is read for nvcc, it reads thrust, which takes a second.
 _FOR_KERNELS = """\
 #include <cuda_bf16.h>
@@ -148,7 +150,8 @@ def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path)
         [*host, *more, f"-ffile-prefix-map={folder.parent}/=", *(f"-I{folder}/host/{place}" for place in users), *include],
         ["-w", *device, *needs, "--pre-include=opjit_device.h", *(f"--include-path={folder}/device/{place}" for place in users),
          f"--include-path={light.OWN}", f"--include-path={torchs}"],
-        archs, lambda path: Path(path).name, _headers(code), (_FOR_KERNELS if needs else "") + "#include <torch/types.h>\n", _SPACES)
+        archs, lambda path: Path(path).name, _headers(code),
+        (_FOR_KERNELS if needs else _OF_LIBRARIES if "ATen/cuda/" in code else "") + "#include <torch/types.h>\n", _SPACES)
 
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:

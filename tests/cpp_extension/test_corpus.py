@@ -164,6 +164,15 @@ def test_a_cuda_program_needs_neither_nvcc_nor_a_gpu_to_be_built(name: str, monk
     assert made_by(program) == {"light headers", "NVRTC"}
 
 
+@pytest.mark.nvcc
+def test_nvrtc_compiles_a_program_of_torchs_cuda_context_beside_nvcc_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    if identity.find_nvrtc(None) is None:
+        pytest.skip("this torch has no NVRTC")
+    monkeypatch.setenv("OPJIT_ARCH", "sm_80")
+    fast_module(BY_NAME["cuda/rms_norm"])
+    assert made_by(BY_NAME["cuda/rms_norm"]) == {"light headers", "NVRTC"}
+
+
 def made_by(program: Program) -> set[str]:
     """The headers and the compiler of the newest entry."""
     entries = Store(default_root()).base.glob(f"cpp_extension.{program.identifier}/*/*/{NAME}")
