@@ -104,4 +104,4 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
     with warnings.catch_warnings():  # the explanation includes their content
         warnings.simplefilter("ignore")
         entry = layers.find(recipe) or root.find(recipe)
-    return why.compare(recipe, root, entry.folder if entry else None, against, ask=True)
+    return why.compare(recipe, root, entry.folder if entry else None, against)

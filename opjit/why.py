@@ -6,7 +6,6 @@ requested one.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -63,7 +62,6 @@ class Explanation:
         against: folder of the entry compared with.
         differences: that entry's, the likeliest reason first.
         unusable: unusable entries of this op and target, and the reasons.
-        elsewhere: the number of entries of the op for each other target.
         outcome: what a request would do.
         compiler: the compiler of the entry's CUDA code: NVRTC, or nvcc and the reason; an empty text for others.
     """
@@ -76,7 +74,6 @@ class Explanation:
     against: Path | None
     differences: tuple[Difference, ...]
     unusable: tuple[tuple[Path, str], ...]
-    elsewhere: Mapping[str, int]
     outcome: str
     compiler: str = ""
 
@@ -92,7 +89,7 @@ class Explanation:
         if self.differences:
             texts = [difference.text for difference in self.differences]
             return f"{start} is in no cache: {'; '.join(texts[:3])}{f'; and {len(texts) - 3} more' if texts[3:] else ''}"
-        return f"{start} was never built" + (f"; there are entries for {', '.join(self.elsewhere)}" if self.elsewhere else "")
+        return f"{start} was never built"
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes, the arch, the state and the reason, for JSON."""
@@ -116,8 +113,7 @@ class Explanation:
             if self.differences[_MOST_SHOWN:]:
                 lines.append(f"    and {len(self.differences) - _MOST_SHOWN} more")
         elif self.found is None and not self.unusable:
-            others = ", ".join(f"{target} ({count})" if count > 1 else target for target, count in self.elsewhere.items())
-            lines.append(f"  never built for {self.target}; there are {f'entries for {others}' if others else 'no other entries'}")
+            lines.append(f"  never built for {self.target}")
         return "\n".join(lines)
 
 
@@ -139,24 +135,22 @@ _Candidate = tuple[Path, tuple[Difference, ...]]  # an entry's folder, and how i
 
 
 def miss(recipe: Recipe, root: Store) -> Explanation:
-    """Explain a miss, without asking the remote."""
+    """Explain a miss."""
     return compare(recipe, root, None, None)
 
 
-def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None, ask: bool = False) -> Explanation:
+def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None) -> Explanation:
     """Explain the result of a request for a recipe.
 
     Args:
         found: folder of the entry that the request found.
         against: start of the key of the entry to compare with; None means the nearest one.
-        ask: also ask the remote.
     """
     qualified, wanted = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
     locations = [_Location("the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source),
                  *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()), _Location("the cache", root)]
     entries = [(location, folder) for location in locations
                for folder in location.store.folder(qualified, recipe.target).parent.glob("*/[!.]*")]
-    elsewhere = Counter(folder.parent.name for _, folder in entries if folder.parent.name != wanted.name)
     same_target = [(location, folder) for location, folder in entries if folder.parent.name == wanted.name and found is None]
     candidates, unusable = _candidates(same_target, recipe)
     problem = root.problem(wanted.parent, wanted) if found is None else None
@@ -167,7 +161,7 @@ def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None
     nearest, differing = min(candidates, default=(None, ()), key=lambda candidate: len(candidate[1]))
     place = next((location.name for location in locations if found and location.store.base in found.parents), "")
     return Explanation(qualified, str(recipe.target), recipe.key, found, place, nearest, differing, tuple(unusable),
-                       dict(sorted(elsewhere.items())), _outcome(recipe, found, ask), _compiler(found))
+                       _outcome(recipe, found), _compiler(found))
 
 
 def _compiler(found: Path | None) -> str:
@@ -209,31 +203,15 @@ def _named(entries: list[_Found], recipe: Recipe, prefix: str) -> _Candidate:
     return folder, differences(manifest, recipe, location.trusted_as is not None)
 
 
-def _outcome(recipe: Recipe, found: Path | None, ask: bool) -> str:
+def _outcome(recipe: Recipe, found: Path | None) -> str:
     if found is not None:
         return "a request would use it" + ("; no compiler works here, so any compiler's binary matches" if recipe.key is None else "")
     if is_on("OPJIT_OFFLINE"):
         return "a request would fail, as OPJIT_OFFLINE forbids building it"
-    there, remark = _remote(recipe) if ask and os.environ.get("OPJIT_REMOTE") else (False, "")
-    if there:
-        return f"a request would fetch it: {remark}"
-    build = "fail, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
+    outcome = "fail, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
     if recipe.target.host != platform.machine():
-        build = f"fail, as the compilers of this machine build for {platform.machine()}"
-    return f"a request would {build}{f'; {remark}' if remark else ''}"
-
-
-def _remote(recipe: Recipe) -> tuple[bool, str]:
-    """Return whether the remote has it, and a remark for the user."""
-    from opjit.share import remote
-    from opjit.share.transport import Objects
-
-    shown = Objects(os.environ["OPJIT_REMOTE"]).shown
-    try:
-        there = remote.holds(remote.query_for(recipe))
-    except Exception as error:  # any failure of a network
-        return False, f"the remote {shown} cannot be used: {remote.reason(error)}"
-    return there, f"the remote {shown} {'has' if there else 'does not have'} it"
+        outcome = f"fail, as the compilers of this machine build for {platform.machine()}"
+    return f"a request would {'ask the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
 
 
 def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
@@ -244,23 +222,21 @@ def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tu
     """
     before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
-    found = document_differences(before, now, sources, (_lines(manifest), recipe.lines()))
+    found = document_differences(before, now, sources)
     if shipped:
         tools = {name for part, name in _NAMES.items() if part.startswith(("cc.", "nvcc.", "nvrtc.", "device."))}
         found = tuple(difference for difference in found if difference.what not in {"opjit", *tools})
     return found
 
 
-def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str],
-                         lines: tuple[dict[str, int], dict[str, int]] = ({}, {})) -> tuple[Difference, ...]:
+def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]) -> tuple[Difference, ...]:
     """Return how two documents differ, the likeliest reason for a miss first.
 
     Args:
         sources: names of inputs that are not headers.
-        lines: the inputs' numbers of lines, then and now, by name.
     """
     before, now = dict(before), dict(now)
-    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), lines, sources)]
+    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), sources)]
     same_arch = before.get("arch") == now.get("arch")
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
@@ -276,27 +252,14 @@ def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sour
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
 
 
-def _inputs(before: Mapping[str, Any], now: Mapping[str, str], lines: tuple[dict[str, int], dict[str, int]],
-            sources: set[str]) -> Iterator[Difference]:
+def _inputs(before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]) -> Iterator[Difference]:
     """Yield the changed files. A file that is neither opjit's nor a source nor linked is a header."""
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
         ends, is_source = Path(name).suffix, name in sources or backends.of_source(name) is not None
         what = "opjit" if name.startswith("<opjit>/") else "source" if is_source else "library" if ends in (".a", ".o", ".so") else "header"
-        then_count, count = lines[0].get(name), lines[1].get(name)
-        if name not in now:
-            yield Difference(what, f"{name} is no longer used")
-        elif name not in before:
-            yield Difference(what, f"{name} is new{'' if count is None else f', {_count(count)}'}")
-        elif then_count is None or count is None:
-            yield Difference(what, f"{name} changed")
-        else:
-            yield Difference(what, f"{name} changed, {_count(count)}, {'as' if count == then_count else then_count} before")
-
-
-def _count(lines: int) -> str:
-    return f"{lines} line{'s' * (lines != 1)}"
+        yield Difference(what, f"{name} {'is no longer used' if name not in now else 'is new' if name not in before else 'changed'}")
 
 
 def _flags(what: str, before: Any, now: list[str], same_arch: bool) -> Iterator[Difference]:
@@ -317,14 +280,6 @@ def _changed_value(before: object, now: object) -> str:
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _lines(manifest: Manifest) -> dict[str, int]:
-    """Return the line counts in a manifest, which are unverified."""
-    with suppress(ValueError, TypeError, RecursionError):
-        counts = json.loads(manifest.built_with["lines"]) if "lines" in manifest.built_with else {}
-        return {name: count for name, count in _mapping(counts).items() if isinstance(count, int)}
-    return {}
 
 
 def _changed(folder: Path) -> float:

@@ -5,7 +5,6 @@ torch's loader writes the build file, runs ninja and reports errors. opjit sets 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sysconfig
@@ -160,7 +159,7 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path,
     progress.step("checking")
     content = _checked(recipe, subject, work, name, tools)
     manifest = write_entry(entry, f"{recipe.schema.namespace}.{recipe.schema.name}.so", content, [*sources, work / "build.ninja"],
-                           recipe.document(), {"seconds": f"{seconds:.3f}", "lines": json.dumps(recipe.lines()), **library.remark})
+                           recipe.document(), {"seconds": f"{seconds:.3f}", **library.remark})
     return manifest, library.output
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,16 +114,6 @@ class Recipe(NamedTuple):
     def inputs_now(self) -> dict[str, str]:
         """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)
-
-    def lines(self) -> dict[str, int]:
-        """Return the number of lines of each of the op's own files, by portable name, for messages about changes."""
-        found = {}
-        for name in self.inputs:
-            if not name.startswith(("<opjit>/", "<link ")) and Path(name).suffix not in (".a", ".o", ".so"):
-                with suppress(OSError):
-                    content = Path(headers.path_of(name, str(self.folder), self.flags.include)).read_bytes()
-                    found[name] = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
-        return found
 
 
 def takes(ways: Sequence[Mapping[str, str]], made_by: Any) -> bool:

@@ -147,15 +147,6 @@ def problem() -> str | None:
     return None
 
 
-def holds(wanted: Query) -> bool:
-    """Return whether OPJIT_REMOTE has an entry with a trusted signature. Nothing is stored.
-
-    Raises:
-        Exception: the remote cannot be used, or its entry is rejected; `reason` makes it readable.
-    """
-    return _ask(wanted, Objects(os.environ["OPJIT_REMOTE"])) is not None
-
-
 def required_trust(source: str = "it") -> Trust:
     """Read OPJIT_TRUST. Raises RemoteError, for entries from `source`, if it is missing or invalid."""
     trusted = trust.configured()
