@@ -28,7 +28,6 @@ CHECKS: dict[str, Callable[[], Iterable[Observation]]] = {
     "cache": folders.cache,
     "temporary folder": folders.temporary,
     "builds": folders.builds,
-    "layers": machine.layers,
     "remote": machine.remote,
     "environment": machine.variables,
 }

@@ -1,4 +1,4 @@
-"""Checks of the cache, of the temporary folder with its locks, and of unfinished builds.
+"""Checks of the cache, of the temporary folder, and of unfinished builds.
 
 A filesystem is tried out in a temporary folder there; nothing else is written.
 """
@@ -109,8 +109,6 @@ def _free_space(about: str, place: Path) -> Iterator[Observation]:
     if free < _LOW_SPACE:
         yield Observation(about, WARNING, f"{free / 1e6:.1f} MB are free on its filesystem",
                           "free some space: opjit cache clear removes every entry")
-    elif room.f_files and not room.f_favail:
-        yield Observation(about, WARNING, "its filesystem has no free inodes, so it takes no more files", "remove small files there")
     else:
         yield Observation(about, OK, f"{free / 1e9:.1f} GB are free on its filesystem")
 
@@ -210,50 +208,12 @@ _ATTEMPTS: tuple[tuple[Callable[[Path], str | None], str, str], ...] = (
 
 
 def builds() -> Iterator[Observation]:
-    """Report staging folders of unfinished builds, and locks with their holders."""
+    """Count the staging folders of unfinished builds."""
     staging = Store(default_root()).base / "staging"
     ages = []
     for each in staging.glob("*"):
         with suppress(OSError):
             ages.append(time.time() - each.lstat().st_mtime)
-    old = [age for age in ages if age > STAGING_AGE]
-    if old:
-        yield Observation("builds", NOTE, f"{len(old)} staging folder{'s' * (len(old) != 1)} of killed builds in {staging}, the oldest "
-                                          f"{max(old) / 86400:.0f} days old; the next build removes them")
-    if len(ages) > len(old):
-        yield Observation("builds", OK, f"{len(ages) - len(old)} under way, or killed less than a day ago, in {staging}")
-    held = [observation for path in sorted(lock.folder().glob("*.lock")) if (observation := _lock_state(path))]
-    yield from held
-    if not ages and not held:
-        yield Observation("builds", OK, "none under way, none left behind")
-
-
-def _lock_state(path: Path) -> Observation | None:
-    """Return a lock's holder; None if the lock is free."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _holder(path)
-        finally:
-            os.close(descriptor)
-    return None
-
-
-def _holder(path: Path) -> Observation:
-    known = lock.holder(path.with_suffix(".json"))
-    if known is None:
-        return Observation("builds", NOTE, f"an unknown process holds the lock {path}")
-    held = f"has held the lock {path} for {time.time() - known.since:.0f} s"
-    if process_state(known.pid) in ("T", "t"):
-        return Observation("builds", WARNING, f"process {known.pid} {held}, but is stopped; others may be waiting",
-                           f"kill -CONT {known.pid}, or kill -KILL {known.pid}")
-    return Observation("builds", OK, f"process {known.pid} {held}")
-
-
-def process_state(pid: int) -> str:
-    """Return the letter that ps shows for a process; empty if there is none."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    return ""
+    old = sum(age > STAGING_AGE for age in ages)
+    yield Observation("builds", OK, f"{len(ages) - old} under way or killed less than a day ago, {old} older, which the next build "
+                                    f"removes, in {staging}" if ages else "none under way, none left behind")

@@ -14,17 +14,13 @@ from pathlib import Path
 import torch
 
 import opjit
-from opjit import backends, files
-from opjit.backends import targets
+from opjit import backends
 from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.environment import SWITCHES, VARIABLES
-from opjit.errors import OpjitError
-from opjit.store import inventory
+from opjit.store import layers
 from opjit.store.store import Store
 
 _OLDEST_TORCH = "2.10"
-_RELATIVE = "is relative, so it depends on the folder in which a process starts"
-_USE_ABSOLUTE = "set an absolute path"
 _PASSWORD = re.compile("//[^/@]*@")  # in a URL
 
 
@@ -81,43 +77,13 @@ def variables() -> Iterator[Observation]:
             yield Observation("environment", OK, f"{name}={_PASSWORD.sub('//…@', value)} ({VARIABLES[name]})")
     if not given:
         yield Observation("environment", OK, "no OPJIT_ variable is set")
-    yield from _arch(given.get("OPJIT_ARCH", ""))
-    yield from _op_folders(given.get("OPJIT_PATH", ""))
     cache = given.get("OPJIT_CACHE", "")
     if cache and not os.path.isabs(os.path.expanduser(cache)):
-        yield Observation("environment", WARNING, f"OPJIT_CACHE={cache} {_RELATIVE}", _USE_ABSOLUTE)
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home and not os.access(f"{home}/bin/nvcc", os.X_OK):
-        yield Observation("environment", WARNING, f"CUDA_HOME is {home}, which has no executable bin/nvcc",
-                          "point it at a CUDA Toolkit, or unset it")
-
-
-def _arch(arch: str) -> Iterator[Observation]:
-    if not arch:
-        return
-    try:
-        backend = targets.named(arch).backend
-    except OpjitError as error:
-        unknown, _, known = str(error).partition("; ")
-        yield Observation("environment", PROBLEM, f"OPJIT_ARCH={arch}: {unknown}", f"unset it, or set another; {known}")
-        return
-    if backend.available() is None and not backend.runs(arch):
-        yield Observation("environment", PROBLEM, f"OPJIT_ARCH={arch}, but this machine ({backend.host_arch()}) cannot run such binaries",
-                          "unset it; opjit get OP --arch builds for another machine")
-
-
-def _op_folders(paths: str) -> Iterator[Observation]:
-    for path in filter(None, paths.split(os.pathsep)):
-        folder = Path(os.path.expanduser(path))
-        if not folder.is_absolute():
-            seen = "is not an absolute path"
-        elif not folder.is_dir():
-            seen = "is not a folder"
-        else:
-            seen = files.distrusted(folder.resolve()) or ""
-        if seen:
-            yield Observation("environment", PROBLEM, f"OPJIT_PATH names {path}: {seen.partition(';')[0]}, so opjit does not run its ops",
-                              "name the absolute path of an op's folder, or of a folder of op folders, that belongs to you or root")
+        yield Observation("environment", WARNING, f"OPJIT_CACHE={cache} is relative, so it depends on the folder in which a process starts",
+                          "set an absolute path")
+    for layer in layers.named():
+        if not Store(layer).base.is_dir():  # a request goes on to the next layer without a word
+            yield Observation("environment", WARNING, f"{layer} in OPJIT_LAYERS is not a cache", "remove it from OPJIT_LAYERS, or mount it")
 
 
 def remote() -> Iterator[Observation]:
@@ -137,24 +103,3 @@ def remote() -> Iterator[Observation]:
     if os.environ.get("OPJIT_TRUST") == trust.UNSIGNED:
         yield Observation("remote", WARNING, "OPJIT_TRUST=unsigned: anyone who can write to the remote can run code here",
                           "sign what you push (opjit keygen), and set OPJIT_TRUST to the public key")
-
-
-def layers() -> Iterator[Observation]:
-    """Check the caches in OPJIT_LAYERS."""
-    for layer in filter(None, os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)):
-        base = Store(Path(os.path.abspath(os.path.expanduser(layer)))).base
-        if not os.path.isabs(os.path.expanduser(layer)):
-            yield Observation("layer", WARNING, f"{layer} {_RELATIVE}", _USE_ABSOLUTE)
-        if not base.is_dir():
-            yield Observation("layer", WARNING, f"{layer} is not a cache: there is no {base}", "remove it from OPJIT_LAYERS, or mount it")
-            continue
-        if not os.access(base, os.R_OK | os.X_OK):
-            yield Observation("layer", WARNING, f"{layer} cannot be read", "ask its owner for read access")
-            continue
-        problem = files.swappable(base.parent) or files.distrusted(base)
-        if problem:
-            yield Observation("layer", WARNING, problem.partition(";")[0],
-                              "remove it from OPJIT_LAYERS, or let only root or you write to it")
-        else:
-            count = sum(1 for _ in inventory.scan(Store(base.parent)))
-            yield Observation("layer", OK if count else NOTE, f"{layer}: {count} entr{'y' if count == 1 else 'ies'}")

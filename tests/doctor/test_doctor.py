@@ -7,9 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -342,15 +340,6 @@ def test_a_full_cache_is_a_warning_and_ops_work(cache: Path, size: str) -> None:
 
 
 @as_root
-def test_a_filesystem_without_room_for_more_files_is_a_warning(cache: Path) -> None:
-    with tmpfs(cache, "size=200m,nr_inodes=4"):
-        for number in range(3):
-            (cache / str(number)).touch()
-        found = those(folders.cache(), WARNING)
-        assert "inodes" in found[0].seen
-
-
-@as_root
 @pytest.mark.parametrize("what", ["", "v1", "v1/staging", "v1/toolchain"])
 def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -453,46 +442,8 @@ def test_staging_folders_are_told_by_age(cache: Path) -> None:
     for name, age in (("old", 3 * 86400 + 5), ("new", 60.0)):
         (staging / name).mkdir(parents=True)
         os.utime(staging / name, (time.time() - age,) * 2)
-    old, new = folders.builds()
-    assert (old.state, "1 staging folder of killed builds" in old.seen, "3 days old" in old.seen) == (NOTE, True, True)
-    assert (new.state, "1 under way, or killed less than a day ago" in new.seen) == (OK, True)
-
-
-HOLD = """
-import fcntl, json, os, sys, time
-with open(sys.argv[1], "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    with open(sys.argv[1][:-4] + "json", "w") as note:
-        json.dump({"pid": os.getpid(), "host": "here", "since": time.time() - 7, "step": "compiling"}, note)
-    print("held", flush=True)
-    time.sleep(300)
-"""
-
-
-@pytest.fixture
-def holder() -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a lock."""
-    place = lock.folder()
-    place.mkdir(mode=0o700)
-    (place / "free.lock").touch()
-    with subprocess.Popen([sys.executable, "-ISc", HOLD, str(place / "abc.lock")], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_a_held_lock_is_told_with_its_holder_and_a_stopped_holder_is_a_warning(holder: subprocess.Popen[str]) -> None:
     [found] = folders.builds()
-    assert found.state == OK
-    assert f"process {holder.pid} has held the lock {lock.folder() / 'abc.lock'} for " in found.seen
-    holder.send_signal(signal.SIGSTOP)
-    until(lambda: folders.process_state(holder.pid) == "T")
-    stopped = only(folders.builds(), WARNING)
-    assert "is stopped" in stopped.seen
-    assert stopped.todo == f"kill -CONT {holder.pid}, or kill -KILL {holder.pid}"
-    (lock.folder() / "abc.json").write_text(json.dumps({"pid": "x"}))
-    assert f"an unknown process holds the lock {lock.folder() / 'abc.lock'}" in only(folders.builds(), NOTE).seen
+    assert (found.state, "1 under way or killed less than a day ago, 1 older" in found.seen) == (OK, True)
 
 
 @as_root
@@ -513,54 +464,18 @@ def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_passwor
     monkeypatch.setenv("OPJIT_OFLINE", "1")
     monkeypatch.setenv("OPJIT_ENTIRELY_ELSE", "1")
     monkeypatch.setenv("OPJIT_FAST", "OFF")
-    monkeypatch.setenv("OPJIT_LAYERS", "https://me:secret@host/x")
+    monkeypatch.setenv("OPJIT_REMOTE", "https://me:secret@host/x")
     found = list(machine.variables())
     assert {each.seen.split()[0]: each.todo.split(";")[0] for each in those(found, WARNING)} == {
         "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?", "OPJIT_ENTIRELY_ELSE": "unset it", "OPJIT_FAST=OFF": "set OPJIT_FAST=0"}
     assert "secret" not in str(found)
 
 
-def test_an_arch_that_nobody_builds_for_or_that_this_machine_cannot_run_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_ARCH", "x86-64-v9")
-    found = only(machine.variables(), PROBLEM)
-    assert "unknown arch 'x86-64-v9'" in found.seen
-    assert "known: x86-64-v4" in found.todo
-    cpu = backends.for_device("cpu")
-    monkeypatch.setenv("OPJIT_ARCH", cpu.host_arch())
-    assert those(machine.variables(), PROBLEM) == []
-    monkeypatch.setattr(type(cpu), "runs", lambda self, arch: False)
-    assert "cannot run such binaries" in only(machine.variables(), PROBLEM).seen
-
-
-def test_folders_of_ops_that_would_not_be_used_are_problems(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (own_folders / "good").mkdir(mode=0o700)
-    (own_folders / "open").mkdir()
-    (own_folders / "open").chmod(0o777)
-    named = [str(own_folders / "good"), "relative", str(own_folders / "gone"), str(own_folders / "open")]
-    monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(named))
-    seen = [each.seen for each in those(machine.variables(), PROBLEM)]
-    assert len(seen) == 3
-    assert "relative: is not an absolute path" in seen[0]
-    assert "is not a folder" in seen[1]
-    assert "can be written by others" in seen[2]
-
-
-def test_a_relative_cache_and_a_cuda_home_without_nvcc_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_cache_and_a_layer_that_is_none_are_warnings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "v1").mkdir()
     monkeypatch.setenv("OPJIT_CACHE", "build/cache")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert [each.seen.split()[0] for each in those(machine.variables(), WARNING)] == ["OPJIT_CACHE=build/cache", "CUDA_HOME"]
-
-
-def test_layers_are_counted_and_those_that_are_none_are_warnings(cache: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helpers.built(helpers.write_op(own_folders / "plus"), cache)
-    (own_folders / "empty" / "v1").mkdir(parents=True, mode=0o700)
-    monkeypatch.setenv("OPJIT_LAYERS", os.pathsep.join([str(cache), str(own_folders / "gone"), str(own_folders / "empty")]))
-    good, gone, empty = machine.layers()
-    assert good == Observation("layer", OK, f"{cache}: 1 entry")
-    assert (gone.state, "is not a cache" in gone.seen) == (WARNING, True)
-    assert empty.state == NOTE
-    (cache / "v1").chmod(0o777)
-    assert "can be written by others" in those(machine.layers(), WARNING)[0].seen
+    monkeypatch.setenv("OPJIT_LAYERS", f"{cache}{os.pathsep}{cache / 'gone'}")
+    assert [each.seen.split()[0] for each in those(machine.variables(), WARNING)] == ["OPJIT_CACHE=build/cache", str(cache / "gone")]
 
 
 def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
