@@ -124,64 +124,52 @@ def ago(seconds: float) -> str:
 
 
 class Display:
-    """Shows many builds. This one writes a line when a build ends or takes LONG."""
+    """Shows many builds: on a screen those that run or failed, and how many are done; elsewhere a line for each that ends or takes LONG."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[str], object], count: int, screen: Live | None = None) -> None:
+        self._write, self._count, self._screen = write, count, screen
         self._running: dict[int, tuple[float, str]] = {}  # start and status of each build
+        self._ended: list[str] = []
         self._long: set[int] = set()
 
-    def started(self, number: int, name: str) -> None:
-        """A build began."""
-        self._running[number] = time.monotonic(), f"building {name}"
-
     def changed(self, number: int, text: str) -> None:
-        """A build's status changed: it waits, or has reached another step."""
-        self._running[number] = self._running[number][0], text
+        """A build began, waits, or has reached another step."""
+        since = self._running[number][0] if number in self._running else time.monotonic()
+        self._running[number] = since, text
 
     def ended(self, number: int, name: str, state: str) -> None:
         """A build ended: "built", "already there" or "failed"."""
         since, _ = self._running.pop(number)
-        self._write(f"{state}: {name}, {time.monotonic() - since:.1f} s")
+        self._ended.append(f"{state}: {name}, {time.monotonic() - since:.1f} s")
+        if self._screen is None:
+            self._write(self._ended[-1])
 
     def tick(self) -> None:
         """Something has happened, or time has passed."""
-        for number, (since, text) in self._running.items():
-            if time.monotonic() - since > LONG and number not in self._long:
+        running = [(number, text, time.monotonic() - since) for number, (since, text) in self._running.items()]
+        if self._screen is not None:
+            from rich.text import Text
+
+            failed = [line for line in self._ended if line.startswith("failed")]
+            head = f"{len(self._ended)} of {self._count} done, {len(failed)} failed"
+            lines = [head, *failed, *(f"{text}, {seconds:.0f} s" for _, text, seconds in running)]
+            self._screen.update(Text("\n  ".join(lines)), refresh=True)
+            return
+        for number, text, seconds in running:
+            if seconds > LONG and number not in self._long:
                 self._long.add(number)
                 self._write(f"{LONG:.0f} s, and still {text}")
-
-
-class _LiveDisplay(Display):
-    """Shows running and failed builds in place, and how many are done."""
-
-    def __init__(self, screen: Live, count: int) -> None:
-        from rich.spinner import Spinner
-
-        self._ended: list[str] = []
-        super().__init__(self._ended.append)
-        self._screen, self._count, self._spinner = screen, count, Spinner("dots")
-
-    def tick(self) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
-        failed = [line for line in self._ended if line.startswith("failed")]
-        running = [f"{text}, {time.monotonic() - since:.0f} s" for since, text in self._running.values()]
-        waiting = self._count - len(self._ended) - len(running)
-        self._spinner.update(text=f"{len(self._ended)} of {self._count} done, {waiting} waiting, {len(failed)} failed")
-        self._screen.update(Group(self._spinner, *(Text(f"  {line}") for line in (*failed, *running))), refresh=True)
 
 
 @contextmanager
 def display(stream: TextIO | None, write: Callable[[str], object], count: int) -> Iterator[Display]:
     """Open a display of builds: in place if `stream` is a terminal, else a line for each through `write`."""
     if stream is None or not stream.isatty():
-        yield Display(write)
+        yield Display(write, count)
         return
     from rich.console import Console
     from rich.live import Live
 
     # No refresh thread: it could hold the console's lock during a fork.
     with Live(console=Console(file=stream), auto_refresh=False, transient=True) as screen:
-        yield _LiveDisplay(screen, count)
+        yield Display(write, count, screen)

@@ -163,7 +163,7 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
 def _take(event: Event, wanted: Wanted, report: Report, shown: set[tuple[str, str, int]], display: Display) -> None:
     """Add an event to the report and the display."""
     if event.state == "started":
-        display.started(event.number, str(wanted))
+        display.changed(event.number, f"building {wanted}")
     elif event.state == "reports":
         display.changed(event.number, str(event.detail))
     else:
