@@ -260,7 +260,6 @@ def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -
         removed = _drop_empty(gone)
         if finished and age:  # a build that is under way may need what was used within the hour
             sweep(store, trash, lambda used: used < now - max(age, _FRESH))
-        usage.compact(store.base, trash.folder)
     return Pruned(removed, freed, len(entries) - removed, total - freed, failed, fresh, finished, len(gone) - removed)
 
 

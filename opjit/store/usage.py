@@ -19,8 +19,7 @@ from opjit import files
 from opjit.store.entry import Entry
 
 NAME = "stats.jsonl"
-MAX_BYTES = 8 << 20  # no line is appended beyond this size
-COMPACT_BYTES = 1 << 20  # a longer file is summed up by the next pruning
+MAX_BYTES = 8 << 20  # of the file; the counting starts anew beyond them, after some 50,000 processes
 WHERE = ("layer", "store", "remote")  # a hit's origin
 FIELDS = (*WHERE, "misses", "builds", "bytes", "saved")
 _NAMES = ("at", *FIELDS)
@@ -79,8 +78,9 @@ def append(base: Path, counts: Mapping[str, float]) -> None:
             return  # such as a cache of root's, which this user only reads, or one that is not used
         file = os.open(base / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(file).st_size < MAX_BYTES:
-                os.write(file, line.encode())
+            if os.fstat(file).st_size >= MAX_BYTES:
+                os.truncate(file, 0)
+            os.write(file, line.encode())
         finally:
             os.close(file)
 
@@ -107,19 +107,6 @@ def total(counted: Iterable[dict[str, float]]) -> dict[str, float]:
     for line in counted:
         found.update({name: found[name] + line[name] for name in FIELDS}, at=min(found.get("at", line["at"]), line["at"]))
     return found
-
-
-def compact(base: Path, trash: Path) -> None:
-    """Replace a store's long file by its sum, by way of a folder on the same filesystem. A line that is appended meanwhile may be lost."""
-    path, aside = base / NAME, trash / NAME
-    try:
-        if path.stat().st_size <= COMPACT_BYTES:
-            return
-        os.rename(path, aside)
-    except OSError:
-        return
-    append(base, total(lines(aside)))
-    files.remove_tree(aside)
 
 
 def _open_plain(name: str, flags: int) -> int:
