@@ -78,7 +78,7 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
 def explain(op: str | Op, device: object = None, arch: str | None = None, against: str | None = None) -> Explanation:
     """Explain whether `opjit.get` would find an op's binary, and where, or what changed since the nearest one was built.
 
-    It covers ops, not the extensions of `opjit.load`. It asks the remote; an entry that only the remote has is a miss.
+    It covers ops, not the extensions of `opjit.load`. It does not ask the remote; an entry that only the remote has is a miss.
 
     Args:
         op: an op or its name.
@@ -94,7 +94,7 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
         >>> print(opjit.explain("mylib::scale", "cpu"))
         mylib::scale for cpu x86-64-v…: a miss; a request would build it
           compared with the entry built …: …/opjit/v1/mylib.scale/x86-64-v…/…
-            source: scale.c changed, 12 lines, 10 before
+            source: scale.c changed
     """
     from opjit import why
 
