@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from opjit import batch, files
+from opjit import files
 from opjit.backends.targets import Target
 from opjit.cpp_extension import identity
-from opjit.declare import registry
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.library import origin
 from opjit.recipe.recipe import base_key, document_key
@@ -47,13 +46,11 @@ class TransferReport(NamedTuple):
     Attributes:
         moved: the names of the objects that were written.
         there: the number of entries that the destination already had.
-        absent: the number of requested entries that the source does not have.
         problems: one line for each entry that was left out, with the reason.
     """
 
     moved: list[str]
     there: int
-    absent: int
     problems: list[str]
 
 
@@ -182,13 +179,11 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
             if not known or not before or (entry.most > 1 and entry.key not in before):
                 place.write(pointer, entry.pointing(before))
         there += known
-    return TransferReport(moved, there, 0, problems)
+    return TransferReport(moved, there, problems)
 
 
 def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
     """Fetch a remote's entries that the cache does not have, for every arch.
-
-    A web server cannot list its objects, so from there pull fetches the entries that the ops declared here need on this machine.
 
     Args:
         url: the remote; None is OPJIT_REMOTE's.
@@ -196,39 +191,16 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
         say: called with the name of each fetched object.
 
     Raises:
-        RemoteError: the remote cannot be reached, OPJIT_TRUST is not set, or the cache cannot be written.
+        RemoteError: the remote cannot be reached, or is a web server, which cannot list its entries; OPJIT_TRUST is not set, or the cache
+            cannot be written.
     """
     place, problems = _Remote(url), list[str]()
-    trusted = remote.required_trust(place.objects.shown)
     if place.objects.is_http:
-        return _pull_declared(place, trusted, ops, say)
+        raise RemoteError(f"{place.objects.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` "
+                          "fetch what they need; or download a pack from it for `opjit cache unpack`")
+    trusted = remote.required_trust(place.objects.shown)
     names = _selected(place.names(), ops, problems, f"{place.objects.shown} has no entry of it")
     return _add_to_cache(((name, partial(place.read, name)) for name in names), trusted, problems, say)
-
-
-def _pull_declared(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
-    root, moved, there, absent, failed = Store(default_root()), list[str](), 0, 0, list[tuple[str, OpjitError]]()
-    if not ops:
-        registry.search()
-    wanted = [registry.find(name) for name in ops] or registry.all_ops()
-    for binary in batch.requests(batch.pairs(wanted, batch.targets_of([], root)), root, failed=failed):
-        if binary.find(root, warn=False):
-            there += 1
-            continue
-        query = remote.query_for(binary.recipe)
-        try:
-            found = remote.look_up(query, place.read, trusted)
-        except EntryError as error:
-            failed.append((str(binary), error))
-            continue
-        if found is None:
-            absent += 1
-            continue
-        key, received = found
-        _receive(root, received, binary.folder(root) / key, binary.target)
-        moved.append(f"{query.folder}/{key}.opjit")
-        say(moved[-1])
-    return TransferReport(moved, there, absent, [f"{name} is left out: {error}" for name, error in failed])
 
 
 def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequence[str] = ()) -> TransferReport:
@@ -266,7 +238,7 @@ def pack(path: str | os.PathLike[str], *, sign: Path | None = None, ops: Sequenc
     finally:
         with suppress(OSError):
             staged.unlink()
-    return TransferReport(names, 0, 0, problems)
+    return TransferReport(names, 0, problems)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -399,7 +371,7 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
         _receive(root, received, place, belongs.target)
         moved.append(name)
         say(name)
-    return TransferReport(moved, there, 0, problems)
+    return TransferReport(moved, there, problems)
 
 
 def _receive(root: Store, received: Bundle, place: Path, target: Target | None) -> None:

@@ -143,7 +143,7 @@ def pull(ops: tuple[str, ...]) -> None:
     """Fetch entries from a remote. Fetches the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not,
     for every arch.
 
-    A web server cannot list its entries; from there, pull fetches those that the OPs need on this machine.
+    Not from a web server, which cannot list its entries: requests and precompile fetch from there what they need.
     """
     from opjit.cache import transfer
 
@@ -184,8 +184,7 @@ def _print_report(done: str, report: TransferReport) -> None:
     """Print what a transfer did; exit code 1 if it left an entry out."""
     for problem in report.problems:
         click.echo(problem, err=True)
-    absent = f", {report.absent} not found" if report.absent else ""
-    click.echo(f"{done} {len(report.moved)}, {report.there} already there{absent}, {len(report.problems)} left out")
+    click.echo(f"{done} {len(report.moved)}, {report.there} already there, {len(report.problems)} left out")
     sys.exit(1 if report.problems else 0)
 
 

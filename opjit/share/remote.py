@@ -133,7 +133,7 @@ def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
         except FileNotFoundError:
             return None
         wanted = wanted._replace(keys=keys, pointer=None)
-    return _read_from(objects, lambda read, trusted: look_up(wanted, read, trusted), _EXTENSION if wanted.target is None else None)
+    return _read_from(objects, lambda read, trusted: _look_up(wanted, read, trusted), _EXTENSION if wanted.target is None else None)
 
 
 def problem() -> str | None:
@@ -167,7 +167,7 @@ def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_lea
     return with_timeout(lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds)
 
 
-def look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
+def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
     `read`, and EntryError if an entry is not trusted or not the requested one.
 

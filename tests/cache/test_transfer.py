@@ -207,21 +207,10 @@ def test_a_pull_that_trusts_nobody_says_what_to_do(published: Published, empty: 
     assert not empty.exists()
 
 
-def test_from_a_web_server_comes_what_the_ops_ask_for_on_this_machine(
-    published: Published, other: Published, empty: Path, no_gpu: None, receive: Callable[..., None]
-) -> None:
-    receive()
-    with serving(from_folder(published.folder)) as server:
-        words = ("cache", "pull", server.url, published.op.qualified, other.op.qualified)
-        result = opjit(*words)
-        assert result.exit_code == 0
-        assert result.output.splitlines() == [published.name, "fetched 1, 0 already there, 1 not found, 0 left out"]
-        assert good(empty, published)
-        assert opjit(*words).output == "fetched 0, 1 already there, 1 not found, 0 left out\n"
-        assert all("/v1/remote" in path for path in server.asked)
-    refused = opjit("cache", "pull", "http://127.0.0.1:9", other.op.qualified)
+def test_a_web_server_cannot_list_its_entries() -> None:
+    refused = opjit("cache", "pull", "https://host/opjit")
     assert refused.exit_code == 1
-    assert "http://127.0.0.1:9 cannot be used" in refused.output
+    assert "https://host/opjit cannot list its entries: set OPJIT_REMOTE" in refused.output
 
 
 def test_a_push_to_what_cannot_be_written_is_a_one_line_error() -> None:
@@ -256,8 +245,9 @@ def test_a_pack_in_a_folder_that_cannot_be_entered_is_a_one_line_error(
 def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
-    with serving(lambda handler: time.sleep(30)) as server, pytest.raises(RemoteError, match=r"no answer|timed out"):
-        transfer.pull(server.url, ops=["allreduce"])
+    monkeypatch.setattr(transport.Objects, "names", lambda self, prefix: time.sleep(30))
+    with pytest.raises(RemoteError, match="no answer"):
+        transfer.pull(published.url)
 
 
 @as_root
