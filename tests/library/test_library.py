@@ -19,6 +19,7 @@ from opjit.declare import registry
 from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
 from opjit.library import load
 from opjit.recipe import recipe
+from opjit.store.entry import Entry
 from tests import helpers
 from tests.helpers import SOMEBODY, elsewhere, fresh, write_op
 
@@ -226,6 +227,12 @@ def test_a_build_directory_that_cannot_be_written_is_an_error_that_names_it(decl
         opjit.build_library("loadtest::minus", tmp_path)
     with pytest.raises(UnknownArch):
         opjit.build_library("loadtest::plus", tmp_path, arch="sm_9")
+
+
+def test_a_library_defines_its_op_where_only_torch_is(built_once: tuple[Path, Entry]) -> None:
+    code = (f"import ctypes, sys, torch\nprint(ctypes.CDLL({str(built_once[1].library)!r}).opjit_define(), 'opjit' in sys.modules)\n"
+            "print(torch.ops.keytest.plus(torch.ones(1)).tolist())")
+    assert fresh(code).stdout == "0 False\n[2.0]\n"
 
 
 @pytest.mark.nvcc
