@@ -37,7 +37,7 @@ _ROUNDS = 5  # timed bursts, unless they differ
 _STEADY, _NOISY = 0.1, 0.3  # spreads: below the first no more bursts are needed; a median with more than the second tells nothing
 _BUILD = 300.0  # seconds for all compilers of a candidate
 _REMEMBERED = 1000  # verdicts
-_MOST_AHEAD = 8  # children that wait for a candidate
+_MOST_AHEAD = 2  # children that wait for a candidate: on an H100, one verdict waited 12 s while eight made their CUDA contexts
 
 
 class _Ended(Exception):
@@ -134,7 +134,8 @@ class Judge:
         """Start the zygote and prepare the task. Raises what `Task` raises."""
         self._scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
         self._control, theirs = self._lanes
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus))} if self._gpus else {})}
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for GPUs must not start CUDA in a process that forks
+                       **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus))} if self._gpus else {})}
         self._zygote = subprocess.Popen([sys.executable, "-m", "opjit.judge.zygote", str(theirs.end.fileno()), str(self._scratch)],
                                         pass_fds=[theirs.end.fileno()], start_new_session=True, env=environment)
         theirs.end.close()

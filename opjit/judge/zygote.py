@@ -32,8 +32,8 @@ _MOST_PROCESSES = 256  # and threads, that a candidate may have started; compile
 def main(control: Channel, scratch: Path) -> None:
     """Fork a keeper for each message until the judge is gone; then remove the folder of all."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # This process has one thread of its own, and never a CUDA context. Others may be the idle ones of NumPy's OpenBLAS, which end before a
-    # fork and start again with the next product; Python counts them, and warns.
+    # Python warns of threads. Those of NumPy's OpenBLAS end before a fork. On an H100, CUDA's driver had one here, too, of unknown origin;
+    # children made contexts beside it.
     warnings.simplefilter("ignore", DeprecationWarning)
     child.import_all()
     control.send({})
