@@ -5,7 +5,8 @@
     >>> torch.ops.opjit.allreduce(torch.ones(3))
     tensor(3.)
 
-Importing builds, probes and writes nothing. It declares the bundled ops to torch: schema, fake kernel and backward.
+Importing builds, probes and writes nothing. It declares the bundled ops to torch, now or when torch is imported: schema, fake kernel and
+backward.
 """
 
 import sys
@@ -35,28 +36,25 @@ def _is_command() -> bool:
     return os.path.realpath(sys.argv[0]) in map(os.path.realpath, installed)
 
 
-if TYPE_CHECKING or not _is_command():
-    from opjit import errors
-    from opjit.api import declare_all, explain, get
-    from opjit.backends import register_backend
-    from opjit.declare import registry as registry  # not public
-    from opjit.declare.op import Op
-    from opjit.declare.registry import add_path, op
-    from opjit.declare.sample import Sample, Workload
-
-# Imported on first use: each name, and its module. Programs have the first two lines at once.
+# Imported on first use: each name, and its module.
 _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
           "op": "declare.registry", "Op": "declare.op", "Workload": "declare.sample", "Sample": "declare.sample",
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "judge": "judge", "testing": "testing",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
-          "ready": "ahead.complete", "watch": "live.watch", "load_ipython_extension": "author.notebook"}
+          "ready": "ahead.complete", "watch": "live.watch", "load_ipython_extension": "author.notebook",
+          "registry": "declare.registry"}  # not public
 
 if TYPE_CHECKING:
-    from opjit import cache, cpp_extension, distributed, judge, testing
+    from opjit import cache, cpp_extension, distributed, errors, judge, testing
     from opjit.ahead.complete import ready
     from opjit.ahead.precompile import precompile
+    from opjit.api import explain, get
+    from opjit.backends import register_backend
     from opjit.cpp_extension import load, load_inline
+    from opjit.declare.op import Op
+    from opjit.declare.registry import add_path, op
+    from opjit.declare.sample import Sample, Workload
     from opjit.library import build_library, load_library
     from opjit.live.inline import inline
     from opjit.live.watch import watch
@@ -68,10 +66,20 @@ else:
         from importlib import import_module
 
         module = import_module(f"opjit.{_LATER[name]}")
-        return vars(module).get(name, module)  # `cache` and others are modules; getattr of cpp_extension would import torch's
+        found = vars(module).get(name, module)  # `cache` and others are modules; getattr of cpp_extension would import torch's
+        return globals().setdefault(name, found)
 
-    if not _is_command():
-        declare_all()
+
+def _declare() -> None:
+    from opjit import api
+
+    api.declare_all()
+
+
+if not _is_command():
+    from opjit import late_torch
+
+    late_torch.call_when_imported(_declare)
 
 
 def __dir__() -> list[str]:

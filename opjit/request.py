@@ -3,25 +3,29 @@
     ready -> _load -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
                             -> obtain    else: lock, look again, fetch or build, publish
 
-C++ extensions (opjit.cpp_extension) go through `look` and `obtain`, too.
+C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) go through `look` and `obtain`, too. Importing this module
+does not import torch.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from opjit import files, loader, processes, progress
 from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
-from opjit.declare import oplist
-from opjit.declare.op import Op
 from opjit.environment import is_on
 from opjit.errors import CompileError
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, W, Wanted, describe
+
+if TYPE_CHECKING:
+    from opjit.declare.op import Op
 
 
 def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
@@ -32,7 +36,10 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
         if backend.name not in op.loaded:
             target = targets.here(backend)
             op.loaded[backend.name] = _load(op, target, found)
-            oplist.note(op, target)
+            if os.environ.get("OPJIT_RECORD"):
+                from opjit.declare import oplist
+
+                oplist.note(op, target)
 
 
 def ready_for_call(op: Op, backend: Backend) -> None:
@@ -95,8 +102,10 @@ def obtain(wanted: W, store: Store) -> Entry:
         held_by = sets.covering(str(wanted).partition(" for ")[0], (store, *map(Store, layers.named())))
         raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
                              f"with `opjit precompile`, or unset OPJIT_OFFLINE{held_by}")
-    import_builder()
-    from opjit.store import lock
+    if wanted.by_torch:
+        import_builder()
+    with processes.importing:
+        from opjit.store import lock
 
     with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
         wanted = wanted.now(store)  # the sources may have changed during the wait
@@ -104,9 +113,8 @@ def obtain(wanted: W, store: Store) -> Entry:
 
 
 def import_builder() -> None:
-    """Import the modules of a build while other threads' forks wait."""
+    """Import the modules of a build by torch's builder while other threads' forks wait."""
     with processes.importing:
         from opjit.builder import build, torch_builder  # noqa: F401
-        from opjit.store import lock  # noqa: F401
 
         torch_builder.copy()

@@ -6,12 +6,11 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from opjit import backends, files
 from opjit.backends import targets
 from opjit.backends.targets import Target
-from opjit.declare.op import Op
 from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError, UnknownArch
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe, base_key
@@ -20,11 +19,14 @@ from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
+if TYPE_CHECKING:
+    from opjit.declare.op import Op
+
 W = TypeVar("W", bound="Wanted")
 
 
 class Wanted(Protocol):
-    """A requested binary of an op or a C++ extension. str() names it in messages."""
+    """A requested binary of an op, a C++ extension or a shared library. str() names it in messages."""
 
     @property
     def must_store(self) -> bool:
@@ -33,6 +35,10 @@ class Wanted(Protocol):
     @property
     def lock(self) -> str:
         """The name of its builder's lock."""
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether torch's builder makes it."""
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         """Return the verified entry in a layer or the store, or None."""
@@ -77,7 +83,7 @@ class Wanted(Protocol):
 
     @property
     def kind(self) -> Target | None:
-        """The target of an op; None for a C++ extension."""
+        """The target of an op; None for another binary."""
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
         """Return the folder of its entries, or of the one with a manifest."""
@@ -132,6 +138,10 @@ class OpBinary(NamedTuple):
 
     def accepts(self, manifest: Manifest) -> bool:
         return self.recipe.key in (None, manifest.key) and base_key(manifest.document) == self.recipe.base
+
+    @property
+    def by_torch(self) -> bool:
+        return True
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         return (None if self.must_store else layers.find(self.recipe)) or store.find(self.recipe, warn)

@@ -149,7 +149,8 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
     from opjit.builder import budget, workers
 
     size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(wanted.large for wanted in missing) else budget.C_JOB, jobs))
-    request.import_builder()  # once, before the workers are forked
+    if any(wanted.by_torch for wanted in missing):
+        request.import_builder()  # once, before the workers are forked
     shown: set[tuple[str, str, int]] = set()
     order = sorted(range(len(missing)), key=lambda number: not missing[number].large)  # the long ones first, to finish together
     with (progress.display(stream, write, len(missing)) as display,

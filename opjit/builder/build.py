@@ -10,9 +10,8 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +22,7 @@ import torch
 from opjit import files, processes, progress, resources
 from opjit.backends import Flags
 from opjit.builder import compile_warnings, cuda_mistakes, device, glue, runtime_objects, torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from opjit.builder.kernel_usage import KernelUsage
 
 _FROM_COMPILER = re.compile(r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*")  # an assembler's own input
-# In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
-_UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -135,18 +132,6 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
     return BuildTools(compiler, nvcc, nvrtc, ninja)
 
 
-@contextmanager
-def workspace(staged: Path) -> Iterator[Path]:
-    """Open the compilers' folder: in the staging folder, unless torch cannot write that path into a build file."""
-    if _UNWRITABLE.search(str(staged)):
-        with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
-            yield Path(folder)
-    else:
-        work = staged / "build"
-        work.mkdir(mode=0o700)
-        yield work
-
-
 def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path, entry: Path, base: Path) -> tuple[Manifest, str]:
     """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, and the compilers' output."""
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
@@ -159,7 +144,7 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path,
     progress.step("checking")
     content = _checked(recipe, subject, work, name, tools)
     manifest = write_entry(entry, f"{recipe.schema.namespace}.{recipe.schema.name}.so", content, [*sources, work / "build.ninja"],
-                           recipe.document(), {"seconds": f"{seconds:.3f}", **library.remark})
+                           recipe.document(), {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark})
     return manifest, library.output
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +15,8 @@ from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc, Own
 
 _Result = TypeVar("_Result")
+# In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
+_UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class CompilerFailed(Exception):
@@ -38,6 +43,18 @@ class BuildTools(NamedTuple):
     ninja: str
     own: Own | None = None
     nvccs: Compiler | None = None
+
+
+@contextmanager
+def workspace(staged: Path) -> Iterator[Path]:
+    """Open the compilers' folder: in the staging folder, unless torch cannot write that path into a build file."""
+    if _UNWRITABLE.search(str(staged)):
+        with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
+            yield Path(folder)
+    else:
+        work = staged / "build"
+        work.mkdir(mode=0o700)
+        yield work
 
 
 def run_tool(command: Sequence[str], work: Path) -> str:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
@@ -130,7 +128,7 @@ def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Pat
         library: its name. Its bytes are `content`.
         others: files to copy.
         document: whose hash is the key.
-        built_with: remarks for people; torch's version is added.
+        built_with: remarks for people.
         mode: permissions of the library; None leaves it to its owner.
     """
     folder.mkdir(mode=0o700)
@@ -140,6 +138,6 @@ def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Pat
     if mode is not None:
         (folder / library).chmod(mode)
     manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(),
-                        {"torch": torch.__version__, **built_with})
+                        {**built_with})
     files.write_synced(folder / NAME, manifest.dump())
     return manifest

@@ -86,6 +86,10 @@ class ExtensionBinary(NamedTuple):
         return True
 
     @property
+    def by_torch(self) -> bool:
+        return True
+
+    @property
     def kind(self) -> None:
         return None
 

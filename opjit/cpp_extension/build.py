@@ -17,10 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from opjit import files, processes, progress
 from opjit.builder import torch_builder
-from opjit.builder.build import workspace
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.cpp_extension import identity, light, objects, static_init
@@ -110,7 +111,7 @@ class _ExtensionBuild(NamedTuple):
         content = self.binary()
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         manifest = write_entry(entry, extension.file_name, content, others, document, {
-            "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
+            "torch": torch.__version__, "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
                                mode=0o755 if extension.program else None)
         if not extension.program:  # before publication, as other processes do not check again
             opens = static_init.check_in_child(str(entry / extension.file_name), extension.name)

@@ -1,0 +1,53 @@
+"""`import opjit` before torch: the ops are declared when torch is imported, so that a program that needs no torch never waits for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# The modules that need no torch, as tests/test_late_torch.py proves. Any other one is imported after torch.
+FREE = ("backends", "builder", "environment", "errors", "files", "loader", "processes", "progress", "recipe", "request", "resources",
+        "shared_library", "share", "store", "wanted", "why")
+NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder")
+
+
+class _TorchFinder:
+    """Finds torch as the other finders do, and has its loader call a function at the end."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package, _, rest = name.partition(".")
+        if package == "opjit" and needs_torch(rest):  # else the function, which imports opjit's modules, would find this one unfinished
+            import torch  # noqa: F401
+        if name != "torch":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._then()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def needs_torch(module: str) -> bool:
+    """Return whether a module of opjit, by its name below that, imports torch when it is imported."""
+    return module in NOT_FREE or module.partition(".")[0] not in FREE
+
+
+def call_when_imported(then: Callable[[], None]) -> None:
+    """Call a function now, or when torch is imported."""
+    if "torch" in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _TorchFinder(then))
