@@ -12,8 +12,8 @@ backward.
 import sys
 from typing import TYPE_CHECKING
 
-__all__ = ["Op", "Sample", "Workload", "add_path", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain", "get",
-           "include_path", "inline", "judge", "load", "load_inline", "load_library", "op", "precompile", "ready", "register_backend",
+__all__ = ["Op", "Sample", "Workload", "add_path", "build", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain",
+           "get", "include_path", "inline", "judge", "load", "load_inline", "load_library", "op", "precompile", "ready", "register_backend",
            "testing", "watch"]
 __version__ = "0.2.0"
 
@@ -40,6 +40,7 @@ def _is_command() -> bool:
 _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
           "op": "declare.registry", "Op": "declare.op", "Workload": "declare.sample", "Sample": "declare.sample",
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "judge": "judge", "testing": "testing",
+          "build": "shared_library",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
           "ready": "ahead.complete", "watch": "live.watch", "load_ipython_extension": "author.notebook",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from opjit.live.inline import inline
     from opjit.live.watch import watch
     from opjit.resources import include_path
+    from opjit.shared_library import build
 else:
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -20,12 +20,13 @@ from opjit import backends, files
 from opjit.cpp_extension import identity, light
 from opjit.errors import CacheWarning, OpjitError, PrecompileError, RecordError
 from opjit.recipe import recipe, toolchain
+from opjit.shared_library import identity as libraries
 from opjit.store import layers, manifest, sets
 from opjit.store.sets import CompleteSet
 from opjit.store.store import SETS, Store, default_root
 from opjit.wanted import Wanted
 
-_EXTENSION = "C++"
+_EXTENSION, _LIBRARY = "C++", "shared library"
 
 
 def fits(path: Path, archs: Sequence[str], extensions: bool) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def mark(needed: Iterable[Wanted], store: Store, path: Path, fitting: dict[str, 
             used |= wanted.sources(document)
             runtime = wanted.kind.runtime if wanted.kind is not None else "" if document.get("archs") is None else "cuda"
             maker = (wanted.kind.backend.name if wanted.kind is not None else _EXTENSION, runtime, document.get("toolchain"))
+            if not wanted.by_torch:
+                maker = _LIBRARY, " ".join(document["toolchain"]), document["toolchain"]
             if not beside and maker not in compilers:
                 compilers.append(maker)
         found = CompleteSet(str(path.absolute()), fitting, entries, used, {}, compilers)
@@ -132,7 +135,7 @@ def _changed(found: CompleteSet, store: Store) -> Iterator[str]:
             yield f"{path} is not what was compiled"
     for name, runtime, made_by in found.compilers:
         ways = _compilers(name, runtime, store)
-        if ways and made_by not in ways and (name == _EXTENSION or not recipe.takes(ways, made_by)):
+        if ways and made_by not in ways and (name in (_EXTENSION, _LIBRARY) or not recipe.takes(ways, made_by)):
             yield f"entries for {name} were made by {made_by}, and the compilers here are {' or '.join(map(str, ways))}"
 
 
@@ -141,6 +144,9 @@ def _compilers(name: str, runtime: str, store: Store) -> list[Mapping[str, str]]
     if name == _EXTENSION:
         full, others, _ = identity.find_compilers(store.notes, runtime == "cuda")
         return [way for way in (full, *others) if way]
+    if name == _LIBRARY:
+        here = libraries.compilers({*runtime.split()}, store.notes)
+        return [here] if here else []
     backend = next((each for each in backends.all_backends() if each.name == name), None)
     return [*toolchain.identities_of(backend, runtime, store.notes)] if backend is not None else []
 

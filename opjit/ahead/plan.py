@@ -24,7 +24,6 @@ from opjit import backends, batch, files, resources
 from opjit.ahead import complete
 from opjit.backends.targets import Target
 from opjit.cpp_extension import recorded as recorded_calls
-from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.declare import arguments, oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.oplist import RecordedOp
@@ -33,6 +32,7 @@ from opjit.recipe.flags import check
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import read_files
 from opjit.recipe.schema import parse
+from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
@@ -121,17 +121,18 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
 
 
 def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
-                     failed: list[tuple[str, OpjitError]]) -> list[ExtensionBinary]:
-    """Return the requests for a list's extensions, each content once."""
-    listed, found = oplist.read_extensions(path), dict[str, ExtensionBinary]()
+                     failed: list[tuple[str, OpjitError]]) -> list[Wanted]:
+    """Return the requests for a list's extensions and shared libraries, each content once."""
+    listed, found = oplist.read_extensions(path), dict[str, Wanted]()
     if listed and not allowed:
         remarks.append(f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
                        "if you trust the list, give --extensions (in Python: extensions=True)")
         return []
     for each in listed:
         try:
-            wanted = recorded_calls.request(each, os.path.dirname(os.path.abspath(path)), store)
-            found.setdefault(wanted.extension.key, wanted._replace(must_store=shared))
+            of_list = recorded_libraries if each.function == recorded_libraries.FUNCTION else recorded_calls
+            wanted: Wanted = of_list.request(each, os.path.dirname(os.path.abspath(path)), store)
+            found.setdefault(wanted.name, wanted.in_store() if shared else wanted)
         except OpjitError as error:
             failed.append((each.name, error))
     return list(found.values())

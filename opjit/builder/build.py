@@ -26,7 +26,7 @@ from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_n
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
-from opjit.recipe import headers, libraries, toolchain
+from opjit.recipe import headers, libraries, nvcc_flags, toolchain
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
@@ -248,7 +248,7 @@ def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], l
             "name": name,
             "sources": [str(source) for source in sources],
             "extra_cflags": [*map(torch_builder.quote, c)],
-            "extra_cuda_cflags": [*map(torch_builder.quote, torch_builder.for_nvcc(include, cuda))],
+            "extra_cuda_cflags": [*map(torch_builder.quote, nvcc_flags.for_nvcc(include, cuda))],
             "extra_ldflags": [*map(torch_builder.quote, link)],
             "build_directory": str(work),
             "with_cuda": tools.nvcc is not None,

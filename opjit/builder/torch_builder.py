@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.machinery import PathFinder
@@ -228,14 +228,6 @@ def _output_of(error: Exception, work: Path) -> str:
     output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
     toolchain.refuse_full_disk(output, work)
     return output
-
-
-def for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
-    precedes the comma, and passes it through a second shell."""
-    flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
-    return [re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
-            for before, flag in zip(["", *flags], flags, strict=False)]
 
 
 def quote(flag: str) -> str:

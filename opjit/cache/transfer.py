@@ -27,6 +27,7 @@ from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Signer, Trust
+from opjit.shared_library import identity as libraries
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
@@ -86,10 +87,11 @@ def _origin(manifest: Manifest) -> _Origin:
         folder = remote.folder_name(schema.qualified, target)
         name = f"{folder}/{manifest.key}.opjit"
         return _Origin(f"{schema.qualified} for {target}", name, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
-    folder, known = f"v1/{identity.entries_folder(document)}", {**document, "found": {}}  # see remote.py
+    kind, own = ("library", libraries) if document.get("made_by") == libraries.MADE_BY else ("extension", identity)
+    folder, known = f"v1/{own.entries_folder(document)}", {**document, "found": {}}  # see remote.py
     pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
     name = f"{folder}/{manifest.key}.opjit"
-    return _Origin(f"the extension {document['name']}", name, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
+    return _Origin(f"the {kind} {document['name']}", name, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
 
 
 class _Remote:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import files
 from opjit.cpp_extension import identity, light
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import policy
 from opjit.environment import is_on
-from opjit.errors import BuildError, EntryError
-from opjit.recipe.recipe import base_key
-from opjit.store import layers
-from opjit.store import store as stores
+from opjit.errors import BuildError
+from opjit.shared_library import lookup
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
@@ -94,45 +89,16 @@ class ExtensionBinary(NamedTuple):
         return None
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        return self.ways[0].entries_folder(store) if manifest is None else store.base / identity.entries_folder(manifest.document)
+        return store.base / (self.ways[0].place_of_entries if manifest is None else identity.entries_folder(manifest.document))
 
     def names(self, entry: Entry) -> set[str]:
         return {name for way in self.ways for name in (way.key, way.base)}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return any(self._fits(manifest.document, way.document()) for way in self.ways)
+        return any(lookup.fits(way, way.document(), manifest.document) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
-        """Without a compiler here, the binary of any compiler is accepted."""
-        for root in () if self.must_store else layers.named():
-            found = self._find_in(Store(root), warn, layers.ADVICE)
-            if found is not None:
-                return replace(found, origin="layer")
-        return self._find_in(store, warn)
-
-    def _find_in(self, store: Store, warn: bool, advice: str = stores.ADVICE) -> Entry | None:
-        for way in self.ways:
-            folder, wanted = way.entries_folder(store), way.document()
-            if store.trusted(folder.parent, folder, advice=advice):
-                found = stores.first(folder, None, functools.partial(self._fits, wanted=wanted), warn)
-                if found is not None:
-                    return found
-        return None
-
-    def _fits(self, document: dict[str, Any], wanted: dict[str, Any]) -> bool:
-        """Return whether a document is that of the wanted entry, whose own lacks the headers that a compiler found."""
-        found = document.get("found")
-        compilers = document.get("toolchain") if wanted["toolchain"] is None else wanted["toolchain"]
-        return document == {**wanted, "toolchain": compilers, "found": found} and self._holds(found)
-
-    def _holds(self, found: object) -> bool:
-        """Whether the headers that the compiler found are unchanged."""
-        if not isinstance(found, dict):
-            raise EntryError("its manifest does not list the headers that the compiler found")
-        try:
-            return all(files.digest(self.extension.place(name)) == content for name, content in found.items())
-        except OSError:
-            return False
+        return lookup.find(self.ways, store, warn, everywhere=not self.must_store)
 
     def miss(self, store: Store) -> str:
         return f"{self} is in no cache"
@@ -153,23 +119,8 @@ class ExtensionBinary(NamedTuple):
         return self._replace(extension=self.extension._replace(inputs=self.extension.inputs_now()))
 
     def fetch(self, store: Store) -> Entry | None:
-        if not os.environ.get("OPJIT_REMOTE"):
-            return None
-        ways = self.ways if self.without_light() is None else (self.extension,)
-        return next(filter(None, (self._fetch(way, store) for way in ways)), None)
-
-    def _fetch(self, way: Extension, store: Store) -> Entry | None:
-        from opjit.share import remote
-
-        wanted = way.document()
-
-        def fits(key: str, document: dict[str, Any]) -> bool:
-            if base_key({**document, "found": {}}) != way.base:
-                raise EntryError(remote.MISMATCH)
-            return self._fits(document, wanted)
-
-        place = f"v1/{identity.entries_folder(wanted)}"
-        return remote.fetch(remote.Query(str(self), place, (), f"{way.key}.key", None, fits), store)
+        ways = self.ways if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else (self.extension,)
+        return next(filter(None, (lookup.fetch(way, str(self), store) for way in ways)), None)
 
     def build(self, store: Store) -> Entry:
         """Build with light headers and opjit's binding or, if that does not know a type, pybind11's; if they may lack something, with

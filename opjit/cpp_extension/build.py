@@ -29,7 +29,7 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, EntryError, LoadError
-from opjit.recipe import headers, toolchain
+from opjit.recipe import headers, nvcc_flags, toolchain
 from opjit.recipe.toolchain import Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry
@@ -51,8 +51,8 @@ def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_
     """
     tools = _tools(extension, store)
     extension = extension._replace(toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc))
-    subject = Subject(extension.name, extension.purpose, None, extension.entries_folder(store), headers.unreadable(extension.inputs),
-                      must_store)
+    subject = Subject(extension.name, extension.purpose, None, store.base / extension.place_of_entries,
+                      headers.unreadable(extension.inputs), must_store)
 
     def make(staged: Path, base: Path) -> Manifest:
         with workspace(staged) as work:
@@ -189,7 +189,7 @@ class _ExtensionBuild(NamedTuple):
         else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
             names = f"-ffile-prefix-map={self.work}/="
             passed["extra_cflags"] = [torch_builder.quote(names), *(passed["extra_cflags"] or ())]
-            passed["extra_cuda_cflags"] = [*map(torch_builder.quote, torch_builder.for_nvcc((), ["-Xcompiler", names])),
+            passed["extra_cuda_cflags"] = [*map(torch_builder.quote, nvcc_flags.for_nvcc((), ["-Xcompiler", names])),
                                            *(passed["extra_cuda_cflags"] or ())]
             passed["use_pch"] = False
             include = [*include, *identity.header_folder(self.call, self.extension.texts)]

@@ -1,4 +1,5 @@
-"""``opjit why`` for a C++ extension: its entries in the cache, what each was made from, and what changed from one to the next."""
+"""``opjit why`` for a C++ extension or a shared library: its entries in the cache, what each was made from, and what changed from one to
+the next."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from opjit import progress, why
 from opjit.cpp_extension.identity import folder_name
 from opjit.errors import EntryError
 from opjit.recipe.recipe import document_key
+from opjit.shared_library import identity as libraries
 from opjit.store.entry import verify
 from opjit.store.store import Store
 from opjit.why import Difference
@@ -20,7 +22,7 @@ _MOST_SHOWN = 12  # differences in a text
 
 
 class ExtensionEntry(NamedTuple):
-    """An entry of an extension. str() describes it for people.
+    """An entry of an extension or a library. str() describes it for people.
 
     Attributes:
         folder: the entry's.
@@ -44,20 +46,22 @@ class ExtensionEntry(NamedTuple):
         document = self.document
         inline = [f"{len(texts)} {name}" for name, texts in document["inline"].items() if name.endswith("_sources") and texts]
         flags = [f"{kind}: {' '.join(document['flags'][kind])}" for kind in ("c", "cuda", "link") if document["flags"].get(kind)]
-        archs = f", CUDA archs {document['archs']}" if document["archs"] else ""
+        archs = document["archs"] if isinstance(document["archs"], str) else " ".join(document["archs"] or ())
+        torch = f"torch {document['torch'][0]}, Python {document['python'][1]}" if "torch" in document else ""
+        made_for = torch or f"any program on {document['host']}"
         tools = ", ".join(str(version) for version in (document["toolchain"] or {}).values())
         changes = [f"    changed since the one before: {change.what}: {change.text}" for change in self.differences]
         return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
                           f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
-                          f"    for torch {document['torch'][0]}, Python {document['python'][1]}{archs}; by {tools}",
-                          f"    with {self.headers}",
+                          f"    for {made_for}{f', CUDA archs {archs}' if archs else ''}; by {tools}",
+                          *([f"    with {self.headers}"] if torch else []),
                           *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
 
 
 def entries(name: str, store: Store) -> list[ExtensionEntry]:
-    """Return the usable entries of an extension, the newest first. It writes and builds nothing."""
+    """Return the usable entries of the extensions and the libraries of that name, the newest first. It writes and builds nothing."""
     found = []
-    for folder in (store.base / folder_name(name)).glob("*/[!.]*"):
+    for folder in (path for each in (folder_name(name), libraries.folder_name(name)) for path in (store.base / each).glob("*/[!.]*")):
         try:
             entry, manifest = verify(folder, None)
             built = entry.library.stat().st_mtime

@@ -28,12 +28,12 @@ import torch
 from opjit import files, resources
 from opjit.backends import cpu
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
-from opjit.cpp_extension.flags import CommandLine, capabilities, cuda_archs
+from opjit.cpp_extension.flags import capabilities, cuda_archs
 from opjit.errors import BuildError, EntryError, ToolMissing, one_string
 from opjit.recipe import headers, toolchain
+from opjit.recipe.command_line import CommandLine
 from opjit.recipe.recipe import FORMAT, base_key, document_key
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
-from opjit.store.store import Store
 
 MADE_BY = "torch.utils.cpp_extension"
 _CUDA = (".cu", ".cuh")
@@ -133,9 +133,10 @@ class Extension(NamedTuple):
         """The hash of the extension without its compilers."""
         return base_key(self.document())
 
-    def entries_folder(self, root: Store) -> Path:
-        """The folder of entries that differ only in their compilers, and in the headers that those found."""
-        return root.base / entries_folder(self.document())
+    @property
+    def place_of_entries(self) -> str:
+        """The folder below v1 of the entries that differ only in their compilers, and in the headers that those found."""
+        return entries_folder(self.document())
 
     def other_headers(self, read: Iterable[str], trusted: tuple[str, ...]) -> dict[str, str]:
         """Headers that a compiler read, but that neither the scan nor a version covers: paths by portable name."""

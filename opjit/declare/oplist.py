@@ -11,7 +11,8 @@ If the program loaded C++ extensions, a third field ``"extensions"`` lists these
 
     {"function": "load", "arguments": {"name": "ext", "sources": ["csrc/ext.cpp"], "extra_cflags": ["-O2"]}, "archs": null}
 
-``archs`` is what its CUDA code was compiled for. Paths below the list's folder start from there, all others are absolute.
+A call of `opjit.build` is an extension, too, of the function ``"build"``. ``archs`` is what its CUDA code was compiled for. Paths below the
+list's folder start from there, all others are absolute.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class RecordedOp(NamedTuple):
 
 
 class RecordedExtension(NamedTuple):
-    """A call that loaded a C++ extension.
+    """A call that loaded a C++ extension, or that built a shared library.
 
     Attributes:
-        function: ``"load"`` or ``"load_inline"``.
+        function: ``"load"`` or ``"load_inline"``; of a shared library, ``"build"``.
         arguments: the function's arguments, by name.
         archs: the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
     """
@@ -91,7 +92,7 @@ def parse_extension(fields: Any) -> RecordedExtension:
     _expect(isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
             f"the fields {', '.join(RecordedExtension._fields)} for each extension", fields)
     found = RecordedExtension(**fields)
-    _expect(found.function in ("load", "load_inline"), "load or load_inline as 'function'", found.function)
+    _expect(found.function in ("load", "load_inline", "build"), "load, load_inline or build as 'function'", found.function)
     _expect(isinstance(found.archs, (str, type(None))), "a string or null as 'archs'", found.archs)
     _expect(isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str), "an object with a name as 'arguments'",
             found.arguments)

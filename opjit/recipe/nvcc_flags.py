@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 DEVICE, HOST, BOTH, NEITHER, FOLDER, NVCC = "device", "host", "both", "neither", "folder of headers", "nvcc"
@@ -91,6 +92,14 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
             device += [_NVRTC.get(flag, flag)] if part in (DEVICE, BOTH) else []
             host += [flag] if part in (HOST, BOTH) else []
     return device, host
+
+
+def for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
+    precedes the comma, and passes it through a second shell."""
+    flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
+    return [re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
+            for before, flag in zip(["", *flags], flags, strict=False)]
 
 
 _NVRTC = {"-G": "--device-debug", **dict.fromkeys(LINE_INFO, "--generate-line-info")}

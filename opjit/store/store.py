@@ -2,6 +2,7 @@
 
     <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
     <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/cpp_extension/identity.py
+    <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/identity.py
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
     <root>/v1/objects/<key>                     object files of C++ extensions; see opjit/cpp_extension/objects.py

@@ -17,7 +17,6 @@ from opjit.cpp_extension import identity
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import BuildError, CacheWarning
-from opjit.store.store import Store
 from tests import helpers
 from tests.helpers import LIES, OUTPUT, UNREADABLE, as_root, program, tmpfs
 
@@ -66,7 +65,7 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
             patched.setattr(owner, name, value)
             with pytest.raises(BuildError, match="is in no cache"):
                 load(path)
-            shelves.add(described(path).entries_folder(Store(here)))
+            shelves.add(here / described(path).place_of_entries)
     assert len(shelves) == len(changes)
     assert load(path) == first
 
