@@ -235,6 +235,7 @@ def test_a_list_names_no_file_that_another_user_can_write_and_no_program(tmp_pat
         opjit.precompile(recorded=tmp_path / "list.json", extensions=True)
 
 
+@pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
 def test_a_remote_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = opjit.build("adder", generated=ADDER)
     remote = (tmp_path / "remote").as_uri()
