@@ -47,6 +47,7 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
         ToolMissing: a compiler is missing; the message says what to install.
 
     Example:
+        >>> import ctypes
         >>> path = opjit.build("adder", generated={"adder.c": "int add(int a, int b) { return a + b; }"})
         >>> ctypes.CDLL(path).add(2, 3)
         5
