@@ -153,3 +153,11 @@ def test_the_fused_kernel_is_compared_with_torch_compile() -> None:
     done = helpers.script(ROOT / "examples/04_rms_norm_rope/compare.py", flags=())  # torch.compile warns of torch's own code
     assert done.returncode == 0, done.stderr
     assert [len(line.split()) for line in done.stdout.splitlines()[2:]] == [7, 7, 7]
+
+
+def test_a_library_for_any_program_is_called_without_torch() -> None:
+    example = ROOT / "examples/13_any_library/build_and_call.py"
+    code = example.read_text(encoding="utf-8").replace("__file__", repr(str(example)))
+    ctypes, torch_imported, tvm_ffi = helpers.fresh(code, cold=True).stdout.splitlines()
+    assert (ctypes, torch_imported) == ("ctypes: 42", "torch imported: False")
+    assert tvm_ffi == "tvm-ffi: 42" or "skipped" in tvm_ffi

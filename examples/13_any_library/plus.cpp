@@ -1,0 +1,6 @@
+#include "amount.h"
+
+extern "C" int plus(int x)
+{
+    return x + AMOUNT;
+}
