@@ -10,7 +10,7 @@ from types import ModuleType
 # The modules that need no torch, as tests/test_late_torch.py proves. Any other one is imported after torch.
 FREE = ("backends", "builder", "environment", "errors", "files", "loader", "processes", "progress", "recipe", "request", "resources",
         "shared_library", "share", "store", "wanted", "why")
-NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder")
+NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder", "shared_library.recorded")
 
 
 class _TorchFinder:

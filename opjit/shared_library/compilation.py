@@ -32,7 +32,7 @@ COMMANDS = "compile_commands.json"
 _NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
 
 
-class Commands(NamedTuple):
+class BuildCommands(NamedTuple):
     """The commands of a build: of each source, by its object's name, and then of the link."""
 
     sources: dict[str, tuple[str, list[str]]]
@@ -86,7 +86,7 @@ def find_tools(library: Library, store: Store) -> dict[str, Compiler | Nvcc | No
     return identity.tools(library.languages, store.notes, toolchain.require_compiler, toolchain.require_cxx, toolchain.require_nvcc)
 
 
-def commands_of(library: Library, tools: dict[str, Compiler | Nvcc | None], work: Path) -> Commands:
+def commands_of(library: Library, tools: dict[str, Compiler | Nvcc | None], work: Path) -> BuildCommands:
     """Return the commands of a build in a folder, to which the generated files are written. They run in the current folder."""
     c, cxx, nvcc = tools.get("c"), tools.get("c++"), tools.get("cuda")
     own = work / "generated"
@@ -114,7 +114,7 @@ def commands_of(library: Library, tools: dict[str, Compiler | Nvcc | None], work
             flags = [f"--frandom-seed={number}", *library.given["cuda_cflags"]] if cuda else library.given["cflags"]
             found[f"{number}.o"] = (source, [*library.launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d",
                                              "-c", source, "-o", f"{work}/{number}.o"])
-    return Commands(found, _link(library, before, archs, [f"{work}/{name}" for name in found], nvcc, work))
+    return BuildCommands(found, _link(library, before, archs, [f"{work}/{name}" for name in found], nvcc, work))
 
 
 def _link(library: Library, before: dict[str, list[str]], archs: list[str], objects: list[str], nvcc: object,
@@ -133,7 +133,7 @@ def _link(library: Library, before: dict[str, list[str]], archs: list[str], obje
     return [*commands, [driver, "-shared", *objects, *library.given["ldflags"], *cuda, "-o", f"{work}/library.so"]]
 
 
-def _run(library: Library, commands: Commands, work: Path, base: Path) -> None:
+def _run(library: Library, commands: BuildCommands, work: Path, base: Path) -> None:
     """Compile in parallel, then link. Raises CompileError with the first source's complaint."""
     def run(command: list[str]) -> str:
         progress.logger.debug("%s", " ".join(command))
