@@ -92,7 +92,6 @@ def test_a_header_that_only_the_compiler_finds_is_part_of_the_key(tmp_path: Path
     source.write_text('#define NAME "hidden.h"\n#include NAME\nint add(int a, int b) { return a + b + K; }\n')
     first = opjit.build("macro", [source])
     assert opjit.build("macro", [source]) == first
-    assert document(first)["found"]
     (tmp_path / "hidden.h").write_text("#define K 2\n")
     assert (add(first), add(opjit.build("macro", [source]))) == (6, 7)
 
