@@ -3,4 +3,5 @@
 headers: recipe/test_key.py
 nvcc_flags: recipe/test_flags.py
 recipe: recipe/test_key.py
+command_line: cpp_extension/test_extension_key.py shared_library/test_shared_library.py
 """
