@@ -196,7 +196,7 @@ def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
 
 def folder_of(text: str, folder: Path) -> tuple[set[str], list[str]]:
     """The words of a program's conditions, and its light headers."""
-    program = policy.Program(headers.code_of([text]), ("torch/extension.h",), frozenset({"AT_MINE"}), plain=True)
+    program = policy.Program(headers.code_of([text]), ("torch/extension.h",), ("-DAT_MINE",), plain=True)
     headers.write(program.code, program.includes, folder, policy.BINDING, made_by_torch=False)
     return policy.conditions(program), [str(folder), str(headers.OWN)]
 
@@ -254,7 +254,7 @@ def test_a_name_brings_its_header(text: str) -> None:
     ('m.def("f", &f, py::call_guard<py::gil_scoped_release>());', False), ('const char *s = "PyTorch";', False),
 ])
 def test_pybind11_binds_what_opjits_binding_does_not_have(text: str, own: bool) -> None:
-    assert policy.needs_pybind11(policy.Program(headers.code_of([text]), (), frozenset(), plain=True)) == own
+    assert policy.needs_pybind11(policy.Program(headers.code_of([text]), (), (), plain=True)) == own
 
 
 @pytest.mark.parametrize("text", ["// TORCH_LIBRARY\n", "/* torch::nn::Linear */", 'const char *text = "PyTorch";',
@@ -397,7 +397,7 @@ def test_only_errors_that_no_header_mends_are_final(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(vocabulary, "of_torch", lambda *_: Vocabulary({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"])))
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({"BOTH": " 1"}, ""))
     monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
-    attempt = Attempt(Program(code, (), frozenset(), plain=True), frozenset([str(tmp_path / "main.cpp")]), [], tmp_path,
+    attempt = Attempt(Program(code, (), ("-DNDEBUG",), plain=True), frozenset([str(tmp_path / "main.cpp")]), [], tmp_path,
                       toolchain.require_cxx(None))
     assert mistakes.is_final(output, attempt, tmp_path) == final
 
@@ -411,7 +411,7 @@ def test_the_split_of_cuda_code_is_not_blamed_on_the_author(tmp_path: Path, monk
     monkeypatch.setattr(vocabulary, "of_torch", lambda *_: Vocabulary({}, frozenset()))
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({}, ""))
     (tmp_path / "cuda_header.h").write_text("int of_cuda;")
-    program = Program("alone_in_text; twice; int twice; of_cuda;", (), frozenset(), plain=True)
+    program = Program("alone_in_text; twice; int twice; of_cuda;", (), (), plain=True)
     attempt = Attempt(program, frozenset([str(tmp_path / "cuda.cu")]), [], tmp_path, toolchain.require_cxx(None), (str(tmp_path),))
     assert mistakes.is_final(output, attempt, tmp_path) == final
 

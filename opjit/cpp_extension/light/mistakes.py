@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.cpp_extension.light import headers, vocabulary
-from opjit.cpp_extension.light.policy import Program
+from opjit.cpp_extension.light.policy import Program, macro
 from opjit.recipe.toolchain import Compiler
 
 _ERROR = re.compile(r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$", re.MULTILINE)
@@ -74,13 +74,14 @@ def is_final(output: str, attempt: Attempt, work: Path) -> bool:
         return False
     if attempt.cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [str(headers.INCLUDE), *attempt.cuda])):
         return False
-    if name in vocabulary.of_torch(attempt.base, attempt.cxx).names:
+    flags = tuple(flag for flag in attempt.program.flags if _occurs(macro(flag), [str(headers.INCLUDE)]))  # such as setuptools' -DNDEBUG
+    if name in vocabulary.of_torch(attempt.base, attempt.cxx, flags).names:
         return False
-    changed = {*attempt.program.macros, *_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
+    changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
     if any(_occurs(word, [str(headers.INCLUDE)]) for word in changed):
         return False
     words = {*_WORD.findall(code)} - changed  # PYBIND11_MODULE is ours, and means the same
-    return not vocabulary.different(words - {"PYBIND11_MODULE"}, attempt.folders, attempt.base, attempt.cxx)
+    return not vocabulary.different(words - {"PYBIND11_MODULE"}, attempt.folders, attempt.base, attempt.cxx, flags)
 
 
 def _occurs(word: str, folders: Iterable[str]) -> bool:

@@ -34,14 +34,24 @@ class Program(NamedTuple):
     Attributes:
         code: of its sources and their headers, without comments.
         includes: the headers that it names.
-        macros: the words that flags define.
+        flags: those that define macros.
         plain: its flags leave the layout of the C++ library's classes as it is.
     """
 
     code: str
     includes: tuple[str, ...]
-    macros: frozenset[str]
+    flags: tuple[str, ...]
     plain: bool
+
+    @property
+    def macros(self) -> frozenset[str]:
+        """The words that flags define."""
+        return frozenset(map(macro, self.flags))
+
+
+def macro(flag: str) -> str:
+    """Return the word that a flag such as ``-DNAME=1`` defines."""
+    return flag[2:].partition("=")[0]
 
 
 def program_of(extension: Extension, implicit: bool) -> Program:
@@ -55,8 +65,8 @@ def program_of(extension: Extension, implicit: bool) -> Program:
     code = headers.code_of(content.decode("utf-8", "replace") for content in (*extension.texts, *contents))
     first = ("torch/extension.h",) if implicit else ()
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
-    macros = frozenset(word[2:].partition("=")[0] for word in flags if word.startswith(("-D", "-U")))
-    return Program(code, tuple(dict.fromkeys((*first, *headers.includes(code)))), macros,
+    return Program(code, tuple(dict.fromkeys((*first, *headers.includes(code)))),
+                   tuple(dict.fromkeys(word for word in flags if word.startswith(("-D", "-U")))),
                    not any(word.startswith("-D_GLIBCXX") for word in flags))
 
 

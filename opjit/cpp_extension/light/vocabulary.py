@@ -37,33 +37,35 @@ class Vocabulary(NamedTuple):
     names: frozenset[str]
 
 
-def of_torch(base: Path, cxx: Compiler) -> Vocabulary:
+def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> Vocabulary:
     """Return the vocabulary of torch/extension.h. Raises BuildError if the compiler fails, OSError if the folder is not writable.
 
     Args:
         base: folder of the store, which keeps it.
+        flags: those of -D and -U that torch's headers heed.
     """
     def make(staged: Path) -> None:
-        macros, rest = _preprocessed((), cxx)
+        macros, rest = _preprocessed((), cxx, flags)
         (staged / _FILE).write_text(json.dumps([macros, sorted(declared(rest))]))
 
-    content = ["vocabulary", torch.__version__, str(torch.version.git_version), sysconfig.get_config_var("SOABI"), cxx.version, cxx.machine]
+    content = ["vocabulary", torch.__version__, str(torch.version.git_version), sysconfig.get_config_var("SOABI"), cxx.version, cxx.machine,
+               *flags]
     macros, names = json.loads((runtime_objects.kept(base, content, (_FILE,), make) / _FILE).read_text())
     return Vocabulary(macros, frozenset(names))
 
 
-def different(words: Iterable[str], folders: Sequence[str], base: Path, cxx: Compiler) -> list[str]:
+def different(words: Iterable[str], folders: Sequence[str], base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> list[str]:
     """Return the words that torch/extension.h defines as another macro than light headers in `folders`. Raises as `of_torch` does."""
-    theirs, (light, _) = of_torch(base, cxx).macros, _preprocessed(folders, cxx)
+    theirs, (light, _) = of_torch(base, cxx, flags).macros, _preprocessed(folders, cxx, flags)
     return sorted(word for word in words if theirs.get(word) != light.get(word))
 
 
-def _preprocessed(folders: Sequence[str], cxx: Compiler) -> tuple[dict[str, str], str]:
+def _preprocessed(folders: Sequence[str], cxx: Compiler, flags: Sequence[str]) -> tuple[dict[str, str], str]:
     """Return the macros of torch/extension.h and the text without them, with some folders searched first."""
     places = (*folders, headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.cpp").write_text("#include <torch/extension.h>\n")
-        runtime_objects.run(cxx, ["-std=c++20", "-w", "-fPIC", "-E", "-P", "-dD", *(f"-I{place}" for place in places), "program.cpp",
+        runtime_objects.run(cxx, ["-std=c++20", "-w", "-fPIC", "-E", "-P", "-dD", *flags, *(f"-I{each}" for each in places), "program.cpp",
                                   "-o", "program.ii"], Path(folder))
         text = Path(folder, "program.ii").read_text("utf-8", "replace")
     macros: dict[str, str] = {}
