@@ -229,7 +229,7 @@ def test_the_key_is_content(cache: Path, name: str, tmp_path: Path, monkeypatch:
                               is_python_module=False))
 
     one, other = tmp_path / "one", tmp_path / "other"
-    plain(one / "source", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\n'
+    plain(one / "source", '#include <amount.h>\n#define WHERE(x) <x>\n#include WHERE(computed.h)\n'
           'extern "C" int value() { return AMOUNT + COMPUTED; }\n')
     (one / "include").mkdir()
     (one / "include" / "amount.h").write_text("#define AMOUNT 10\n")
@@ -282,7 +282,7 @@ def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_f
     monkeypatch.setattr(identity, "_USERS_FOLDER", str(own), raising=False)
     cxx = program(tmp_path / "bin" / "g++", f"#!/bin/sh\nexec '{shutil.which('c++')}' -isystem {own} \"$@\"\n")
     monkeypatch.setenv("CXX", str(cxx))
-    path = plain(tmp_path / "a", '#include <amount.h>\n#define WHERE <computed.h>\n#include WHERE\n'
+    path = plain(tmp_path / "a", '#include <amount.h>\n#define WHERE(x) <x>\n#include WHERE(computed.h)\n'
                  'extern "C" int value() { return AMOUNT + COMPUTED; }\n')
     for amount, computed in ((10, 1), (20, 1), (20, 2)):
         (own / "amount.h").write_text(f"#define AMOUNT {amount}\n")
