@@ -176,7 +176,8 @@ def _read(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
 
 def note(op: Op, target: Target) -> None:
     """Append a line about an op and its target to the file that OPJIT_RECORD names; `opjit record` sets it."""
-    append(op.qualified, _recorded(op, target).fields())
+    if os.environ.get("OPJIT_RECORD"):
+        append(op.qualified, _recorded(op, target).fields())
 
 
 def append(name: str, fields: dict[str, Any]) -> None:
