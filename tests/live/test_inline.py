@@ -273,7 +273,7 @@ def test_a_backward_is_added_replaced_and_missed() -> None:
 # --- where the sources lie -----------------------------------------------------------------------------------------------------------
 
 
-def test_sources_that_are_lost_are_written_again() -> None:
+def test_sources_that_are_lost_are_written_again(here: Path) -> None:
     op = declare("lost")
     path = op.source(opjit.backends.for_device("cpu"))
     path.unlink()
