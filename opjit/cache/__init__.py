@@ -36,7 +36,6 @@ class Stats(NamedTuple):
         builds, built: builds that made a binary, and the binaries' bytes.
         saved: seconds of builds that hits avoided, minus the time of the look-ups.
         since: the time of the first count, in seconds since 1970; None without any count.
-        objects, objects_size: the number of object files of C++ extensions, and their bytes.
     """
 
     entries: int
@@ -48,8 +47,6 @@ class Stats(NamedTuple):
     built: int
     saved: float
     since: float | None
-    objects: int
-    objects_size: int
 
 
 def path() -> Path:
@@ -85,12 +82,11 @@ def stats() -> Stats:
         1
     """
     store = Store(default_root())
-    items, objects = list(inventory.scan(store)), inventory.objects(store)
+    items = list(inventory.scan(store))
     counted = usage.total([*usage.lines(store.base / usage.NAME), *usage.of_process(store.base)])
     by_place = {where: int(counted[where]) for where in usage.WHERE}
     return Stats(len(items), sum(item.size for item in items), sum(by_place.values()), by_place, int(counted["misses"]),
-                 int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"), len(objects),
-                 sum(each.size for each in objects))
+                 int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"))
 
 
 def verify(*, rebuild: bool = False) -> list[Finding]:

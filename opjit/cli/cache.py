@@ -62,7 +62,6 @@ def stats(print_json: output.PrintJson) -> None:
     asked = found.hits + found.misses
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since)) if found.since is not None else "nothing counted yet"
     for name, value in (("cache", str(cache.path())), ("entries", f"{found.entries}, {format_size(found.size)}"),
-                        *([("objects", f"{found.objects}, {format_size(found.objects_size)}")] if found.objects else []),
                         ("hits", f"{found.hits} of {asked} requests{f' ({places})' if places else ''}"), ("misses", str(found.misses)),
                         ("builds", f"{found.builds}, {format_size(found.built)}"), ("time saved", format_duration(found.saved)),
                         ("since", since)):
@@ -97,8 +96,7 @@ def prune(size: str | None, age: str | None) -> None:
     from opjit import cache
 
     done = cache.prune(size, age)
-    objects = f" and {done.objects} object file{'s' * (done.objects > 1)}" if done.objects else ""
-    click.echo(f"removed {format_entries(done.removed)}{objects}, {format_size(done.freed)}; "
+    click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}; "
                f"{format_entries(done.kept)}, {format_size(done.size)}, remain")
     if done.fresh:
         click.echo(f"kept {format_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")

@@ -55,8 +55,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. The loaded binary is
       the cache's, unless its run path has $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a relative -L and
       $ORIGIN find nothing, as torch's default folder is not used.
-    - The object files of several C++ or CUDA sources are in the cache, too: a build compiles the sources that changed, or
-      whose headers or flags did. A failed or killed build leaves its complete objects to the next. An only source is always compiled.
+    - A changed extension is compiled anew, all its sources: object files are not kept.
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
     - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.

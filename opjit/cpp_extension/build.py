@@ -24,7 +24,7 @@ from opjit.builder import torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Subject, publish, write_entry
-from opjit.cpp_extension import identity, light, objects, static_init
+from opjit.cpp_extension import identity, light, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
@@ -59,8 +59,7 @@ def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_
             started = time.time_ns()
             progress.step("compiling")
             prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
-            return _ExtensionBuild(extension, call, subject, tools, work, base, store if base == store.base else None, started,
-                          prepared).entry(staged / "entry")
+            return _ExtensionBuild(extension, call, subject, tools, work, base, started, prepared).entry(staged / "entry")
 
     return publish(subject, store, make)
 
@@ -80,7 +79,6 @@ class _ExtensionBuild(NamedTuple):
     Attributes:
         work: the folder.
         base: folder of the store.
-        shared: the store, which has the objects of other builds; None if it cannot be written.
         started: time.time_ns() before a file was read.
         prepared: light headers; None for torch/extension.h.
     """
@@ -91,7 +89,6 @@ class _ExtensionBuild(NamedTuple):
     tools: BuildTools
     work: Path
     base: Path
-    shared: Store | None
     started: int
     prepared: light.Prepared | None
 
@@ -136,11 +133,7 @@ class _ExtensionBuild(NamedTuple):
         """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
         tools, extension = self.tools, self.extension
         if tools.nvrtc is None:
-            compilers = {"compile": tools.compiler.path}
-            if tools.nvcc and "PYTORCH_NVCC" not in os.environ:  # which names another program
-                compilers["cuda_compile"] = f"{tools.nvcc.root}/bin/nvcc"
-            self.compile(nullcontext() if self.prepared else objects.reused(extension, compilers, self.trusted(), self.work, self.shared,
-                                                                            self.started))
+            self.compile(nullcontext())
             return None, ""
 
         def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
@@ -171,7 +164,7 @@ class _ExtensionBuild(NamedTuple):
         try:
             torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, around)
         except torch_builder.NinjaFailed as failed:
-            output = objects.as_torch(str(failed))
+            output = str(failed)
             error = self.diagnosed(output)
             raise error if self.prepared is None or self.is_final(output) else light.MayLack(error) from None
 

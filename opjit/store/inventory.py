@@ -1,15 +1,14 @@
-"""The entries and the object files of a store: names, sizes and dates. Nothing is verified, no file is opened."""
+"""The entries of a store: names, sizes and dates. Nothing is verified, no file is opened."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import OBJECTS, SPECIAL, Store
+from opjit.store.store import SPECIAL, Store
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -53,31 +52,6 @@ def scan(store: Store) -> Iterator[Item]:
                     item = _item(entry, op.name.replace(".", "::", 1), arch.name)
                     if item is not None:
                         yield item
-
-
-class Object(NamedTuple):
-    """An object file of a C++ extension.
-
-    Attributes:
-        size: bytes.
-        used: when it was last written or used, in seconds since 1970.
-    """
-
-    path: Path
-    size: int
-    used: float
-
-
-def objects(store: Store) -> list[Object]:
-    """Return the object files of C++ extensions, the least recently used first."""
-    found = []
-    with suppress(OSError), os.scandir(store.base / OBJECTS) as entries:
-        for entry in entries:
-            with suppress(OSError):  # it is being removed
-                if _KEY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(Object(Path(entry.path), status.st_size, status.st_mtime))
-    return sorted(found, key=lambda each: (each.used, each.path))
 
 
 def folders(path: str | Path) -> list[os.DirEntry[str]]:

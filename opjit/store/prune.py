@@ -1,5 +1,4 @@
-"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound. Object files of C++
-extensions go first: they only save compilers some work.
+"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound.
 
 An entry is renamed into a staging folder and deleted there. A process that has mapped its library keeps using it; one that was about to
 open it finds a miss and requests it again. Other builds' staging folders stay.
@@ -29,8 +28,8 @@ from opjit.errors import BadSetting, CacheWarning, EntryError, OpjitError, Untru
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import FORMAT
 from opjit.store import inventory, manifest, usage
-from opjit.store.inventory import Item, Object
-from opjit.store.store import OBJECTS, SETS, Store
+from opjit.store.inventory import Item
+from opjit.store.store import SETS, Store
 
 DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
@@ -44,7 +43,7 @@ _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 # opjit's own file names in a store's special folders; _UNFINISHED is a file whose writer was killed.
 _NAMES = {"logs": re.compile(r".+\.log"), "toolchain": toolchain.NOTE,
-          "parts": re.compile(r"[0-9a-f]{64}"), OBJECTS: re.compile(r"[0-9a-f]{64}"), SETS: re.compile(r"[0-9a-f]{64}")}
+          "parts": re.compile(r"[0-9a-f]{64}"), SETS: re.compile(r"[0-9a-f]{64}")}
 _UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}")
 
 
@@ -53,7 +52,7 @@ class Unremovable(OpjitError):
 
 
 class Cleared(NamedTuple):
-    """The result of `clear`: entries removed, the bytes of those and of object files, and entries that could not be removed."""
+    """The result of `clear`: entries removed, their bytes, and entries that could not be removed."""
 
     removed: int
     freed: int
@@ -80,22 +79,17 @@ class Trash(NamedTuple):
         files.remove_tree(aside)
         return not os.path.lexists(aside)
 
-    def remove(self, each: Item | Object) -> bool:
-        """Remove an entry or an object file. Leaves entries of another version of opjit."""
-        if isinstance(each, Object):
-            return self.take(each.path)
-        return not _of_another_format(each.folder) and self.take(each.folder)
+    def remove(self, item: Item) -> bool:
+        """Remove an entry. Leaves those of another version of opjit."""
+        return not _of_another_format(item.folder) and self.take(item.folder)
 
 
-def _drop_empty(gone: Iterable[Item | Object]) -> int:
-    """Remove the folders of archs and ops in which no entry is left: each once, as rmdir reads a folder that held many to its end.
-    Returns the number of entries that are gone."""
-    entries = [each for each in gone if isinstance(each, Item)]
-    for folder in {item.folder.parent for item in entries}:
+def _drop_empty(gone: Iterable[Item]) -> None:
+    """Remove the folders of archs and ops in which no entry is left: each once, as rmdir reads a folder that held many to its end."""
+    for folder in {item.folder.parent for item in gone}:
         with suppress(OSError):
             os.rmdir(folder)
             os.rmdir(folder.parent)
-    return len(entries)
 
 
 @contextmanager
@@ -119,7 +113,7 @@ def open_trash(store: Store) -> Iterator[Trash]:
 
 
 def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
-    """Remove the entries of some ops, or everything: entries, object files, notes and counters; see `opjit.cache.clear`."""
+    """Remove the entries of some ops, or everything: entries, notes and counters; see `opjit.cache.clear`."""
     items = list(inventory.scan(store))
     if ops:
         wanted = {op if "::" in op else f"opjit::{op}" for op in ops}
@@ -129,19 +123,18 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         items = [item for item in items if item.op in wanted]
     if not os.path.isdir(store.base):
         return Cleared(0, 0, 0)
-    found: list[Item | Object] = [*items, *([] if ops else inventory.objects(store))]
     with open_trash(store) as trash:
         with ThreadPoolExecutor(_THREADS) as pool:
-            gone = [each for each, removed in zip(found, pool.map(trash.remove, found), strict=True) if removed]
-        removed = _drop_empty(gone)
+            gone = [item for item, removed in zip(items, pool.map(trash.remove, items), strict=True) if removed]
+        _drop_empty(gone)
         if not ops:
-            sweep(store, trash, lambda _: True, ("logs", "toolchain", OBJECTS, SETS))
+            sweep(store, trash, lambda _: True, ("logs", "toolchain", SETS))
             trash.take(store.base / usage.NAME)
-    return Cleared(removed, sum(each.size for each in gone), len(items) - removed)
+    return Cleared(len(gone), sum(item.size for item in gone), len(items) - len(gone))
 
 
 def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> None:
-    """Remove compiler notes, logs of failed builds, linked parts, complete sets and object files.
+    """Remove compiler notes, logs of failed builds, linked parts and complete sets.
 
     Args:
         old: whether to remove a file that was last used at a given time.
@@ -179,12 +172,11 @@ class Pruned(NamedTuple):
     """The result of `prune`.
 
     Attributes:
-        removed, freed: entries removed; their bytes, and those of object files.
-        kept, size: entries left; their bytes, and those of object files.
+        removed, freed: entries removed, and their bytes.
+        kept, size: entries left, and their bytes.
         failed: entries that could not be removed.
         fresh: entries spared because they are less than an hour old.
         finished: False if the time budget ran out first.
-        objects: object files of C++ extensions that were removed.
     """
 
     removed: int
@@ -194,7 +186,6 @@ class Pruned(NamedTuple):
     failed: int
     fresh: int
     finished: bool
-    objects: int
 
 
 def parse_size(text: str) -> int:
@@ -229,38 +220,37 @@ def size_wanted() -> int:
 
 
 def prune(store: Store, size: int, age: float = AGE, budget: float = math.inf) -> Pruned:
-    """Remove entries and object files unused for `age` seconds, then the least recently used ones until at most `size` bytes are left:
-    entries only when no object file is left. See `opjit.cache.prune`.
+    """Remove entries unused for `age` seconds, then the least recently used ones until at most `size` bytes are left; see
+    `opjit.cache.prune`.
 
     Args:
         budget: seconds after which to stop.
     """
     if not os.path.isdir(store.base):
-        return Pruned(0, 0, 0, 0, 0, 0, True, 0)
+        return Pruned(0, 0, 0, 0, 0, 0, True)
     until = time.monotonic() + budget
     with open_trash(store) as trash:
         now = trash.now
         entries = sorted(((_used(item, now), item) for item in inventory.scan(store)), key=lambda pair: pair[0])
-        dated: list[tuple[float, Item | Object]] = [*((each.used, each) for each in inventory.objects(store)), *entries]
-        total = sum(each.size for _, each in dated)
-        gone, freed, failed, fresh, finished = list[Item | Object](), 0, 0, 0, True
-        for used, each in dated:
+        total = sum(item.size for _, item in entries)
+        gone, freed, failed, fresh, finished = list[Item](), 0, 0, 0, True
+        for used, item in entries:
             if not (age and used < now - age) and not (size and total - freed > size):
                 continue
             if time.monotonic() > until:
                 finished = False
                 break
-            if isinstance(each, Item) and abs(now - each.published) < _FRESH:
+            if abs(now - item.published) < _FRESH:
                 fresh += 1
-            elif trash.remove(each):
-                gone.append(each)
-                freed += each.size
+            elif trash.remove(item):
+                gone.append(item)
+                freed += item.size
             else:
-                failed += isinstance(each, Item)
-        removed = _drop_empty(gone)
+                failed += 1
+        _drop_empty(gone)
         if finished and age:  # a build that is under way may need what was used within the hour
             sweep(store, trash, lambda used: used < now - max(age, _FRESH))
-    return Pruned(removed, freed, len(entries) - removed, total - freed, failed, fresh, finished, len(gone) - removed)
+    return Pruned(len(gone), freed, len(entries) - len(gone), total - freed, failed, fresh, finished)
 
 
 def after_build(store: Store, published: Path) -> None:
