@@ -43,13 +43,12 @@ _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend"
           "build": "shared_library",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
-          "ready": "ahead.complete", "watch": "live.watch", "load_ipython_extension": "author.notebook",
+          "ready": "ahead.precompile", "watch": "live.watch", "load_ipython_extension": "author.notebook",
           "registry": "declare.registry"}  # not public
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, errors, judge, testing
-    from opjit.ahead.complete import ready
-    from opjit.ahead.precompile import precompile
+    from opjit.ahead.precompile import precompile, ready
     from opjit.api import explain, get
     from opjit.backends import register_backend
     from opjit.cpp_extension import load, load_inline

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from opjit import backends, files
+from opjit import backends
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError, UnknownArch
@@ -51,9 +50,6 @@ class Wanted(Protocol):
 
     def fault(self, text: str) -> BuildError:
         """Make the error for a build that failed."""
-
-    def sources(self, document: Mapping[str, Any]) -> dict[str, str]:
-        """Return the SHA-256 of the files, by path, that a request for the entry with this document reads."""
 
     def in_store(self: W) -> W:
         """Return the request for a binary in the store: a layer's entry or a private folder does not count."""
@@ -156,11 +152,6 @@ class OpBinary(NamedTuple):
 
     def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.op.qualified, target=str(self.target))
-
-    def sources(self, document: Mapping[str, Any]) -> dict[str, str]:
-        own, declared = "" if self.op.code is None else f"{self.op.folder}{os.sep}", self.op.folder / "op.py"
-        found = {path: digest for path, digest in self.recipe.sources().items() if not own or not path.startswith(own)}
-        return found | ({str(declared): files.digest(str(declared))} if not own and declared.is_file() else {})
 
     def in_store(self) -> OpBinary:
         return self._replace(must_store=True)

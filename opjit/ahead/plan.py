@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import backends, batch, files, resources
-from opjit.ahead import complete
 from opjit.backends.targets import Target
 from opjit.cpp_extension import recorded as recorded_calls
 from opjit.declare import arguments, oplist, registry
@@ -47,7 +46,6 @@ class Plan(NamedTuple):
         shared: the user named the store, so it must be complete without the cache, and readable for everyone.
         remarks: what the user should know before the builds start.
         failed: the names of those that cannot be built, with the errors.
-        recorded: the list, and what a set of it is for; None of ops by name.
     """
 
     wanted: list[Wanted]
@@ -56,7 +54,6 @@ class Plan(NamedTuple):
     shared: bool
     remarks: Sequence[str] = ()
     failed: Sequence[tuple[str, OpjitError]] = ()
-    recorded: tuple[Path, dict[str, Any]] | None = None
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
@@ -86,7 +83,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     Args:
         archs: archs to build the ops for; empty is each op's recorded targets.
     """
-    store, recorded_as = _store(root), (Path(path), complete.fits(Path(path), archs, extensions))
+    store = _store(root)
     targets = batch.targets_of(archs, store) if archs else None
     recorded, scan = dict[str, list[RecordedOp]](), Scan()
     for use in oplist.read_list(Path(path)):
@@ -117,7 +114,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     # A declared op may replace several recorded ones, which differ.
     ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed)
     others = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
-    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed, recorded_as)
+    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed)
 
 
 def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],

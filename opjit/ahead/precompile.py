@@ -16,7 +16,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from opjit import distributed, files, progress, request
-from opjit.ahead import complete
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
@@ -99,6 +98,36 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     return report
 
 
+def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store: str | os.PathLike[str] | None = None,
+          extensions: bool = False) -> int:
+    """Prove, before a program serves, that it will build nothing: every entry of a list is there.
+
+    Args:
+        recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
+        archs, store, extensions: as `opjit.precompile` had them. Without `store`, the cache and OPJIT_LAYERS are searched.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        PrecompileError: the message names what is missing, and what has changed since it was built.
+        RecordError: the list cannot be read.
+
+    Example:
+        >>> print(opjit.precompile(recorded="ops.json"))
+        1 built, 0 already there, 0 skipped, 0 failed, … s
+        >>> opjit.ready("ops.json")
+        1
+    """
+    plan = plan_recorded(recorded, archs, store, extensions)
+    missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted if wanted.find(plan.store) is None]
+    failed = [*plan.failed, *missing]
+    if failed:
+        raise PrecompileError(f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "
+                              "options, and see:\n" + "\n".join(error_texts(failed)), failed)
+    return len(plan.wanted)
+
+
 def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None, write: Callable[[str], object] = logger.info) -> Report:
     """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`.
 
@@ -116,10 +145,6 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     finally:
         if plan.shared:
             _make_readable(plan.store)
-    if plan.recorded is not None and not report.failed:
-        marker = complete.mark(plan.wanted, plan.store, *plan.recorded)
-        if plan.shared and marker is not None:
-            files.let_read(marker.parent, plan.store.base)
     return report._replace(seconds=time.perf_counter() - started)
 
 

@@ -347,7 +347,7 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 @option("--from", "recorded", section="Ops", metavar="FILE", type=helps.FILE,
         help="The ops of a list from `opjit record`, for their recorded archs.")
 @option("--check", section="Ops", metavar="FILE", type=helps.FILE,
-        help="Build nothing; say whether --from FILE, with the same options, has left a complete set, and what is missing.")
+        help="Build nothing; say whether all that --from FILE would build, with the same options, is there, and what is missing.")
 @option("--arch", section="Builds", shell_complete=helps.archs, default="",
         help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @option("--jobs", section="Builds", type=click.IntRange(min=1),
@@ -360,9 +360,8 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, check: Path | None, arch: str, jobs: int | None,
                extensions: bool, store: Path | None) -> None:
     """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
-    from opjit.ahead.complete import ready
     from opjit.ahead.plan import plan_ops, plan_recorded
-    from opjit.ahead.precompile import build_plan, error_texts
+    from opjit.ahead.precompile import build_plan, error_texts, ready
 
     if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
         raise click.UsageError("name OPs, or give --all, or --from FILE, or --check FILE")

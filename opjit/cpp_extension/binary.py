@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opjit.cpp_extension import identity, light
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
@@ -108,9 +107,6 @@ class ExtensionBinary(NamedTuple):
 
     def refusal(self, text: str) -> BuildError:
         return self.fault(text)
-
-    def sources(self, document: Mapping[str, Any]) -> dict[str, str]:
-        return {self.extension.place(name): digest for name, digest in {**self.extension.inputs, **document["found"]}.items()}
 
     def in_store(self) -> ExtensionBinary:
         return self._replace(must_store=True)

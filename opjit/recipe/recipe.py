@@ -103,14 +103,6 @@ class Recipe(NamedTuple):
         folder, include, *added = self.include_path
         return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
 
-    def sources(self) -> dict[str, str]:
-        """Return the inputs' digests by path."""
-        linked = {name: path for path, name in _linked(self.flags, str(self.folder)).items()}
-        own = f"{resources.folder('kernels_c')}{os.sep}"
-        return {linked.get(name) or (own + name[len("<opjit>/"):] if name.startswith("<opjit>/") else
-                                     headers.path_of(name, str(self.folder), self.flags.include)): digest
-                for name, digest in self.inputs.items()}
-
     def inputs_now(self) -> dict[str, str]:
         """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from opjit import processes
 from opjit.errors import BuildError
@@ -70,10 +68,6 @@ class LibraryBinary:
 
     def refusal(self, text: str) -> BuildError:
         return self.fault(text)
-
-    def sources(self, document: Mapping[str, Any]) -> dict[str, str]:
-        named = {**self.library.inputs, **document["found"]}
-        return {self.library.place(name): digest for name, digest in named.items() if not name.startswith("<generated>/")}
 
     def in_store(self) -> LibraryBinary:
         return replace(self, must_store=True)

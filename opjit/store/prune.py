@@ -29,7 +29,7 @@ from opjit.recipe import toolchain
 from opjit.recipe.recipe import FORMAT
 from opjit.store import inventory, manifest, usage
 from opjit.store.inventory import Item
-from opjit.store.store import SETS, Store
+from opjit.store.store import Store
 
 DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
@@ -43,7 +43,7 @@ _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 # opjit's own file names in a store's special folders; _UNFINISHED is a file whose writer was killed.
 _NAMES = {"logs": re.compile(r".+\.log"), "toolchain": toolchain.NOTE,
-          "parts": re.compile(r"[0-9a-f]{64}"), SETS: re.compile(r"[0-9a-f]{64}")}
+          "parts": re.compile(r"[0-9a-f]{64}")}
 _UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}")
 
 
@@ -128,13 +128,13 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
             gone = [item for item, removed in zip(items, pool.map(trash.remove, items), strict=True) if removed]
         _drop_empty(gone)
         if not ops:
-            sweep(store, trash, lambda _: True, ("logs", "toolchain", SETS))
+            sweep(store, trash, lambda _: True, ("logs", "toolchain"))
             trash.take(store.base / usage.NAME)
     return Cleared(len(gone), sum(item.size for item in gone), len(items) - len(gone))
 
 
 def sweep(store: Store, trash: Trash, old: Callable[[float], bool], kinds: Sequence[str] = tuple(_NAMES)) -> None:
-    """Remove compiler notes, logs of failed builds, linked parts and complete sets.
+    """Remove compiler notes, logs of failed builds and linked parts.
 
     Args:
         old: whether to remove a file that was last used at a given time.

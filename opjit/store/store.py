@@ -5,7 +5,6 @@
     <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/identity.py
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
-    <root>/v1/sets/<SHA-256>                    the entries that a list needs; see opjit/store/sets.py
     <root>/v1/stats.jsonl, pruned               counters, and an empty file whose date is that of the last pruning
 
 Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
@@ -33,8 +32,7 @@ from opjit.store.manifest import Manifest
 if TYPE_CHECKING:
     from opjit.store.bundle import Bundle
 
-SETS = "sets"  # the folder of complete sets
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", SETS})  # folders that hold no entries
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs"})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
 _TRIES = 5  # to publish while other processes remove folders

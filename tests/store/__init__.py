@@ -5,5 +5,4 @@ entry: store/test_store.py store/test_damage.py
 inventory: store/test_prune.py
 layers: store/test_folders.py
 manifest: store/test_store.py store/test_format.py
-sets: ahead/test_complete.py
 """
