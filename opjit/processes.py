@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
@@ -21,6 +23,7 @@ _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _END = 2.0  # seconds that an interrupted command gets to end what it started
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
+_running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
 
 
 class Lock(_RLock):  # type: ignore[misc]
@@ -96,11 +99,14 @@ def run(command: Any, *, check: bool = False, echo: int | None = None, limit: fl
         subprocess.CalledProcessError: `check` is set and the command failed.
     """
     with _waiting(), _started(command, settings) as process, _ended_after(process, limit) as late:
+        _running.add(process)
         try:
             output, errors = process.communicate() if echo is None else (_echoed(process, echo), None)
         except BaseException:
             _end(process)
             raise
+        finally:
+            _running.discard(process)
     if late and output is not None:
         said = f"\n{LATE} {limit:g} s, and was ended\n"
         output = output + said if isinstance(output, str) else output + said.encode()
@@ -108,6 +114,23 @@ def run(command: Any, *, check: bool = False, echo: int | None = None, limit: fl
     if check:
         done.check_returncode()
     return done
+
+
+@contextmanager
+def pool(size: int) -> Iterator[ThreadPoolExecutor]:
+    """Open a pool of threads. An interrupt, which Python raises in the main thread alone, ends the commands of all threads, too."""
+    with ThreadPoolExecutor(size) as threads:
+        try:
+            yield threads
+        except (KeyboardInterrupt, SystemExit):
+            threads.shutdown(wait=False, cancel_futures=True)
+            ending, since = threading.Thread(target=threads.shutdown), time.monotonic()
+            ending.start()
+            while ending.is_alive():
+                for process in list(_running):
+                    _signal(process, signal.SIGTERM if time.monotonic() < since + _END else signal.SIGKILL)
+                ending.join(0.1)
+            raise
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

@@ -124,7 +124,8 @@ def ago(seconds: float) -> str:
 
 
 class Display:
-    """Shows many builds: on a screen those that run or failed, and how many are done; elsewhere a line for each that ends or takes LONG."""
+    """Shows many builds: on a screen those that run or failed, and how many are done; elsewhere a line for each that ends or takes LONG.
+    Threads may report to it; one calls `tick`."""
 
     def __init__(self, write: Callable[[str], object], count: int, screen: Live | None = None) -> None:
         self._write, self._count, self._screen = write, count, screen
@@ -146,7 +147,7 @@ class Display:
 
     def tick(self) -> None:
         """Something has happened, or time has passed."""
-        running = [(number, text, time.monotonic() - since) for number, (since, text) in self._running.items()]
+        running = [(number, text, time.monotonic() - since) for number, (since, text) in list(self._running.items())]
         if self._screen is not None:
             from rich.text import Text
 

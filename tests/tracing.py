@@ -11,7 +11,7 @@ from tests.helpers import fresh
 HEAVY = [
     "filelock", "ninja", "rich", "click", "jinja2", "setuptools", "torch.utils.cpp_extension", "opjit.builder.build",
     "opjit.builder.torch_builder", "opjit.cache", "opjit.cache.verification", "opjit.store.inventory", "opjit.store.prune",
-    "opjit.builder.publish", "opjit.builder.budget", "opjit.builder.workers", "opjit.builder.glue", "opjit.store.lock", "opjit.cli",
+    "opjit.builder.publish", "opjit.builder.budget", "opjit.builder.glue", "opjit.store.lock", "opjit.cli",
     "opjit.recipe.flags", "opjit.library", "opjit.live.inline", "opjit.live.reload", "opjit.live.watch", "opjit.why", "opjit.ahead.plan",
     "opjit.ahead.record", "opjit.batch", "opjit.distributed", "opjit.doctor", "opjit.author.notebook", "IPython", "opjit.share.remote",
     "opjit.share.transport", "opjit.share.trust", "opjit.cache.transfer", "opjit.store.bundle", "fsspec", "cryptography",

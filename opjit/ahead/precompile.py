@@ -1,31 +1,30 @@
 """``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have.
 
-One process plans, and finds a thousand existing entries in a few hundred milliseconds; several processes build. Each build is an
-ordinary one: its own folder, the key's lock, one rename. If the command dies, finished builds are kept; two commands share the work.
+A thousand existing entries are found in a few hundred milliseconds; several threads build what is missing, and their compilers do the
+work. Each build is an ordinary one: its own folder, the key's lock, one rename. If the command dies, finished builds are kept; two commands
+share the work.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import NamedTuple, TextIO
 
-from opjit import distributed, files, progress, request
+from opjit import distributed, files, processes, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
-from opjit.errors import BadSetting, BuildError, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
+from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, logger
 from opjit.store import inventory
 from opjit.store.store import Store
 from opjit.wanted import Wanted
 
-if TYPE_CHECKING:
-    from opjit.builder.workers import Event
+_TICK = 0.2  # seconds between two changes of the display
 
 
 class Report(NamedTuple):
@@ -48,14 +47,6 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         return (f"{len(self.built)} built, {len(self.there)} already there, {self.skipped} skipped, {len(self.failed)} failed, "
                 f"{self.seconds:.2f} s")
-
-
-class _Built(NamedTuple):
-    """A worker's report: whether it built the binary, the error if it failed, and the warnings."""
-
-    built: bool
-    error: OpjitError | None
-    warnings: Sequence[tuple[Warning, str, int]] = ()  # with their places
 
 
 def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Sequence[str] = (), *, jobs: int | None = None,
@@ -152,7 +143,7 @@ def _share(plan: Plan, jobs: int | None, report: Report) -> None:
     """Build together with the job's other ranks, one build at a time in this process."""
     tasks = distributed.share(plan.wanted, plan.store, offer=False, jobs=jobs, build_into_store=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
-        _add(wanted, _Built(task.origin == "built", task.error), report, set())
+        _add(wanted, task.origin == "built", task.error, report)
 
 
 def _make_readable(store: Store) -> None:
@@ -165,74 +156,55 @@ def _make_readable(store: Store) -> None:
 
 
 def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO | None, write: Callable[[str], object]) -> None:
-    """Build the missing binaries in worker processes, and add the results to the report."""
+    """Build the missing binaries side by side, and add the results to the report."""
     missing = list[Wanted]()
     for wanted in plan.wanted:
         (missing if wanted.find(plan.store) is None else report.there).append(wanted)
     if not missing:
         return
-    from opjit.builder import budget, workers
+    from opjit.builder import budget
 
     size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(wanted.large for wanted in missing) else budget.C_JOB, jobs))
-    if any(wanted.by_torch for wanted in missing):
-        request.import_builder()  # once, before the workers are forked
-    shown: set[tuple[str, str, int]] = set()
-    order = sorted(range(len(missing)), key=lambda number: not missing[number].large)  # the long ones first, to finish together
-    with (progress.display(stream, write, len(missing)) as display,
-          closing(workers.run(order, lambda number, say: _build_one(missing[number], plan.store, say), size)) as events):
-        for event in events:
-            if event is not None:
-                _take(event, missing[event.number], report, shown, display)
-            display.tick()
-
-
-def _take(event: Event, wanted: Wanted, report: Report, shown: set[tuple[str, str, int]], display: Display) -> None:
-    """Add an event to the report and the display."""
-    if event.state == "started":
-        display.changed(event.number, f"building {wanted}")
-    elif event.state == "reports":
-        display.changed(event.number, str(event.detail))
-    else:
-        done: _Built = event.detail if event.state == "done" else _Built(False, _death(wanted, event.detail))
-        _add(wanted, done, report, shown)
-        display.ended(event.number, str(wanted), "failed" if done.error else "built" if done.built else "already there")
-
-
-def _add(wanted: Wanted, done: _Built, report: Report, shown: set[tuple[str, str, int]]) -> None:
-    """Add a worker's report. `shown` has the compilers' warnings so far: a build for another arch has the same ones."""
-    for warning, file, line in done.warnings:
-        if isinstance(warning, CacheWarning):
-            warnings.warn(warning, stacklevel=5)
-        elif (str(warning), file, line) not in shown:
-            shown.add((str(warning), file, line))
-            warnings.warn_explicit(warning, type(warning), file, line)
-    if done.error:
-        report.failed.append((str(wanted), done.error))
-    else:
-        (report.built if done.built else report.there).append(wanted)
-
-
-def _build_one(wanted: Wanted, store: Store, say: Callable[[str], None]) -> _Built:
-    """Fetch or build a binary; runs in a worker."""
-    built, error = False, None
-    with warnings.catch_warnings(record=True) as seen, progress.on_status(say):
+    missing.sort(key=lambda wanted: not wanted.large)  # the long ones first, to finish together
+    with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        try:
+        with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
+            running = {pool.submit(_build_one, number, wanted, plan.store, display): wanted for number, wanted in enumerate(missing)}
+            while running:
+                for done in wait(running, _TICK, FIRST_COMPLETED).done:
+                    _add(running.pop(done), *done.result(), report)
+                display.tick()
+    _warn_again(seen)
+
+
+def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> tuple[bool, OpjitError | None]:
+    """Fetch or build a binary. Returns whether it was built, and the error if it failed."""
+    built, error = False, None
+    display.changed(number, f"building {wanted}")
+    try:
+        with progress.on_status(lambda text: display.changed(number, text)):
             built = request.obtain(wanted.in_store(), store).origin == "built"
-        except OpjitError as caught:
-            error = caught
-        except Exception as caught:
-            error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
-    return _Built(built, error, [(warning.message, warning.filename, warning.lineno) for warning in seen
-                                 if isinstance(warning.message, (CacheWarning, CompileWarning))])
+    except OpjitError as caught:
+        error = caught
+    except Exception as caught:
+        error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+    display.ended(number, str(wanted), "failed" if error else "built" if built else "already there")
+    return built, error
 
 
-def _death(wanted: Wanted, code: int) -> BuildError:
-    how = f"exited with code {code}"
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-    return wanted.fault(f"{wanted} was not built: its process {how}; if the machine ran out of memory, allow fewer builds at once with "
-                        "--jobs or OPJIT_JOBS")
+def _add(wanted: Wanted, built: bool, error: OpjitError | None, report: Report) -> None:
+    if error:
+        report.failed.append((str(wanted), error))
+    else:
+        (report.built if built else report.there).append(wanted)
+
+
+def _warn_again(seen: Iterable[warnings.WarningMessage]) -> None:
+    """Give the warnings of caches and compilers, each once: a build for another arch has the same ones."""
+    found = {(each.category, str(each.message), each.filename, each.lineno): each for each in seen
+             if issubclass(each.category, (CacheWarning, CompileWarning))}
+    for each in found.values():
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:

@@ -15,7 +15,7 @@ from opjit.errors import OpjitError
 
 GIB = 1 << 30
 # A job's memory in bytes, rounded up. Measured in its largest process (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 GiB for a
-# bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort. The worker process adds less than 0.1 GiB.
+# bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort.
 C_JOB = GIB // 4
 NVCC_JOB = GIB
 _UNLIMITED = 1 << 60  # bytes; cgroup v1 writes a number about this large for "no limit"

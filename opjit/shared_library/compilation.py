@@ -8,12 +8,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import files, progress
+from opjit import files, processes, progress
 from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
@@ -140,7 +139,7 @@ def _run(library: Library, commands: BuildCommands, work: Path, base: Path) -> N
         return run_tool(command, Path.cwd())
 
     try:
-        with ThreadPoolExecutor(budget.jobs(budget.NVCC_JOB if "cuda" in library.languages else budget.C_JOB)) as pool:
+        with processes.pool(budget.jobs(budget.NVCC_JOB if "cuda" in library.languages else budget.C_JOB)) as pool:
             for each in [pool.submit(run, command) for _, command in commands.sources.values()]:
                 each.result()
         for command in commands.link:

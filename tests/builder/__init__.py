@@ -8,5 +8,4 @@ host_device_split: builder/test_cuda.py
 nvrtc: builder/test_cuda.py
 tokens: builder/test_cuda.py
 torch_builder: builder/test_builder.py
-workers: ahead/test_precompile.py
 """
