@@ -130,7 +130,7 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     report = Report([], [], plan.skipped, list(plan.failed), 0.0)
     try:
         if rank is not None and rank.needs_store:
-            _share(plan, jobs, report)
+            _share(plan, report)
         else:
             _build_missing(plan, jobs, report, stream, write)
     finally:
@@ -139,9 +139,9 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     return report._replace(seconds=time.perf_counter() - started)
 
 
-def _share(plan: Plan, jobs: int | None, report: Report) -> None:
+def _share(plan: Plan, report: Report) -> None:
     """Build together with the job's other ranks, one build at a time in this process."""
-    tasks = distributed.share(plan.wanted, plan.store, offer=False, jobs=jobs, build_into_store=True)
+    tasks = distributed.share(plan.wanted, plan.store, ahead=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
         _add(wanted, task.origin == "built", task.error, report)
 

@@ -4,7 +4,7 @@
     >>> allreduce, = opjit.distributed.ready(["allreduce"])         # at the start of a training script, on every rank
     >>> module = opjit.distributed.load("ext", ["ext.cpp"])         # instead of opjit.load
 
-job.py has the ranks' protocol, and ranks.py how a process learns its rank.
+job.py has the ranks' protocol, ranks.py how a process learns its rank, and rendezvous.py the store in which they meet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import registry
 from opjit.distributed import ranks
-from opjit.distributed.job import Job
-from opjit.distributed.rank_task import RankTask
+from opjit.distributed.job import Job, Task
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
@@ -39,10 +38,10 @@ _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing
 def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOverload]:
     """Ready ops on all ranks of a job. Call it on every rank, before or after `init_process_group`.
 
-    A rank with a free core builds a missing entry, once in the whole job, and the job's store passes the bytes to the nodes that lack
-    it. Ranks with different archs or compilers have separate entries. A rank that dies delays the others by up to 60 s. A late rank
-    finds the results. A rank that cannot build waits for those that can, 10 minutes at most. If the store is unreachable, each rank
-    builds alone, with one warning. In a process that is not a rank, this is `opjit.get` for each name.
+    One rank builds a missing entry, once in the whole job, and the job's store passes the bytes to the nodes that lack it. Each rank
+    builds one entry at a time. Ranks with different archs or compilers have separate entries. A rank that dies delays the others by up
+    to 60 s. A late rank finds the results. A rank that cannot build waits for those that can, 10 minutes at most. If the store is
+    unreachable, each rank builds alone, with one warning. In a process that is not a rank, this is `opjit.get` for each name.
 
     The environment tells the ranks of torchrun, Slurm's srun and MPI; see `opjit.distributed.ranks`. Without torchrun and without a
     process group, rank 0 hosts the store on MASTER_PORT until it exits; `init_process_group` shares that store.
@@ -116,32 +115,28 @@ def _load(call: LoadCall | InlineCall) -> Any:
     return cpp_extension.load_wanted(wanted, task.entry)
 
 
-def share(wanted: Iterable[Wanted], store: Store, *, offer: bool = True, jobs: int | None = None, build_into_store: bool = False
-          ) -> list[RankTask]:
+def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[Task]:
     """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded.
 
     The ranks may want different entries; each returns when it has its own. Errors are in the tasks.
 
     Args:
-        store: where entries go.
-        offer: also send entries that this node had before the call to nodes that lack them.
-        jobs: builds at once on a machine, over all ranks there; None is what `budget.jobs` finds.
-        build_into_store: a layer's entry will do, unless the request says otherwise, but one that is built must be in the store.
+        ahead: what is built must be in the store, and what this node had before the call is not sent to nodes that lack it.
 
     Raises:
         OpjitError: the environment's variables for ranks are invalid.
     """
-    tasks = [RankTask(each.in_store() if build_into_store else each, request.look(each, store), store) for each in wanted]
+    tasks = [Task(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
-        _settle_with_others(rank, tasks, offer and rank.leader and not rank.one_node, jobs)
+        _settle_with_others(rank, tasks, rank.leader and not rank.one_node and not ahead)
     for task in tasks:
         if not task.settled:
             task.build()
     return tasks
 
 
-def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool, jobs: int | None) -> None:
+def _settle_with_others(rank: Rank, tasks: list[Task], offer: bool) -> None:
     missing = [task for task in tasks if task.entry is None]
     offers = [task for task in tasks if offer and task.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:
@@ -151,7 +146,7 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool, jobs: in
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))
-            Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show, jobs).run(offers, missing)
+            Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show).run(offers, missing)
         except StoreLost as lost:
             if any(not task.settled for task in missing):
                 warnings.warn(CacheWarning(f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "

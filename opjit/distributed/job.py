@@ -1,12 +1,11 @@
 """One rank's part in building a job's missing entries, each once in the whole job.
 
-The ranks meet in torch.distributed's store. A rank that misses an entry claims and builds it; the others wait for its result. A claim saves
-work and is no lock, as two equal results are both good: after CLAIM_TIMEOUT without a result, another rank claims the entry. A rank that
-fails gives up its claim. A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and raises its own reason. For each
-entry, by its key, the store has
+The ranks meet in torch.distributed's store. A rank that misses an entry claims it, builds it and publishes the result; the others wait.
+A claim saves work and is no lock, as two equal results are both good: after CLAIM_TIMEOUT without a result, another rank claims the entry.
+A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and raises its own reason. For each entry, the store has
 
     claim/<key>         the rank that builds it; empty if it gave up
-    result/<key>        JSON: the entry's key and the number of its parts, or an error: the op's source's, or that of the third try
+    result/<key>        the JSON of a Result
     bytes/<key>/<n>     the entry's parts; a rank whose cache shows the entry does not read them
     failed/<key>        a counter of the ranks that failed to build it
     unable/<entry>      a counter of the ranks that cannot build it with any compiler
@@ -18,7 +17,7 @@ equal, for HOST_TIMEOUT at most.
 from __future__ import annotations
 
 import atexit
-import math
+import json
 import os
 import re
 import socket
@@ -26,44 +25,135 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
-from opjit import progress
-from opjit.builder import budget
-from opjit.distributed.rank_task import RankReport, RankTask
+from opjit import progress, request
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import JobStore, StoreLost
-from opjit.errors import CacheWarning, CompileError, EntryError
-from opjit.store import bundle
+from opjit.environment import is_on
+from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
+from opjit.store import bundle, manifest
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from opjit.wanted import Wanted
 
 CLAIM_TIMEOUT = 60.0  # seconds
 HOST_TIMEOUT = 2 * CLAIM_TIMEOUT
 GIVE_UP_TIMEOUT = 600.0  # seconds
 ARRIVAL_TIMEOUT = 10.0  # seconds, from its own start, in which rank 0 expects others to arrive
 _PART_BYTES = 1 << 20  # torch's store accepts 8 MiB at once, but serves no other rank meanwhile
+_MAX_PARTS = 1 << 12
 _TRIES = 3  # ranks that try a build which fails for a reason that may be the rank's own
 
 
-class Job:
-    """This rank's part in the job during one call.
+class Result(NamedTuple):
+    """What a rank reports to the others: an entry's key and in how many parts the store has its bytes, or an error's text.
 
-    Args:
-        show: shows a line of progress.
-        jobs: builds at once on this machine; None is what `budget.jobs` finds.
+    Attributes:
+        in_source: the error is one of the op's source.
     """
 
-    def __init__(self, jobstore: JobStore, rank: Rank, show: Callable[[str], None], jobs: int | None) -> None:
-        self.jobstore, self.rank, self.show, self.jobs = jobstore, rank, show, jobs
+    key: str = ""
+    parts: int = 0
+    error: str = ""
+    in_source: bool = False
+
+    @classmethod
+    def parse(cls, text: bytes) -> Result:
+        """Read another rank's result, which is not trusted."""
+        try:
+            found = cls(**json.loads(text))
+            valid_entry = re.fullmatch("[0-9a-f]{64}", found.key) and type(found.parts) is int and 0 <= found.parts <= _MAX_PARTS
+            if isinstance(found.error, str) and (found.error or valid_entry):
+                return found
+        except (ValueError, TypeError, RecursionError):
+            pass
+        return cls(error="another rank sent an invalid result; do all ranks have the same opjit?")
+
+    def dump(self) -> str:
+        return json.dumps(self._asdict())
+
+    def error_for(self, wanted: Wanted) -> BuildError:
+        error = wanted.fault(self.error)
+        return CompileError(self.error, op=error.op, target=error.target) if self.in_source else error
+
+
+class Task:
+    """A wanted binary, and what this rank has done to get its entry.
+
+    Attributes:
+        name: what ranks with the same request call it.
+        entry: the verified entry, once it is there; `error` says why there is none.
+        origin: ``"found"`` in a cache, ``"built"`` by this rank, or ``"taken"`` from another rank.
+        able: whether this rank may build it; `failure` is the error after which it may not.
+        claim: the claim's value when this rank last read it; `since` is when that value was new, by this rank's clock.
+    """
+
+    def __init__(self, wanted: Wanted, entry: Entry | None, store: Store) -> None:
+        self.wanted, self.entry, self.store = wanted, entry, store
+        self.name = wanted.name
+        self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
+        self.error: OpjitError | None = None
+        self.failure: OpjitError | None = None
+        self.origin = "found"
+        self.claim, self.since = b"", 0.0
+
+    def __str__(self) -> str:
+        return str(self.wanted)
+
+    @property
+    def settled(self) -> bool:
+        return self.entry is not None or self.error is not None
+
+    def look(self) -> bool:
+        """Look into the cache again, where another process or another node may have put the entry; returns whether it is there."""
+        folder = self.wanted.folder(self.store)
+        for each in (self.store.base, folder.parent, folder):
+            with suppress(OSError):
+                os.listdir(each)  # NFS remembers a missing name for a minute, unless its folder is opened again
+        self.entry, self.origin = self.wanted.find(self.store, warn=False), "taken"
+        return self.entry is not None
+
+    def build(self) -> None:
+        """Fetch or build the entry as `opjit.get` does."""
+        try:
+            self.entry, self.origin = request.obtain(self.wanted, self.store), "built"
+        except OpjitError as error:
+            self.error = error
+
+    def accept(self, content: bytes) -> None:
+        """Put an entry's bytes into the store or, if that cannot be written, into a folder that lasts as long as this process.
+
+        Raises:
+            EntryError: the bytes are not this entry's.
+            OSError: there is no space for them.
+        """
+        received = bundle.parse(content)
+        described = manifest.parse(received.manifest)
+        if not self.wanted.accepts(described):
+            raise EntryError("they belong to another entry")
+        place = self.wanted.folder(self.store, described) / described.key
+        if self.wanted.must_store:
+            self.entry = self.store.receive(received, place, self.wanted.kind)
+        else:
+            self.entry = self.store.receive_or_keep(received, place, self.wanted.kind, str(self))
+        self.origin = "taken"
+
+
+class Job:
+    """This rank's part in the job during one call; `show` shows a line of progress."""
+
+    def __init__(self, jobstore: JobStore, rank: Rank, show: Callable[[str], None]) -> None:
+        self.jobstore, self.rank, self.show = jobstore, rank, show
         self.name = f"rank-{rank.number}-on-{socket.gethostname()}"
-        self.poll_interval = max(0.01, rank.size * 2.5e-4)  # 2,000 ranks send 4,000 requests per second to the one server
-        self.check_interval = max(0.5, rank.size * 5e-4)
+        self.poll_interval = max(0.02, rank.size * 1e-3)  # 2,000 ranks send some 4,000 requests per second to the one server
         self.started = time.monotonic()
-        self.last_slot_attempt = -math.inf
-        self.last_shown = ""
+        self.shown = ""
         if jobstore.hosted:
             owner = os.getpid()
             atexit.register(lambda: self._wait_for_others() if os.getpid() == owner else None)  # not in a forked child
 
-    def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
+    def run(self, offers: list[Task], missing: list[Task]) -> None:
         """Publish the entries that others may miss, and settle the missing ones."""
         # Each rank starts at another entry, so that builders rarely compete for a claim.
         first = self.rank.number * len(missing) // self.rank.size
@@ -72,15 +162,16 @@ class Job:
             self.jobstore.add("arrived")
             for task in offers:
                 assert task.entry is not None
-                if task.name in task.binary.names(task.entry) and self._claim(task):
-                    self._publish(task)
+                if task.name in task.wanted.names(task.entry) and self._claim(task):
+                    self._publish(task, task.entry)
             for task in order:
                 if not task.able:
                     self.jobstore.add(f"unable/{task}")
+                elif self._result(task) is None and self._claim(task):
+                    self._build(task)
             for task in order:
                 while not task.settled:
-                    if not self._build_some(order):
-                        self._wait(task, sum(not each.settled for each in missing))
+                    self._wait(task, sum(not each.settled for each in missing))
         finally:
             with suppress(StoreLost):
                 self.jobstore.add("left")
@@ -97,121 +188,91 @@ class Job:
         late = arrived < self.rank.size and not self.rank.one_node and time.monotonic() - self.started < ARRIVAL_TIMEOUT
         return left < arrived or late
 
-    # --- building -------------------------------------------------------------------------------------------------------------------
+    def _result(self, task: Task) -> bytes | None:
+        return self.jobstore.get(f"result/{task.name}")
 
-    def _build_some(self, tasks: list[RankTask]) -> bool:
-        """Build the entries that no rank has claimed, if this machine has a free slot; returns whether it built any."""
-        free = [task for task in tasks if task.able and not task.taken and not task.settled]
-        if not free or time.monotonic() - self.last_slot_attempt < self.check_interval:
-            return False
-        self.last_slot_attempt = time.monotonic()
-        release = self._take_slot(budget.NVCC_JOB if any(task.binary.large for task in free) else budget.C_JOB)
-        if release is None:
-            return False
-        built = False
-        try:
-            for task in free:
-                task.taken = True
-                if self.jobstore.get(f"result/{task.name}") is None and self._claim(task):
-                    self._build(task)
-                    built = True
-        finally:
-            release()
-        return built
-
-    def _take_slot(self, need: int) -> Callable[[], None] | None:
-        """Take one of the slots for builds that this user's ranks share on this machine; returns the function that frees it, or None.
-
-        A slot is a lock, so the kernel frees it when its holder dies. If the holder is frozen, the slot counts as free.
-        """
-        from opjit.store import lock  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
-
-        for number in range(budget.jobs(need, self.jobs)):
-            release = lock.try_acquire(f"building-{number}")
-            if release is not None:
-                return release
-            with suppress(OSError):
-                if time.time() - (lock.folder() / f"building-{number}.json").stat().st_mtime > lock.HEARTBEAT_TIMEOUT:
-                    return lambda: None
-        return None
-
-    def _claim(self, task: RankTask) -> bool:
+    def _claim(self, task: Task) -> bool:
         """Claim an entry, unless its claim is no longer the one that this rank last read."""
-        return self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)
+        return self._read_claim(task, self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)) == self.name
 
-    def _build(self, task: RankTask) -> None:
+    def _read_claim(self, task: Task, claim: bytes) -> str:
+        if claim != task.claim:
+            task.claim, task.since = claim, time.monotonic()
+        return claim.decode(errors="replace")
+
+    def _build(self, task: Task) -> None:
+        """Build an entry that this rank has claimed, and publish it or the error, or give up the claim."""
         task.build()
         if task.entry is not None:
-            self._publish(task)
+            self._publish(task, task.entry)
             return
-        error = task.error
-        assert error is not None
-        if isinstance(error, CompileError) or self.jobstore.add(f"failed/{task.name}") >= _TRIES:
-            self.jobstore.set(f"result/{task.name}", RankReport.of_error(error, self.name).dump())
+        error, name = task.error, task.name
+        in_source = isinstance(error, CompileError)
+        if in_source or self.jobstore.add(f"failed/{name}") >= _TRIES:
+            self.jobstore.set(f"result/{name}", Result(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump())
         else:  # the cause may be this rank's own
             task.error, task.failure, task.able = None, error, False
-            self.jobstore.compare_set(f"claim/{task.name}", self.name, "")
+            self.jobstore.compare_set(f"claim/{name}", self.name.encode(), "")
             self.jobstore.add(f"unable/{task}")
 
-    def _publish(self, task: RankTask) -> None:
+    def _publish(self, task: Task, entry: Entry) -> None:
         """Report an entry to the other ranks, and send its bytes."""
-        entry, parts = task.entry, 0
-        assert entry is not None
+        parts = 0
         with suppress(OSError, EntryError):  # the entry was removed: ranks that want it build it
             content = bundle.of(entry.folder).dump()
             for start in range(0, len(content), _PART_BYTES):
                 self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
                 parts += 1
-        for name in task.binary.names(entry):
-            self.jobstore.set(f"result/{name}", RankReport(entry.key, parts).dump())
+        for name in task.wanted.names(entry):
+            self.jobstore.set(f"result/{name}", Result(entry.key, parts).dump())
 
-    # --- waiting --------------------------------------------------------------------------------------------------------------------
-
-    def _wait(self, task: RankTask, left: int) -> None:
-        """Check once for another rank's result; settle the entry, or sleep."""
-        result = self.jobstore.get(f"result/{task.name}")
+    def _wait(self, task: Task, left: int) -> None:
+        """Check once for another rank's result: settle the entry, replace a builder that takes too long, or sleep."""
+        result = self._result(task)
         if result is not None:
-            self._settle(task, RankReport.parse(result))
+            self._settle(task, Result.parse(result))
             return
-        if time.monotonic() - task.checked >= self.check_interval:
-            self._check_claim(task, left)
-        if not task.settled:
-            time.sleep(self.poll_interval)
-
-    def _check_claim(self, task: RankTask, left: int) -> None:
-        """Check who builds an entry: this rank may replace a builder that takes too long, and gives up if no rank can build it."""
-        task.checked = now = time.monotonic()
-        claim = (self.jobstore.get(f"claim/{task.name}") or b"").decode(errors="surrogateescape")
-        if claim != task.claim:
-            task.claim, task.changed = claim, now
-        task.taken = bool(claim) and now - task.changed <= CLAIM_TIMEOUT
-        shown = re.sub(r"[^\w.-]", "?", claim[:80])
-        text = f"waiting for {task}, {f'which {shown} is building' if claim else 'which no rank is building yet'}; {left} left"
-        if text != self.last_shown:
-            self.last_shown = text
-            self.show(text)
-        if not task.able and (now - self.started > GIVE_UP_TIMEOUT or self.jobstore.add(f"unable/{task}", 0) >= self.rank.size):
+        builder = self._read_claim(task, self.jobstore.get(f"claim/{task.name}") or b"")
+        if task.able and (not builder or time.monotonic() - task.since > CLAIM_TIMEOUT) and self._claim(task):
+            self._build(task)
+            return
+        if not task.able and self._is_hopeless(task):
             task.error = task.failure
             if task.error is None:
                 task.build()  # fails with the reason why this rank cannot build it
+            return
+        self._show_wait(task, re.sub(r"[^\w.-]", "?", builder[:80]), left)
+        time.sleep(self.poll_interval)
 
-    def _settle(self, task: RankTask, report: RankReport) -> None:
+    def _is_hopeless(self, task: Task) -> bool:
+        return time.monotonic() - self.started > GIVE_UP_TIMEOUT or self.jobstore.add(f"unable/{task}", 0) >= self.rank.size
+
+    def _show_wait(self, task: Task, builder: str, left: int) -> None:
+        text = f"waiting for {task}, {f'which {builder} is building' if builder else 'which no rank is building yet'}; {left} left"
+        if text != self.shown:
+            self.shown = text
+            self.show(text)
+
+    def _settle(self, task: Task, result: Result) -> None:
         """Take another rank's error or entry. One rank of each node fetches the bytes, and the others find the entry in the cache."""
-        if not task.look():
-            task.error = report.to_error(self.name)
-        if report.parts and not task.settled:
-            self._fetch(task, report)
+        if task.look():
+            return
+        if result.error:
+            task.error = result.error_for(task.wanted)
+            return
+        if result.parts:
+            self._fetch(task, result)
         if not task.settled:  # after the release: a build takes the same lock
             task.build()
 
-    def _fetch(self, task: RankTask, report: RankReport) -> None:
-        from opjit.store import lock
+    def _fetch(self, task: Task, result: Result) -> None:
+        from opjit.store import lock  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
 
-        with lock.held(report.key, lambda holder: self.show(f"waiting for {task}: {holder}")):
+        with lock.held(result.key, lambda holder: self.show(f"waiting for {task}: {holder}")):
             if task.look():
                 return
             try:
-                task.accept(b"".join(self.jobstore.get(f"bytes/{report.key}/{number}") or b"" for number in range(report.parts)))
+                task.accept(b"".join(self.jobstore.get(f"bytes/{result.key}/{number}") or b"" for number in range(result.parts)))
             except (EntryError, OSError) as error:
                 warnings.warn(CacheWarning(f"{task} is built here, because the bytes that another rank sent cannot be used: {error}"),
                               stacklevel=2)

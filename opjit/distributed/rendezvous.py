@@ -39,16 +39,16 @@ class JobStore:
         self._lost: str | None = None
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        def call() -> Any:
+            self._store = self._store or self._connect()
+            return getattr(self._store, method)(*arguments)
+
         if self._lost is None:
             try:
-                return with_timeout(lambda: getattr(self._connected(), method)(*arguments), ANSWER_TIMEOUT)
+                return with_timeout(call, ANSWER_TIMEOUT)
             except _STORE_ERRORS as error:
                 self._lost = _first_line(error)
         raise StoreLost(self._lost)
-
-    def _connected(self) -> Any:
-        self._store = self._store or self._connect()
-        return self._store
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value, or None. Unlike torch's get, it does not wait until the key is set."""
@@ -61,26 +61,16 @@ class JobStore:
         """Add to a counter and return its value; an amount of 0 only reads it."""
         return int(self._call("add", key, amount))
 
-    def compare_set(self, key: str, expected: str, value: str) -> bool:
-        """Set a key if it holds the expected value, and say whether it did; an empty string expects an unset key.
-
-        Args:
-            expected: lone surrogates stand for bytes that are not UTF-8, as other programs may write to the store, too.
-        """
-        return bool(self._call("compare_set", key, expected.encode(errors="surrogateescape"), value) == value.encode())
+    def compare_set(self, key: str, expected: bytes, value: str) -> bytes:
+        """Set a key if it holds the expected value, empty for an unset key. Returns what it holds now."""
+        return bytes(self._call("compare_set", key, expected, value))
 
 
 def connect(rank: Rank, timeout: float) -> JobStore:
     """Connect to the job's store, which rank 0 hosts unless torchrun does.
 
     An existing process group provides its store. Otherwise the store is made as `init_process_group` makes it, so a later call of that
-    with the same MASTER_PORT shares it.
-
-    Args:
-        timeout: seconds to wait for the host.
-
-    Raises:
-        StoreLost: the store cannot be reached.
+    with the same MASTER_PORT shares it. Raises StoreLost if the host cannot be reached within `timeout` seconds.
     """
     import torch.distributed as dist
 
@@ -117,7 +107,7 @@ def connect(rank: Rank, timeout: float) -> JobStore:
 
 def _wait_for(host: str, port: int, timeout: float) -> None:
     """Wait for a server. torch's own wait prints a line for each attempt."""
-    end, pause = time.monotonic() + timeout, 0.02
+    end = time.monotonic() + timeout
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(2.0, timeout))).close()
@@ -125,8 +115,7 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
         except OSError as error:
             if time.monotonic() > end:
                 raise StoreLost(f"no answer from {host}:{port}: {error}") from None
-        time.sleep(pause)
-        pause = min(0.5, pause * 1.5)
+        time.sleep(0.1)
 
 
 def _first_line(error: Exception) -> str:

@@ -78,28 +78,12 @@ def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         thread.release()
 
 
-def try_acquire(key: str) -> Callable[[], None] | None:
-    """Acquire the lock of a key and return a function that releases it; None if it is held. Without working locks, it is free."""
-    thread = _LockThread(key, patient=False)
-    thread.acquire(lambda holder: None)
-    return None if thread.busy else thread.release
-
-
 class _LockThread(threading.Thread):
-    """Acquires a lock, sends heartbeats, and releases the lock on request.
+    """Acquires a lock, sends heartbeats, and releases the lock on request."""
 
-    Args:
-        patient: wait for a lock that is held.
-
-    Attributes:
-        busy: the lock is held, and this thread is not patient.
-    """
-
-    def __init__(self, key: str, patient: bool = True) -> None:
+    def __init__(self, key: str) -> None:
         super().__init__(name="opjit-lock", daemon=True)
         self.key = key
-        self.busy = False
-        self._patient = patient
         self._owner = os.getpid()
         self._settled = threading.Event()  # acquired or failed
         self._trouble: str | None = None  # why it failed
@@ -179,10 +163,6 @@ class _LockThread(threading.Thread):
                 lock.acquire(timeout=0)
                 return True
             except Timeout:
-                self.busy = not self._patient
-                if self.busy:
-                    self._settled.set()
-                    return False
                 time.sleep(POLL)
         return False
 

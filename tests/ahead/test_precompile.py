@@ -179,7 +179,7 @@ def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, h
     plan = plan_ops([tmp_path / "ops"], [ARCHS[0]], None)
     (tmp_path / "ops" / "two" / "two.c").unlink()
     report = Report([], [], 0, [], 0.0)
-    precompile._share(plan, None, report)  # what each rank does
+    precompile._share(plan, report)  # what each rank does
     assert [pair.op.schema.name for pair in report.built if isinstance(pair, OpBinary)] == ["one"]
     [(name, error)] = report.failed
     assert "two" in name

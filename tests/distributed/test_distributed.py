@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from opjit import errors, request
 from opjit.backends import targets
 from opjit.declare import registry
 from opjit.distributed import job, ranks, rendezvous
-from opjit.distributed.rank_task import RankTask
 from opjit.distributed.ranks import Rank
 from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.store import bundle
@@ -218,34 +216,15 @@ ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
 # All ranks have arrived, and rank 0 has claimed a build, before the others look.
 FROZEN = "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0"  # a holder that gives no sign for so long is replaced
 TOGETHER = """
-real = job.Job._build_some
-def late(self, entries):
+real = job.Job._claim
+def late(self, task):
     while self.jobstore.add("arrived", 0) < {}:
         time.sleep(0.01)
-    while os.environ["RANK"] != "0" and not any(self.jobstore.get(f"claim/{{entry.name}}") for entry in entries):
+    while os.environ["RANK"] != "0" and not self.jobstore.get(f"claim/{{task.name}}"):
         time.sleep(0.01)
-    return real(self, entries)
-job.Job._build_some = late
+    return real(self, task)
+job.Job._claim = late
 """
-
-
-# --- slots that are held --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_process_with_a_slot_for_builds_keeps_a_job_waiting_for_a_while_only(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(cluster.nodes[0].folder / "tmp"))
-    monkeypatch.setenv("OPJIT_JOBS", "1")
-    held = ("import time\nfrom opjit.store import lock\nrelease = lock.try_acquire('building-0')\nprint('holds', flush=True)\n"
-            "time.sleep(600)\n")
-    with helpers.process(held) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "holds\n"
-        os.kill(holder.pid, signal.SIGSTOP)
-        results = cluster.run([cluster.nodes[0].rank() for _ in range(2)], before=FROZEN)
-    assert [each["values"] for each in results] == [[1]] * 2
-    assert cluster.compiled() == 1
 
 
 # --- once in the whole job ------------------------------------------------------------------------------------------------------------
@@ -437,7 +416,7 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         registry.remove(declared)
     registry.declare_folder(ops)
 
-    def ask(fill: Any) -> RankTask:
+    def ask(fill: Any) -> job.Task:
         op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
         good = request.entry(op, target)
@@ -477,20 +456,20 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
-@pytest.mark.parametrize("text", ["", '{"key": "../../etc", "parts": 1}', '{"error": 3}', '{"key": "%s", "parts": 1e99}' % ("a" * 64)])
+@pytest.mark.parametrize("text", ["", '{"key": "../../etc", "parts": 1}', '{"error": 3}', '{"key": "%s", "parts": 1e99}' % ("a" * 64),
+                                  '{"error": "x", "kind": "SystemExit"}'])
 def test_an_invalid_result_is_a_one_line_error(shared: Any, text: str) -> None:
     outcome = shared(lambda store, good: store.set(f"result/{good.key}", text))
     assert isinstance(outcome.error, errors.BuildError)
     assert "do all ranks have the same opjit?" in str(outcome.error)
 
 
-@pytest.mark.parametrize("kind", ["Path", "SystemExit", "CompileError"])
-def test_an_error_s_class_is_one_of_opjit_s(shared: Any, kind: str) -> None:
-    record = {"error": {"kind": kind, "message": "x.c:1: error", "facts": {"log": "/x", "op": "a::b"}, "rank": "rank-0"}}
+@pytest.mark.parametrize("in_source", [True, False])
+def test_another_rank_s_error_is_raised_here(shared: Any, in_source: bool) -> None:
+    record = {"error": "x.c:1: error", "in_source": in_source}
     outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps(record)))
-    assert type(outcome.error) is (CompileError if kind == "CompileError" else errors.BuildError)
-    assert str(outcome.error) == "x.c:1: error\n(reported by rank-0)"
-    assert (outcome.error.log, outcome.error.op, outcome.error.command) == (Path("/x"), "a::b", None)
+    assert type(outcome.error) is (CompileError if in_source else errors.BuildError)
+    assert (str(outcome.error), outcome.error.op) == ("x.c:1: error", "jobtest::add1")
 
 
 def test_a_result_without_bytes_that_is_not_in_the_cache_is_built(shared: Any) -> None:
