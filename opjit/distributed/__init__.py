@@ -22,7 +22,7 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import registry
 from opjit.distributed import ranks
-from opjit.distributed.job import Job, Task
+from opjit.distributed.job import Job, RankTask
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
@@ -115,7 +115,7 @@ def _load(call: LoadCall | InlineCall) -> Any:
     return cpp_extension.load_wanted(wanted, task.entry)
 
 
-def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[Task]:
+def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
     """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded.
 
     The ranks may want different entries; each returns when it has its own. Errors are in the tasks.
@@ -126,7 +126,7 @@ def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> lis
     Raises:
         OpjitError: the environment's variables for ranks are invalid.
     """
-    tasks = [Task(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
+    tasks = [RankTask(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
         _settle_with_others(rank, tasks, rank.leader and not rank.one_node and not ahead)
@@ -136,7 +136,7 @@ def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> lis
     return tasks
 
 
-def _settle_with_others(rank: Rank, tasks: list[Task], offer: bool) -> None:
+def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
     missing = [task for task in tasks if task.entry is None]
     offers = [task for task in tasks if offer and task.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:

@@ -5,7 +5,7 @@ A claim saves work and is no lock, as two equal results are both good: after CLA
 A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and raises its own reason. For each entry, the store has
 
     claim/<key>         the rank that builds it; empty if it gave up
-    result/<key>        the JSON of a Result
+    result/<key>        the JSON of a RankResult
     bytes/<key>/<n>     the entry's parts; a rank whose cache shows the entry does not read them
     failed/<key>        a counter of the ranks that failed to build it
     unable/<entry>      a counter of the ranks that cannot build it with any compiler
@@ -46,7 +46,7 @@ _MAX_PARTS = 1 << 12
 _TRIES = 3  # ranks that try a build which fails for a reason that may be the rank's own
 
 
-class Result(NamedTuple):
+class RankResult(NamedTuple):
     """What a rank reports to the others: an entry's key and in how many parts the store has its bytes, or an error's text.
 
     Attributes:
@@ -59,7 +59,7 @@ class Result(NamedTuple):
     in_source: bool = False
 
     @classmethod
-    def parse(cls, text: bytes) -> Result:
+    def parse(cls, text: bytes) -> RankResult:
         """Read another rank's result, which is not trusted."""
         try:
             found = cls(**json.loads(text))
@@ -78,7 +78,7 @@ class Result(NamedTuple):
         return CompileError(self.error, op=error.op, target=error.target) if self.in_source else error
 
 
-class Task:
+class RankTask:
     """A wanted binary, and what this rank has done to get its entry.
 
     Attributes:
@@ -153,7 +153,7 @@ class Job:
             owner = os.getpid()
             atexit.register(lambda: self._wait_for_others() if os.getpid() == owner else None)  # not in a forked child
 
-    def run(self, offers: list[Task], missing: list[Task]) -> None:
+    def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
         """Publish the entries that others may miss, and settle the missing ones."""
         # Each rank starts at another entry, so that builders rarely compete for a claim.
         first = self.rank.number * len(missing) // self.rank.size
@@ -188,19 +188,19 @@ class Job:
         late = arrived < self.rank.size and not self.rank.one_node and time.monotonic() - self.started < ARRIVAL_TIMEOUT
         return left < arrived or late
 
-    def _result(self, task: Task) -> bytes | None:
+    def _result(self, task: RankTask) -> bytes | None:
         return self.jobstore.get(f"result/{task.name}")
 
-    def _claim(self, task: Task) -> bool:
+    def _claim(self, task: RankTask) -> bool:
         """Claim an entry, unless its claim is no longer the one that this rank last read."""
         return self._read_claim(task, self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)) == self.name
 
-    def _read_claim(self, task: Task, claim: bytes) -> str:
+    def _read_claim(self, task: RankTask, claim: bytes) -> str:
         if claim != task.claim:
             task.claim, task.since = claim, time.monotonic()
         return claim.decode(errors="replace")
 
-    def _build(self, task: Task) -> None:
+    def _build(self, task: RankTask) -> None:
         """Build an entry that this rank has claimed, and publish it or the error, or give up the claim."""
         task.build()
         if task.entry is not None:
@@ -209,13 +209,13 @@ class Job:
         error, name = task.error, task.name
         in_source = isinstance(error, CompileError)
         if in_source or self.jobstore.add(f"failed/{name}") >= _TRIES:
-            self.jobstore.set(f"result/{name}", Result(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump())
+            self.jobstore.set(f"result/{name}", RankResult(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump())
         else:  # the cause may be this rank's own
             task.error, task.failure, task.able = None, error, False
             self.jobstore.compare_set(f"claim/{name}", self.name.encode(), "")
             self.jobstore.add(f"unable/{task}")
 
-    def _publish(self, task: Task, entry: Entry) -> None:
+    def _publish(self, task: RankTask, entry: Entry) -> None:
         """Report an entry to the other ranks, and send its bytes."""
         parts = 0
         with suppress(OSError, EntryError):  # the entry was removed: ranks that want it build it
@@ -224,13 +224,13 @@ class Job:
                 self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
                 parts += 1
         for name in task.wanted.names(entry):
-            self.jobstore.set(f"result/{name}", Result(entry.key, parts).dump())
+            self.jobstore.set(f"result/{name}", RankResult(entry.key, parts).dump())
 
-    def _wait(self, task: Task, left: int) -> None:
+    def _wait(self, task: RankTask, left: int) -> None:
         """Check once for another rank's result: settle the entry, replace a builder that takes too long, or sleep."""
         result = self._result(task)
         if result is not None:
-            self._settle(task, Result.parse(result))
+            self._settle(task, RankResult.parse(result))
             return
         builder = self._read_claim(task, self.jobstore.get(f"claim/{task.name}") or b"")
         if task.able and (not builder or time.monotonic() - task.since > CLAIM_TIMEOUT) and self._claim(task):
@@ -244,16 +244,16 @@ class Job:
         self._show_wait(task, re.sub(r"[^\w.-]", "?", builder[:80]), left)
         time.sleep(self.poll_interval)
 
-    def _is_hopeless(self, task: Task) -> bool:
+    def _is_hopeless(self, task: RankTask) -> bool:
         return time.monotonic() - self.started > GIVE_UP_TIMEOUT or self.jobstore.add(f"unable/{task}", 0) >= self.rank.size
 
-    def _show_wait(self, task: Task, builder: str, left: int) -> None:
+    def _show_wait(self, task: RankTask, builder: str, left: int) -> None:
         text = f"waiting for {task}, {f'which {builder} is building' if builder else 'which no rank is building yet'}; {left} left"
         if text != self.shown:
             self.shown = text
             self.show(text)
 
-    def _settle(self, task: Task, result: Result) -> None:
+    def _settle(self, task: RankTask, result: RankResult) -> None:
         """Take another rank's error or entry. One rank of each node fetches the bytes, and the others find the entry in the cache."""
         if task.look():
             return
@@ -265,7 +265,7 @@ class Job:
         if not task.settled:  # after the release: a build takes the same lock
             task.build()
 
-    def _fetch(self, task: Task, result: Result) -> None:
+    def _fetch(self, task: RankTask, result: RankResult) -> None:
         from opjit.store import lock  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
 
         with lock.held(result.key, lambda holder: self.show(f"waiting for {task}: {holder}")):

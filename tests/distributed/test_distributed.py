@@ -416,7 +416,7 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         registry.remove(declared)
     registry.declare_folder(ops)
 
-    def ask(fill: Any) -> job.Task:
+    def ask(fill: Any) -> job.RankTask:
         op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
         good = request.entry(op, target)
