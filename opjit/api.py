@@ -12,7 +12,7 @@ from opjit import backends, request
 from opjit.backends import targets
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
-from opjit.declare import namespaces, registration, registry
+from opjit.declare import namespaces, registry
 from opjit.declare.op import Op
 from opjit.errors import OpjitError
 from opjit.store import layers
@@ -29,13 +29,7 @@ def declare_all() -> None:
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
     registry.declare_bundled(request.ready_for_call)
-    namespaces.watch(_load_library)
-
-
-def _load_library(path: str) -> None:
-    from opjit.library import load_library
-
-    load_library(path)
+    namespaces.watch()
 
 
 def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:
@@ -64,15 +58,11 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
 
         return reload_op(name, device)
     try:
-        return registration.got[name, device]
-    except (KeyError, TypeError):  # TypeError: an unhashable device, which is rejected below
-        results = registration.got  # replaced if another thread declares the op anew
-        try:
-            op = registry.find(name)
-            request.ready(op, backends.for_device(targets.device_type(device)))
-        except OpjitError as error:
-            raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
-        return results.setdefault((name, device), op.overload)
+        op = registry.find(name)
+        request.ready(op, backends.for_device(targets.device_type(device)))
+    except OpjitError as error:
+        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+    return op.overload
 
 
 def explain(op: str | Op, device: object = None, arch: str | None = None, against: str | None = None) -> Explanation:

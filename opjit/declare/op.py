@@ -36,10 +36,10 @@ class Op:
         where: the place of its declaration, for messages.
         file: the Python file of its declaration; None for inline code and libraries.
         stamp: that file's stamp when it was read; see `stamp_now`.
-        handle: torch's registration; dropping it takes the op back. None until torch knows the op.
+        handle: all that torch knows of the op; None before and after.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
-        constant: whether its author declared it not differentiable, so that autograd treats its results as constants.
-        elementwise: whether its author declared it so: torch.vmap then calls it once, and DTensor's shards stay where they are.
+        constant: whether autograd treats its results as constants.
+        elementwise: as its author declared it; see `opjit.op`.
         loaded: the kernels in this process, by backend name.
         failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
         lock: held while the op is readied or reloaded.
@@ -82,11 +82,11 @@ class Op:
         self._backward: Function | None = None
         self._setup_context: Function | None = None
         self._vmap: Function | None = None
-        self._autocast: transforms.AutocastRule | None = None
+        self._autocast: Callable[[str], torch.dtype] | None = None  # the dtype to convert to, by device
         self._sharding: Function | None = None
         self.waived: dict[str, str] = {}
-        self._rules: dict[str, Function] = {}  # other torch registrations, with their undo functions
-        self._autograd: str | None = None  # the registered rule: "constant", "refused" or "backward"
+        self._bound: set[str] = set()  # rules that torch knows
+        self._forget_sharding: Callable[[], None] | None = None  # set once DTensor knows the rule
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
@@ -141,7 +141,6 @@ class Op:
         if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
             raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no backward; make it positional")
         self._backward = function
-        self.register_autograd()
         return function
 
     def setup_context(self, function: Function) -> Function:
@@ -162,16 +161,15 @@ class Op:
         if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
             raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no vmap rule; make it positional")
         self._vmap = function
-        self.register_rules()
+        self.bind_rules()
         return function
 
-    def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
+    def autocast(self, dtype: torch.dtype | None = None) -> None:
         """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
         As in torch's own rules, float64 stays.
 
         Args:
             dtype: torch.float32, or another; None is the region's dtype.
-            only: names of the arguments to convert, ``["x"]``, where others must stay as they are; None converts all.
 
         Example:
             >>> scale.autocast(torch.float32)
@@ -180,10 +178,12 @@ class Op:
             tensor([2.5000, 2.5000])
 
         Raises:
-            DeclarationError: the op writes an argument: it would write a converted copy. Or `only` names no Tensor of the op.
+            DeclarationError: the op writes an argument: it would write a converted copy.
         """
-        self._autocast = transforms.autocast_rule(self.schema, dtype, only)
-        self.register_rules()
+        if self.schema.mutates:
+            raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
+        self._autocast = torch.get_autocast_dtype if dtype is None else lambda device: dtype
+        self.bind_rules()
 
     def sharding(self, function: Function) -> Function:
         """Declare how DTensors may be split, ``sharding(*args, **kwargs)``, as torch.distributed.tensor.experimental.register_sharding
@@ -198,46 +198,51 @@ class Op:
         self._sharding = function
         return function
 
-    def register_sharding(self) -> None:
-        """Tell DTensor the op's rule, once, if the process uses DTensor."""
-        if (self._sharding is not None or self.elementwise) and sharding.wanted() and "sharding" not in self._rules:
-            self._rules["sharding"] = sharding.bind(self.overload, self._run_sharding)
+    def bind(self) -> None:
+        """Tell torch what autograd does with the op, and its rules. torch gets methods, so that a reload can exchange the functions."""
+        assert self.handle is not None
+        self._bound.clear()
+        if self.constant:
+            self.handle.impl(self.schema.name, torch.library.fallthrough_kernel, "Autograd")
+        else:
+            autograd.bind(self.handle, self.schema, self.overload, self._rules)
+        self.bind_rules()
 
-    def _run_sharding(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
-
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments as the rule for autocast converts them."""
-        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast)
-
-    def register_rules(self) -> None:
-        """Tell torch the rules for vmap and autocast, once; it gets methods, so that a reload can exchange the rules."""
+    def bind_rules(self) -> None:
+        """Tell torch the rules for vmap and autocast, each once, and let DTensor ask for the sharding rule anew."""
         if self.handle is None:
             return
-        if (self._vmap is not None or self.elementwise) and "vmap" not in self._rules:
-            self._tell("vmap", lambda library: torch.library.register_vmap(self.qualified, self._run_vmap, lib=library))
-        if self._autocast is not None and "autocast" not in self._rules:
-            self._tell("autocast", lambda library: transforms.bind_autocast(library, self.schema, self.overload,
-                                                                            lambda: self._autocast or transforms.AutocastRule()))
-        if self._autocast is None and "autocast" in self._rules:
-            self._rules.pop("autocast")()
-        if "sharding" in self._rules:  # DTensor keeps what the old rule said; it asks for the new one
-            self._rules.pop("sharding")()
+        if (self._vmap is not None or self.elementwise) and "vmap" not in self._bound:
+            torch.library.register_vmap(self.qualified, self._run_vmap, lib=self.handle)
+            self._bound.add("vmap")
+        if self._autocast is not None and "autocast" not in self._bound:
+            transforms.bind_autocast(self.handle, self.schema, self.overload, self._rules)
+            self._bound.add("autocast")
+        self.forget_sharding()
 
-    def _tell(self, rule: str, bind: Callable[[autograd.AutogradRule], None]) -> None:
-        """Register a rule with torch; one that is interrupted is taken back."""
-        library = autograd.AutogradRule(self.schema.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
-        self._rules[rule] = library._destroy
-        try:
-            bind(library)
-        except BaseException:
-            self._rules.pop(rule)()
-            raise
+    def bind_sharding(self) -> None:
+        """Tell DTensor the op's rule, once, if the process uses DTensor."""
+        if self._forget_sharding is None and (self._sharding is not None or self.elementwise) and sharding.wanted():
+            self._forget_sharding = sharding.bind(self.overload, self._run_sharding)
 
-    def forget_rules(self) -> None:
-        """Take back what `register_rules` told torch."""
-        while self._rules:
-            self._rules.popitem()[1]()
+    def forget_sharding(self) -> None:
+        """Take the op's rule back from DTensor, which keeps what it said."""
+        if self._forget_sharding is not None:
+            self._forget_sharding()
+            self._forget_sharding = None
+
+    @property
+    def _rules(self) -> transforms.Rules:
+        return transforms.Rules(self._run_backward, self._run_setup_context, self._run_vmap, self._cast)
+
+    def _run_backward(self, ctx: Any, *grads: Any) -> Any:
+        if self._backward is None:
+            raise RuntimeError(f"derivative for {self.qualified} is not implemented; add one with @{self.schema.name}.backward")
+        return self._backward(ctx, *grads)
+
+    def _run_setup_context(self, **context: Any) -> None:
+        if self._setup_context is not None:
+            self._setup_context(**context)
 
     def _run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
         if self._vmap is not None:
@@ -245,43 +250,21 @@ class Op:
         rule = transforms.elementwise if self.elementwise else transforms.loop
         return rule(self.overload, info, in_dims, args, kwargs)
 
+    def _run_sharding(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
+
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast)
+
     @property
     def batches(self) -> bool:
         """Whether torch.vmap takes the op by a rule: the declared one, or a loop for an op with a backward."""
-        takes_list = (any(each.list and each.kind == "Tensor" for each in self.schema.arguments)
-                      or any(each.list for each in self.schema.results))
-        return "vmap" in self._rules or (self.differentiable and not takes_list)
+        return self._vmap is not None or self.elementwise or (self.differentiable and not transforms.has_list(self.schema))
 
     @property
     def differentiable(self) -> bool:
-        """Whether torch knows a backward."""
-        return self._autograd == "backward"
-
-    def register_autograd(self) -> None:
-        """Tell torch the derivative of the op. It gets two methods for a backward, so that a reload can exchange the functions."""
-        wanted = "constant" if self.constant else "refused" if self._backward is None and not self.differentiable else "backward"
-        if self.handle is None or self._autograd == wanted:
-            return
-        self.forget_autograd()
-        bind = {"constant": autograd.constant, "refused": autograd.refuse, "backward": autograd.bind}[wanted]
-        rules = transforms.TransformRules(self._run_backward, self._run_setup_context, self._run_vmap, self._cast)
-        self._tell("autograd", lambda library: bind(library, self.schema, self.overload, rules))
-        self._autograd = wanted
-
-    def forget_autograd(self) -> None:
-        """Take back what `register_autograd` told torch."""
-        if "autograd" in self._rules:
-            self._rules.pop("autograd")()
-        self._autograd = None
-
-    def _run_backward(self, ctx: Any, *grads: Any) -> Any:
-        if self._backward is None:
-            raise DeclarationError(f"{self.qualified} was declared again, without a backward; add one with @{self.schema.name}.backward")
-        return self._backward(ctx, *grads)
-
-    def _run_setup_context(self, **context: Any) -> None:
-        if self._setup_context is not None:
-            self._setup_context(**context)
+        """Whether it has a backward."""
+        return self._backward is not None
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
@@ -292,8 +275,7 @@ class Op:
         for name in ("folder", "fake", "extra", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
                      "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding", "waived"):
             setattr(self, name, getattr(newer, name))
-        self.register_autograd()
-        self.register_rules()
+        self.bind_rules()
 
     @property
     def reference_function(self) -> Function:

@@ -15,10 +15,10 @@ import torch
 from opjit import backends, processes
 from opjit.backends import Backend
 from opjit.declare.op import Function, Op
+from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.recipe.schema import Schema
 
-got: dict[tuple[str, object], torch._ops.OpOverload] = {}  # results of `opjit.get`, by its arguments
 _placeholders: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
 
 
@@ -30,7 +30,7 @@ ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel 
 
 
 def define(op: Op, earlier: Op | None) -> None:
-    """Make an op earlier to torch. The caller holds `processes.declaring`.
+    """Make an op known to torch. The caller holds `processes.declaring`.
 
     Args:
         earlier: the op that this name had before.
@@ -38,44 +38,32 @@ def define(op: Op, earlier: Op | None) -> None:
     Raises:
         DeclarationError: an op of that name is declared elsewhere, or torch refuses it.
     """
-    qualified, namespace, name = op.qualified, op.schema.namespace, op.schema.name
+    namespace, name = op.schema.namespace, op.schema.name
     if earlier is not None and earlier is not op:
         refuse_second(earlier, op)
         forget(earlier)
     library = torch.library.Library(namespace, "FRAGMENT")
     try:
-        _register(library, op)
+        library.define(op.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
     except RuntimeError as error:
-        _destroy(library)
-        raise DeclarationError(f"torch refuses the op {qualified}, so choose another name or namespace: "
+        raise DeclarationError(f"torch refuses the op {op.qualified}, so choose another name or namespace: "
                                f"{str(error).splitlines()[0]}") from None
-    except BaseException:
-        _destroy(library)
-        raise
     op.handle = library
     try:
+        _register(library, op)
         # Looked up before another thread can: torch gives threads that ask at once an overload each.
         op.overload = getattr(getattr(torch.ops, namespace), name).default
         setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
         if op.schema.returned:
             _functionalize(library, op)
-        op.register_autograd()
-        op.register_rules()
+        op.bind()
     except BaseException:
         forget(op)
         raise
 
 
-def _destroy(library: torch.library.Library) -> None:
-    """Take an op back from torch. torch does so again when Python frees the library, which an interrupt's traceback may hold until the op
-    is declared anew; with an empty list of ops, that one stays."""
-    library._destroy()
-    library._op_defs.clear()
-
-
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
-    library.define(op.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
     first_call = _first_call_kernel(op)
     for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):  # the first leaves nested tensors out
         library.impl(name, first_call, key, with_keyset=True)
@@ -145,23 +133,18 @@ def forget(op: Op) -> None:
     A program may still hold its overload, which torch would free with the op's last registration. One registration therefore
     stays: a kernel for a device that no opjit op runs on.
     """
-    global got
-    got = {}
-    if op.handle is not None and op.qualified not in _placeholders:
+    library, op.handle = op.handle, None
+    if library is None:
+        return
+    if op.qualified not in _placeholders:
         _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
         _placeholders[op.qualified].impl(op.schema.name, _refusal(f"{op.qualified} has no kernel for Vulkan"), "Vulkan")
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
-    op.forget_autograd()
-    op.forget_rules()
-    if op.handle is not None:
-        _destroy(op.handle)
-    op.handle = None
-    namespace = getattr(torch.ops, op.schema.namespace)
-    for name in (op.schema.name, _form_without_results(op.schema)):
-        if name in namespace.__dict__:
-            delattr(namespace, name)
+    op.forget_sharding()
+    library._destroy()
+    library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
 
 
 def _refusal(message: str) -> Function:
@@ -176,12 +159,11 @@ def _fake_kernel(op: Op) -> Function:
     the check, a result on another device would be memory that no kernel filled."""
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        values = (item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else (value,)))
-        devices = {str(value.device) for value in values if isinstance(value, torch.Tensor)}
+        devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
         if len(devices) > 1:
             raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
                                "move them with .to()")
-        op.register_sharding()  # DTensor calls this before it looks for a rule
+        op.bind_sharding()  # DTensor calls this before it looks for a rule
         result = op.fake(*args, **kwargs)
         return _returned(op.schema, args, kwargs) if op.schema.returned else result
 

@@ -7,21 +7,21 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
-from opjit.errors import DeclarationError
+from opjit.declare.sample import tensors_of
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
 Dims = tuple[int | None, ...]
 
 
-class TransformRules(NamedTuple):
-    """What an op's author declared for torch to do with a call.
+class Rules(NamedTuple):
+    """What torch does with a call: methods of the op, so that a reload can exchange the author's functions.
 
     Attributes:
         backward, setup_context: as torch.library.register_autograd takes them.
@@ -32,10 +32,15 @@ class TransformRules(NamedTuple):
     backward: Function
     setup_context: Function
     vmap: Function
-    cast: Function
+    cast: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: TransformRules) -> None:
+def has_list(schema: Schema) -> bool:
+    """Whether an op takes or returns a list of tensors, which torch.func cannot transform."""
+    return any(each.list and each.kind == "Tensor" for each in schema.arguments) or any(each.list for each in schema.results)
+
+
+def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
     """Register what torch.func does with an op that has a backward."""
     plain = functools.cache(lambda: _function(overload, rules, {}))  # made late, to keep declarations cheap
 
@@ -54,7 +59,7 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, r
     library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
 
 
-def _function(overload: OpOverload, rules: TransformRules, kwargs: dict[str, Any]) -> Any:
+def _function(overload: OpOverload, rules: Rules, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
     arguments = overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
@@ -99,23 +104,16 @@ def _functionalized(overload: OpOverload, interpreter: Any, args: tuple[Any, ...
 
 def loop(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Call the op for each element of the batch: the rule of an op that declares none."""
-    calls = []
-    for i in range(max(1, info.batch_size)):  # without an element, a call with zeros tells the results' sizes
-        chosen = (each if dim is None else each.select(dim, i) if info.batch_size else each.new_zeros(_without(each.shape, dim))
-                  for each, dim in zip(args, in_dims, strict=True))
-        calls.append(overload(*chosen, **kwargs))
+    if info.batch_size == 0:
+        raise RuntimeError(f"{overload._schema.name} has no rule for a batch of no element; declare one with @vmap")
+    calls = [overload(*(each if dim is None else each.select(dim, i) for each, dim in zip(args, in_dims, strict=True)), **kwargs)
+             for i in range(info.batch_size)]
     single = not isinstance(calls[0], tuple)
     columns = [calls] if single else list(zip(*calls, strict=True))
     if not all(isinstance(each[0], torch.Tensor) for each in columns):
         raise RuntimeError(f"{overload._schema.name} returns a number, and torch.vmap cannot batch numbers; return a tensor")
-    stacked = tuple(torch.stack(each)[:info.batch_size] for each in columns)
+    stacked = tuple(map(torch.stack, columns))
     return (stacked[0], 0) if single else (stacked, (0,) * len(stacked))
-
-
-def _without(shape: torch.Size, dim: int) -> list[int]:
-    sizes = list(shape)
-    del sizes[dim]
-    return sizes
 
 
 def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -139,61 +137,27 @@ def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any,
     return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
 
-class AutocastRule(NamedTuple):
-    """A conversion of floating-point arguments.
-
-    Attributes:
-        dtype: the dtype to convert to; None is that of the region.
-        only: positions and keyword-only names of the arguments to convert; None converts all.
-    """
-
-    dtype: torch.dtype | None = None
-    only: frozenset[int | str] | None = None
-
-
-def autocast_rule(schema: Schema, dtype: torch.dtype | None, only: Sequence[str] | None) -> AutocastRule:
-    """Return the rule of an op for arguments by their names. Raises DeclarationError, as `Op.autocast` says."""
-    if schema.mutates:
-        raise DeclarationError(f"{schema.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
-    places: dict[str, int | str] = {each.name: each.name if each.keyword_only else index
-                                    for index, each in enumerate(schema.arguments) if each.kind == "Tensor"}
-    wrong = [name for name in only or () if name not in places]
-    if isinstance(only, str) or wrong:
-        raise DeclarationError(f"{schema.qualified} has no Tensor {', '.join(wrong) or only}: only= is a list of {', '.join(places)}")
-    return AutocastRule(dtype, None if only is None else frozenset(places[name] for name in only))
-
-
-def bind_autocast(library: torch.library.Library, schema: Schema, overload: OpOverload, rule: Callable[[], AutocastRule]) -> None:
+def bind_autocast(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
     """Convert floating-point arguments in regions of torch.autocast."""
     for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
-        library.impl(schema.name, _cast_first(overload, device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), rule), key)
+        library.impl(schema.name, _cast_first(overload, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), rules), key)
 
 
-def cast(args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert a call's floating-point tensors, if autocast is on for their device."""
-    device = next((each.device.type for each in args if isinstance(each, torch.Tensor)), "cpu")
-    if not torch.is_autocast_enabled(device):
-        return args, kwargs
-    return _converted(args, kwargs, device, rule)
-
-
-def _converted(args: tuple[Any, ...], kwargs: dict[str, Any], device: str, rule: AutocastRule) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    from torch.amp.autocast_mode import _cast
-
-    dtype = rule.dtype or torch.get_autocast_dtype(device)
-
-    def converted(place: int | str, value: Any) -> Any:
-        return _cast(value, device, dtype) if rule.only is None or place in rule.only else value
-
-    return (tuple(converted(index, value) for index, value in enumerate(args)),
-            {name: converted(name, value) for name, value in kwargs.items()})
-
-
-def _cast_first(overload: OpOverload, device: str, keys: torch._C.DispatchKeySet, rule: Callable[[], AutocastRule]) -> Function:
+def _cast_first(overload: OpOverload, keys: torch._C.DispatchKeySet, rules: Rules) -> Function:
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _converted(args, kwargs, device, rule())
+        args, kwargs = rules.cast(args, kwargs)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return overload(*args, **kwargs)
 
     return autocast
+
+
+def cast(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Callable[[str], torch.dtype]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Convert a call's floating-point tensors, if autocast is on for their device. `dtype` gives the dtype for a kind of device."""
+    from torch.amp.autocast_mode import _cast
+
+    device = next((tensor.device.type for tensor in tensors_of((args, kwargs))), "cpu")
+    if not torch.is_autocast_enabled(device):
+        return args, kwargs
+    return _cast(args, device, dtype(device)), _cast(kwargs, device, dtype(device))

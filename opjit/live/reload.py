@@ -17,7 +17,6 @@ import torch
 
 from opjit import backends, loader, processes, request
 from opjit.backends import Backend, targets
-from opjit.backends.targets import Target
 from opjit.declare import oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.registration import redeclare, refuse_second
@@ -35,32 +34,23 @@ class _Change(NamedTuple):
     Attributes:
         current: the op so far; None if it is new.
         newer: its new declaration; `current` itself if only its sources may have changed.
-        entries: its new binaries, by backend name.
-        dropped: names of backends for which it has no source any more.
+        entries: its new binaries, by backend name; None for a backend for which it has no source any more.
     """
 
     current: Op | None
     newer: Op
-    entries: dict[str, Entry]
-    dropped: list[str]
+    entries: dict[str, Entry | None]
 
 
 def reload_op(name: str, device: object) -> torch._ops.OpOverload:
-    """Update an op for a device and for all devices it was used on; see `opjit.get`."""
+    """Update an op for a device and for all devices that it was used on; see `opjit.get`."""
     current = registry.find(name)
     refresh(current, [backends.for_device(targets.device_type(device))])
     return current.overload
 
 
 def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
-    """Update an op from its files; if its op.py changed, update all ops of that file.
-
-    Args:
-        extra: backends to build for even if the op was not used on them yet.
-
-    Raises:
-        DeclarationError: its op.py does not declare it any more.
-    """
+    """Update an op from its files, also for backends that it was not used on; if its op.py changed, update all ops of that file."""
     with _reloading:
         stamp = current.stamp_now()
         if stamp == current.stamp:
@@ -80,11 +70,8 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
 
 
 def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
-    """Replace declarations by newer ones of the same names, with binaries for every device that the ops were used on.
-
-    Args:
-        wanted, extra: the name of an op, and backends to build it for in any case.
-    """
+    """Replace declarations by newer ones of the same names, with binaries for every device that the ops were used on. The op named `wanted`
+    gets binaries for the backends in `extra`, too."""
     with _reloading, ExitStack() as locks:
         changes = []
         for op in sorted(newer, key=lambda op: op.qualified):
@@ -99,51 +86,42 @@ def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()
 
 def _plan(current: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
     """Build and open an op's new binaries, without changing anything."""
-    used = {backend.name: backend for backend in backends.all_backends() if current is not None and backend.name in current.loaded}
-    entries, dropped, store = {}, [], Store(default_root())
-    for backend in {**used, **{backend.name: backend for backend in extra}}.values():
+    loaded = {} if current is None else current.loaded
+    entries: dict[str, Entry | None] = {}
+    for backend in backends.all_backends():
+        if backend.name not in loaded and backend not in extra:
+            continue
         target = targets.here(backend)
         try:
-            recipe = describe(newer, target, store)
+            recipe = describe(newer, target, Store(default_root()))
         except NoKernel:
             if backend in extra:
                 raise
             if newer.code is not None:  # else the kernel may come from a library, without a source
-                dropped.append(backend.name)
+                entries[backend.name] = None
             continue
-        if current is None or backend.name not in current.loaded or current.loaded[backend.name].key not in recipe.keys:
-            entries[backend.name] = _open(newer, target)
+        if backend.name not in loaded or loaded[backend.name].key not in recipe.keys:
+            entry = entries[backend.name] = request.entry(newer, target)
+            loader.open_library(entry, newer.qualified, newer.libraries(target))  # now, so that `_apply` cannot fail
             oplist.note(newer, target)
-    return _Change(current, newer, entries, dropped)
-
-
-def _open(op: Op, target: Target) -> Entry:
-    """Return the op's binary, opened now so that `_apply` cannot fail."""
-    for store in request.stores():
-        entry = request.entry(op, target, store)
-        try:
-            loader.open_library(entry, op.qualified, op.libraries(target))
-        except loader.Gone as error:
-            gone = error
-        else:
-            return entry
-    raise gone
+    return _Change(current, newer, entries)
 
 
 def _apply(change: _Change) -> None:
     op, newer = change.current, change.newer
     if op is None:
         op = registry.add(newer)
-    elif op.schema != newer.schema or op.handle is None:  # None: an earlier reload was interrupted
+    elif op.schema != newer.schema or op.constant != newer.constant or op.handle is None:  # None: an earlier reload was interrupted
         redeclare(op, newer)
     elif op is not newer:
         op.adopt(newer)
-    for name in change.dropped:
-        if name in op.loaded:
-            op.loaded.pop(name).unload()
     for name, entry in change.entries.items():
-        if name in op.loaded:
-            op.loaded[name].replace(entry, op.qualified)
+        loaded = op.loaded.get(name)
+        if entry is None:
+            if loaded is not None:
+                op.loaded.pop(name).unload()
+        elif loaded is not None:
+            loaded.replace(entry, op.qualified)
         else:
             op.loaded[name] = loader.load(entry, op.qualified)
 

@@ -30,7 +30,7 @@ def backward(ctx, grad):
 """
 PLACES: list[tuple[Any, str]] = [
     (torch.library.Library, "define"), (torch.library.Library, "impl"), (torch.library, "register_fake"),
-    (torch.library, "register_autograd"), (autograd, "refuse"), (torch, "empty_like"), (registry, "add")]
+    (torch.library, "register_vmap"), (autograd, "bind"), (torch, "empty_like"), (registry, "add")]
 
 
 def free_for_others(*locks: processes.Lock) -> bool:

@@ -201,24 +201,6 @@ def test_an_op_and_its_overload_are_pickled_by_name(scale: Op) -> None:
         assert pickle.loads(pickle.dumps(pickled)) is pickled
 
 
-def test_autocast_converts_only_the_arguments_that_its_rule_names(make_op: MakeOp) -> None:
-    op = make_op("kinds(Tensor x, Tensor scale, *, Tensor? b=None) -> Tensor", """
-        opjit_status kinds_cpu(const opjit_tensor *x, const opjit_tensor *scale, const opjit_tensor *b, opjit_tensor *out)
-        {
-            OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_INT64, x));
-            *(int64_t *)out->data = (x->dtype == OPJIT_BFLOAT16) + 2 * (scale->dtype == OPJIT_BFLOAT16) + 4 * (b->dtype == OPJIT_BFLOAT16);
-            return OPJIT_OK;
-        }""", fake=lambda x, scale, *, b=None: x.new_empty((), dtype=torch.int64), differentiable=False)
-    expected = {(): 0, ("x",): 1, ("x", "b"): 5, ("scale",): 2, None: 7}
-    for only, converted in expected.items():
-        op.autocast(only=only)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert op(torch.ones(1), torch.ones(1), b=torch.ones(1)).item() == converted
-            assert op(x=torch.ones(1), scale=torch.ones(1), b=torch.ones(1)).item() == converted
-    with pytest.raises(DeclarationError, match=r"has no Tensor weight: only= is a list of x, scale, b"):
-        op.autocast(only=["x", "weight"])
-
-
 def test_a_rule_for_autocast_is_refused_where_the_op_writes(make_op: MakeOp) -> None:
     op = make_op("fill(Tensor(a!) x) -> ()", "opjit_status fill_cpu(const opjit_tensor *x) { return OPJIT_OK; }", fake=lambda x: None)
     with pytest.raises(DeclarationError, match="writes an argument, and autocast would hand it a converted copy"):
@@ -245,14 +227,6 @@ def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: O
     assert leaf.grad is not None
     torch.testing.assert_close(gradient, leaf.grad, rtol=0, atol=0)
     torch.testing.assert_close(pull(torch.ones(3, 4))[0], leaf.grad, rtol=0, atol=0)
-
-
-def test_a_batch_of_nothing_has_the_sizes_and_the_dtype_of_a_result(scale: Op) -> None:
-    got = vmap(scale.overload, in_dims=(1, None), out_dims=1)(X[:, :0], Y[:, 0])
-    assert (got.shape, got.dtype) == ((3, 0), torch.float64)
-    add = opjit.get("add_custom", "cpu")
-    mixed = torch.ones(0), torch.ones(0, dtype=torch.float64)
-    torch.testing.assert_close(vmap(add)(*mixed), vmap(torch.add)(*mixed), rtol=0, atol=0)
 
 
 def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
