@@ -1,7 +1,7 @@
 """The ops declared in this process, by qualified name, and the folders that they are found in.
 
 `import opjit` declares the bundled ops. A request for any other op searches the folders in OPJIT_PATH, then the installed packages
-with an entry point ``opjit.ops``; neither is read before.
+with an entry point ``opjit.ops`` that is named as the op's namespace; neither is read before.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import importlib.util
 import inspect
 import os
 import sys
-import threading
 import warnings
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
@@ -31,50 +30,37 @@ from opjit.errors import DeclarationError, UnknownOp
 GROUP = "opjit.ops"
 
 _ops: dict[str, Op] = {}
+_unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
-
-
-class _Thread(threading.local):
-    """One thread's view of the registry.
-
-    Attributes:
-        ops: all published ops, and before them those of the op.py that this thread is running.
-        rerun: collects the declarations of an op.py that runs again; None otherwise.
-    """
-
-    def __init__(self) -> None:
-        self.ops: ChainMap[str, Op] = ChainMap(_ops)
-        self.rerun: list[Op] | None = None
-
-
-_thread = _Thread()
+_rerun: ContextVar[list[Op] | None] = ContextVar("rerun", default=None)  # collects the declarations of an op.py that runs again
 
 
 @contextmanager
-def _publishing() -> Iterator[None]:
-    """Publish the ops that the block declares when it ends, so that no other thread sees one half declared. Ops of a module that raised
-    are removed, as Python then forgets the module."""
+def _running() -> Iterator[None]:
+    """Run an op.py or an entry point. Ops of a module that raised are taken back, as Python then forgets the module."""
     with processes.reading:
-        outer = _thread.ops
-        _thread.ops = inner = outer.new_child()
+        before = dict(_ops)
         try:
             yield
         finally:
-            _thread.ops = outer
-            lost = [op for op in inner.maps[0].values() if op.file is not None and op.fake.__module__ not in sys.modules]
-            outer.update({name: op for name, op in inner.maps[0].items() if op not in lost})
-            for op in lost:
-                remove(op)
+            declared_here = [op for op in list(_ops.values()) if before.get(op.qualified) is not op]
+            for op in declared_here:
+                if op.file is not None and op.fake.__module__ not in sys.modules:
+                    remove(op)
+            _unfinished.difference_update(op.qualified for op in declared_here)
 
 
 def add(newer: Op) -> Op:
     """Register an op; it replaces an earlier declaration of the same name from the same folder."""
-    if _thread.rerun is not None:
-        _thread.rerun.append(newer)
+    rerun = _rerun.get()
+    if rerun is not None:
+        rerun.append(newer)
         return newer
     with processes.declaring:
         registration.define(newer, declared(newer.qualified))
-        _thread.ops[newer.qualified] = newer
+        if processes.reading._is_owned():
+            _unfinished.add(newer.qualified)
+        _ops[newer.qualified] = newer
     return newer
 
 
@@ -86,12 +72,12 @@ def remove(op: Op) -> None:
 
 def declared(qualified: str) -> Op | None:
     """Return the op of a qualified name, if this process declared it."""
-    return _thread.ops.get(qualified)
+    return _ops.get(qualified)
 
 
 def all_ops() -> list[Op]:
     """Return every declared op, sorted by name."""
-    return [op for _, op in sorted(_thread.ops.items())]
+    return sorted(_ops.values(), key=lambda op: op.qualified)
 
 
 def find(name: str) -> Op:
@@ -102,7 +88,7 @@ def find(name: str) -> Op:
         DeclarationError: OPJIT_PATH names a folder without ops, or one that others can write.
     """
     qualified = name if "::" in name else f"opjit::{name}"
-    if declared(qualified) is None:
+    if declared(qualified) is None or qualified in _unfinished:  # the latter waits for the thread that runs its op.py
         search(qualified)
     op = declared(qualified)
     if op is None:
@@ -113,11 +99,12 @@ def find(name: str) -> Op:
 
 
 def may_have(namespace: str) -> bool:
-    """Return whether OPJIT_PATH or an installed package may declare an op of a namespace. False while an op.py is being imported."""
-    if _thread.ops.maps[0] is not _ops:
-        return False
-    unread = any(path and path not in _searched for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep))
-    return unread or namespace in _packaged_namespaces()
+    """Return whether OPJIT_PATH or an installed package may declare an op of a namespace."""
+    return any(path not in _searched for path in _path()) or namespace in _packaged_namespaces()
+
+
+def _path() -> list[str]:
+    return [path for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep) if path]
 
 
 @functools.cache
@@ -128,21 +115,21 @@ def _packaged_namespaces() -> frozenset[str]:
     return frozenset(point.name for point in entry_points(group=GROUP))
 
 
-def search(qualified: str | None = None, any_namespace: bool = True) -> None:
-    """Declare the ops of OPJIT_PATH, then those of installed packages until the op is found; None declares all of them.
-
-    Args:
-        any_namespace: also load entry points that have another name than the op's namespace.
-    """
+def search(qualified: str | None = None) -> None:
+    """Declare the ops of OPJIT_PATH and, unless the op is among them, those of the packages of its namespace; None declares all."""
     with processes.reading:  # an op.py that another thread is running may declare it
         if qualified is not None and declared(qualified) is not None:
             return
-        for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep):
-            if path and path not in _searched:
-                _add_named(path)
-                _searched.add(path)
+        for path in _path():
+            if path not in _searched:
+                _searched.add(path)  # before it is read, as an op.py may ask for ops, too
+                try:
+                    _add_named(path)
+                except BaseException:
+                    _searched.discard(path)
+                    raise
         if qualified is None or declared(qualified) is None:
-            _search_packages(qualified, any_namespace)
+            _search_packages(None if qualified is None else qualified.partition("::")[0])
 
 
 def _add_named(path: str) -> None:
@@ -158,11 +145,7 @@ def _add_named(path: str) -> None:
 
 def add_trusted(folder: Path) -> list[Op]:
     """Add a folder that no Python code names, as `add_path` does. Its op.py files are run and its kernels compiled, so only this user and
-    root may be able to write it and the op folders in it.
-
-    Raises:
-        DeclarationError: others can write there, or as for `add_path`.
-    """
+    root may be able to write it and the op folders in it; otherwise it raises DeclarationError."""
     ours = Path(os.path.abspath(folder))
     paths = [ours]
     for each in op_folders(ours):
@@ -173,26 +156,24 @@ def add_trusted(folder: Path) -> list[Op]:
     return add_path(ours)
 
 
-def _search_packages(qualified: str | None, any_namespace: bool) -> None:
-    """Load entry points, those named like the op's namespace first, until the op is declared. One that fails gives one warning."""
+def _search_packages(namespace: str | None) -> None:
+    """Load the entry points of a namespace, or all. One that fails gives one warning."""
     from importlib.metadata import entry_points
 
-    namespace = (qualified or "").partition("::")[0]
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name != namespace, point.name)):
-        if qualified is not None and declared(qualified) is not None:
-            return
-        if f"{point.name}={point.value}" in _searched or not (any_namespace or point.name == namespace):
+    for point in entry_points(group=GROUP):
+        name = f"{point.name} = {point.value}"
+        if name in _searched or namespace not in (None, point.name):
             continue
-        _searched.add(f"{point.name}={point.value}")
+        _searched.add(name)
         try:
-            with _publishing():
+            with _running():
                 for path in getattr(point.load(), "__path__", []):  # of a package, which may be a folder of ops; a module declares its own
                     if op_folders(Path(path)):
                         add_path(path)
         except Exception as error:
             origin = f" of {point.dist.name}" if point.dist else ""
-            warnings.warn(f"the ops of the entry point {point.name} = {point.value}{origin} are missing: {type(error).__name__}: {error}",
-                          RuntimeWarning, stacklevel=5)
+            warnings.warn(f"the ops of the entry point {name}{origin} are missing: {type(error).__name__}: {error}", RuntimeWarning,
+                          stacklevel=5)
 
 
 def declare_bundled(ready: Callable[[Op, Backend], object]) -> None:
@@ -234,11 +215,7 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
 
 
 def op_folders(place: Path) -> list[Path]:
-    """Return the folder itself if it has an op.py, else its subfolders that have one; none of a file, or of nothing.
-
-    Raises:
-        DeclarationError: this user cannot read the folder.
-    """
+    """Return the folder itself if it has an op.py, else its subfolders that have one; none of a file, or of nothing."""
     try:
         if (place / "op.py").is_file():
             return [place]
@@ -272,10 +249,10 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file):  # a folder of the same name elsewhere
         name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
-    module = _new_module(name, file, is_package=True)
+    module = _new_module(name, file)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None  # a .py file always has one
-    with _publishing():
+    with _running():
         sys.modules[name] = module
         try:
             module.__spec__.loader.exec_module(module)
@@ -285,29 +262,25 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
             raise
 
 
-def _new_module(name: str, file: Path, is_package: bool) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)] if is_package else None)
+def _new_module(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
     assert spec is not None
     return importlib.util.module_from_spec(spec)
 
 
 def rerun(op: Op) -> tuple[list[Op], ModuleType]:
-    """Run the op.py of an op once more, without telling torch or the registry.
-
-    Returns:
-        Its declarations, and the new module.
-    """
+    """Run the op.py of an op once more, without telling torch or the registry. Returns its declarations, and the new module."""
     assert op.file is not None
     name, stamp = op.fake.__module__, op.stamp_now()
-    module = _new_module(name, op.file, is_package=hasattr(sys.modules.get(name), "__path__"))
+    module = _new_module(name, op.file)
     module.__package__ = getattr(sys.modules.get(name), "__package__", None)
-    outer, _thread.rerun = _thread.rerun, []
+    newer: list[Op] = []
+    token = _rerun.set(newer)
     try:
         # Compiled here: Python's cached byte code is good for a whole second, and an author may save twice within one.
         exec(compile(op.file.read_bytes(), op.file, "exec", dont_inherit=True), vars(module))
-        newer = _thread.rerun
     finally:
-        _thread.rerun = outer
+        _rerun.reset(token)
     for each in newer:
         each.stamp = stamp  # from before the file was read
     return newer, module
@@ -371,16 +344,7 @@ def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:
-    """Return the op that was pickled, maybe by another process.
-
-    Args:
-        where: the place of its declaration, for the message.
-        declaration: its op.py; an inline op has none, as its module declares it.
-
-    Raises:
-        UnknownOp: this process does not declare the op, and neither does that file.
-        DeclarationError: others can write that file.
-    """
+    """Return the op that was pickled, maybe by another process; its op.py, if it has one, is run unless others can write it."""
     folder = Path(declaration).parent
     if declared(qualified) is None and os.path.isfile(declaration) and Path(declaration).name == "op.py":
         add_trusted(folder)  # the folder may be somebody else's by now

@@ -35,7 +35,7 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     work. An op that this process declares already keeps its declaration: the schemas must be equal, and the library replaces a kernel
     that is loaded. An op that no op.py declared is known by its schema alone: it runs, but without a backward and a fake kernel.
 
-    ``torch.ops.load_library(path)`` alone registers nothing; once opjit is imported, asking torch.ops for the op does all this.
+    ``torch.ops.load_library(path)`` alone registers nothing.
 
     Args:
         path: the path of an op's ``.so`` in the library, which loads all ops of its op.py, or that of the library's folder.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -122,35 +121,6 @@ def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(built.parent, tmp_path / "moved", symlinks=True)
     code = LOAD.format(path=str(moved), ns="libtest") + "assert loaded == [scale, torch.ops.libtest.scale_grad.default]\n" + USE
     assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
-
-
-@pytest.mark.torch
-def test_torch_ops_load_library_registers_it_when_torch_ops_is_asked(built: Path, tmp_path: Path) -> None:
-    code = f"""
-import torch
-torch.ops.load_library({str(built)!r})  # before opjit, too
-import opjit
-assert not hasattr(torch.ops.libtest, "no_such_op")
-assert torch.ops.libtest.scale_grad(torch.ones(1), 2.0).item() == 2.0
-scale = torch.ops.libtest.scale.default
-""" + USE
-    assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
-
-
-@pytest.mark.torch
-def test_a_library_that_torch_opened_and_opjit_refuses_is_named(built: Path, tmp_path: Path) -> None:
-    moved = shutil.copytree(built.parent, tmp_path / "moved", symlinks=True)
-    (moved / "scale" / "op.py").chmod(0o666)
-    code = f"""
-import torch, opjit
-torch.ops.load_library({str(moved / 'libtest.scale.so')!r})
-try:
-    torch.ops.libtest.scale
-except AttributeError as error:
-    print(error)
-"""
-    assert re.fullmatch(r"torch\.ops\.libtest\.scale was not found: .*/libtest\.scale\.so is not loaded: the op\.py files in .*/scale are "
-                        r"not run: .*/op\.py can be written by others .*\n", fresh(code, elsewhere(tmp_path)).stdout)
 
 
 def test_several_ops_make_one_library_and_the_command_follows(tmp_path: Path) -> None:
