@@ -2,4 +2,4 @@
 
 import threading
 
-torch_call = threading.local()  # during a call of torch's load or load_inline: `original`, to which opjit's own functions go on
+torch_call = threading.local()  # during a build: `names`, those of torch's module, to whose functions opjit's own go on

@@ -1,9 +1,8 @@
 """Calls torch.utils.cpp_extension's load and load_inline, whose internals change between versions: torch writes build.ninja, ninja runs it.
 
-The function called is the one in torch's module, so a program that put its own there sees the call of each build. Where the program has not
-imported the module (setuptools takes 0.03 to 0.15 s, tests/benchmarks/cold.py), or put opjit's functions there, it is that of a copy. The
-work is always the copy's: no other thread sees the variables and the environment of a build. A lock is held while torch writes (1 ms,
-6 ms where it asks the C++ compiler for its version), and none while ninja runs: builds run side by side.
+The function called is the one in torch's module, so a program that put its own there sees the call of each build. It goes on to functions
+whose global names, such as `os` with the environment, are this build's: builds run side by side, and no other thread sees a change. A
+program that has not imported torch's module gets by without setuptools, which would take 0.03 to 0.15 s (tests/benchmarks/cold.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -37,8 +35,7 @@ from opjit.recipe import toolchain
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-_COMPILE, _REMOVE = "_jit_compile", "remove_extension_h_precompiler_headers"  # of torch's module
-_lock = processes.Lock()  # held while torch's code runs as a module, or writes a build file
+_lock = processes.Lock()  # held while torch's code runs as a module
 
 
 class NinjaFailed(CompilerFailed):
@@ -54,8 +51,7 @@ def copy() -> ModuleType:
 
 
 def torchs() -> ModuleType:
-    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules. Its remark
-    on a missing GPU is not heard."""
+    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules."""
     with _lock, _without_cuda():
         importlib.import_module(_NAME)
         return _imported() or _executed(vars(builtins))
@@ -63,9 +59,13 @@ def torchs() -> ModuleType:
 
 def original(function: str) -> Any:
     """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
-    found = getattr(copy(), function)
-    rebound = FunctionType(found.__code__, vars(torchs()), function, found.__defaults__, found.__closure__)
-    rebound.__kwdefaults__ = found.__kwdefaults__
+    return _rebound(getattr(copy(), function), vars(torchs()))
+
+
+def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """Return a function that has other global names."""
+    rebound = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    rebound.__kwdefaults__ = function.__kwdefaults__
     return rebound
 
 
@@ -116,17 +116,15 @@ def _without_cuda() -> Iterator[None]:
     """During its import, torch's module looks for a GPU, and warns if there is none. Make it ask NVML, and silence the warning: asking
     CUDA takes 0.2 s, and children forked later could not use CUDA."""
     logger = logging.getLogger(_NAME)
-    level, setting = logger.level, os.environ.get(_ASK_NVML)
+    level, is_set = logger.level, _ASK_NVML in os.environ
     logger.setLevel(logging.ERROR)
-    os.environ[_ASK_NVML] = "1"
+    os.environ.setdefault(_ASK_NVML, "1")
     try:
         yield
     finally:
         logger.setLevel(level)
-        if setting is None:
+        if not is_set:
             os.environ.pop(_ASK_NVML, None)
-        else:
-            os.environ[_ASK_NVML] = setting
 
 
 # --- calling it ---------------------------------------------------------------------------------------------------------------------------
@@ -143,66 +141,67 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         variables: changes of torch's module during the call.
         around: a block around ninja's run, to which it may give another build.ninja.
     """
-    work = Path(arguments["build_directory"])
+    work, output = Path(arguments["build_directory"]), list[str]()
     path = f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}"
     changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}
     set_now = {name: value for name, value in changed.items() if value is not None}
-    try:
-        _write_build_file(function, arguments, set_now, variables)
+
+    def run_ninja(*_: Any, **__: Any) -> None:
         with around or nullcontext():
-            return _run_ninja(work, ninja, set_now, bool(arguments.get("verbose")))
-    except (RuntimeError, OSError, subprocess.SubprocessError, UnicodeError) as error:
+            output.append(_run_ninja(work, ninja, set_now, bool(arguments.get("verbose"))))
+
+    names = _names({**variables, "_run_ninja_build": run_ninja}, set_now)
+    builder.torch_call.names = names
+    public = vars(_imported() or SimpleNamespace())
+    _lead(public)
+    try:
+        public.get(function, names[function])(**arguments)
+        if not output:  # the program's function did not go on to torch's
+            names[function](**arguments)
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EILSEQ, f"a path or flag of the build has {error.object[error.start:error.end]!a}, which this process's "
+                                    f"encoding, {error.encoding}, cannot represent", str(work)) from None
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OpjitError):
             raise
-        raise NinjaFailed(_output_of(error, work)) from None
+        toolchain.refuse_full_disk(str(error), work)
+        raise NinjaFailed(str(error)) from None
+    finally:
+        del builder.torch_call.names
+    return output[0]
 
 
-def _write_build_file(function: str, arguments: Mapping[str, Any], environment: dict[str, str], variables: Mapping[str, Any]) -> None:
-    """Let torch write build.ninja, and inline sources."""
+def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Return the names of torch's module for one build: its functions see these, and no other thread does."""
     def check_output(command: Any, **more: Any) -> Any:
         return processes.run(command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}).stdout
 
-    own, place = vars(copy()), Path(arguments["build_directory"], "build.ninja")
-    place.unlink(missing_ok=True)  # of an attempt with NVRTC
-    changes = {
-        **variables,
+    own = vars(copy())
+    names: dict[str, Any] = {
+        **own, **variables,
         "os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
         "subprocess": SimpleNamespace(**{**vars(subprocess), "check_output": check_output}),
         "JIT_EXTENSION_VERSIONER": type(own["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
         "FileLock": lambda *_: nullcontext(),  # torch's, from 2.15; flock may block, and the folder is this build's
-        "_run_ninja_build": lambda *_, **__: None,
         "_import_module_from_library": lambda *_: None,
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
-        _REMOVE: lambda: None,  # they lie in torch's folder and are the user's
+        "remove_extension_h_precompiler_headers": lambda: None,  # they lie in torch's folder and are the user's
     }
-    with _lock, _changed(own, changes):
-        public = vars(_imported() or SimpleNamespace())
-        if callable(public.get(function)) and _COMPILE in public:
-            with _changed(public, {name: _in_this_thread(own[name], public[name]) for name in (_COMPILE, _REMOVE) if name in public}):
-                builder.torch_call.original = own[function]  # for opjit's own functions, if the program put them there
-                try:
-                    public[function](**arguments)
-                finally:
-                    del builder.torch_call.original
-        if not place.exists():
-            own[function](**arguments)
+    rebound = {name: _rebound(value, names) for name, value in names.items() if getattr(value, "__globals__", None) is own}
+    names.update(rebound)
+    return names
 
 
-def _in_this_thread(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is `ours` in this thread, and `theirs` in all others."""
-    thread = threading.get_ident()
-    return lambda *args, **named: (ours if threading.get_ident() == thread else theirs)(*args, **named)
+def _lead(public: dict[str, Any]) -> None:
+    """Let the load and load_inline of torch's module, in a thread that builds, go on to that build's functions."""
+    for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):
+        theirs = public.get(name)
+        if theirs is not None and theirs.__module__ != __name__:
+            public[name] = _led(name, theirs)
 
 
-@contextmanager
-def _changed(names: dict[str, Any], changes: Mapping[str, Any]) -> Iterator[None]:
-    """Give a module's variables other values during the block."""
-    before = {name: names[name] for name in changes if name in names}
-    names.update({name: changes[name] for name in before})
-    try:
-        yield
-    finally:
-        names.update(before)
+def _led(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](*args, **named)
 
 
 def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: bool) -> str:
@@ -216,17 +215,6 @@ def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: 
     if done.returncode:
         toolchain.refuse_full_disk(output, work)
         raise NinjaFailed(output)
-    return output
-
-
-def _output_of(error: Exception, work: Path) -> str:
-    """Return the tools' output of a failed build. Raises OSError if the disk is full, or torch could not write the build file."""
-    if isinstance(error, UnicodeEncodeError):
-        raise OSError(errno.EILSEQ, f"a path or flag of the build has {error.object[error.start:error.end]!a}, which this process's "
-                                    f"encoding, {error.encoding}, cannot represent", str(work)) from None
-    # torch decodes the output as UTF-8, but a compiler quotes a source's bytes
-    output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
-    toolchain.refuse_full_disk(output, work)
     return output
 
 

@@ -150,8 +150,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _load(call: LoadCall | InlineCall) -> Any:
-    if hasattr(builder.torch_call, "original"):  # the program put this function in torch's place, and a build calls torch's
-        return builder.torch_call.original(**call.for_torch())
+    if hasattr(builder.torch_call, "names"):  # the program put this function in torch's place, and a build calls torch's
+        return builder.torch_call.names[call.function](**call.for_torch())
     try:
         wanted = binary.of_call(call, Store(default_root()).notes)
     except Unsupported:

@@ -40,17 +40,15 @@ for spy in (mock.Mock(wraps=torchs.load), mock.Mock()):  # the second calls noth
     assert done.stdout == "1 True\n" * 2
 
 
-def test_a_program_may_put_opjits_load_or_nothing_in_torchs_place() -> None:
+def test_a_program_may_put_opjits_load_in_torchs_place() -> None:
     done = fresh("""
 import functools, opjit, torch, torch.utils.cpp_extension as torchs
 ops = ["allreduce", "tensor_negate", "round_ste"]
 for load in (opjit.load, functools.partial(opjit.load, fast=False), lambda **named: opjit.load(**named)):
     torchs.load = load
     print(opjit.get(ops.pop(), "cpu")._schema.name)
-torchs.load = torchs._jit_compile = None
-print(opjit.get("add_custom", "cpu")._schema.name)
 """)
-    assert done.stdout.split() == ["opjit::round_ste", "opjit::tensor_negate", "opjit::allreduce", "opjit::add_custom"]
+    assert done.stdout.split() == ["opjit::round_ste", "opjit::tensor_negate", "opjit::allreduce"]
 
 
 def test_torchs_own_load_in_another_thread_is_left_alone_while_a_build_file_is_written(tmp_path: Path) -> None:
