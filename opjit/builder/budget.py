@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ GIB = 1 << 30
 # bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort.
 C_JOB = GIB // 4
 NVCC_JOB = GIB
-_UNLIMITED = 1 << 60  # bytes; cgroup v1 writes a number about this large for "no limit"
+_UNLIMITED = 1 << 60  # bytes
 
 
 def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
@@ -41,49 +42,31 @@ def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
 def cpus(root: Path = Path("/")) -> int:
     """Count the CPUs of this process: its affinity, limited by its control groups' quota, rounded up."""
     found = len(os.sched_getaffinity(0))
-    for folder in _groups(root, "cpu"):
-        quota = _read(folder / "cpu.max").split() or [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
-        if len(quota) == 2 and all(part.isdecimal() for part in quota) and int(quota[1]) > 0:  # else unlimited: "max" or -1
-            found = min(found, math.ceil(int(quota[0]) / int(quota[1])))
+    for group in _groups(root):
+        quota, _, period = _read(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # else unlimited: "max"
+            found = min(found, math.ceil(int(quota) / int(period)))
     return max(1, found)
 
 
 def memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process and its children may still allocate, on the machine and in each control group."""
-    available = _fields(root / "proc/meminfo").get("MemAvailable")
-    found = available * 1024 if available is not None else _UNLIMITED
-    for folder in _groups(root, "memory"):
-        for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
-                                    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
-            numbers = [_read(folder / name) for name in (limit, used)]
-            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < _UNLIMITED:
-                # Cached files count as used, and the kernel drops them on demand.
-                free = int(numbers[0]) - int(numbers[1]) + _fields(folder / "memory.stat").get(cached, 0)
-                found = min(found, max(0, free))
+    found = _number(r"MemAvailable: *(\d+)", _read(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
+    for group in _groups(root):
+        limit, used = (_number(r"(\d+)", _read(group / name), _UNLIMITED) for name in ("memory.max", "memory.current"))
+        if limit < _UNLIMITED:
+            # Cached files count as used, and the kernel drops them on demand.
+            cached = _number(r"inactive_file (\d+)", _read(group / "memory.stat"), 0)
+            found = min(found, max(0, limit - used + cached))
     return found
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of its parents, for a controller. Each may set a limit."""
-    own = {}
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, names, path = (*line.split(":", 2), "", "")[:3]
-        own.update(dict.fromkeys(names.split(","), path))  # cgroup v2 has no controller names
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        name = "" if kind[0] == "cgroup2" else controller
-        if name not in own or (name and name not in kind[2].split(",")):
-            continue
-        mount = root / fields[4].lstrip("/")
-        path = os.path.relpath(own[name] or "/", fields[3])  # a container sees only the tree below its own group
-        place = mount if path.startswith("..") else Path(os.path.normpath(mount / path))
-        yield place
-        while place != mount:
-            place = place.parent
-            yield place
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control group (version 2) and of its parents. Each may set a limit."""
+    own = re.search(r"^0::(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
+    names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
+    for length in range(len(names), -1, -1):  # a container, which has its own group at the top, may name folders that it does not see
+        yield root.joinpath("sys/fs/cgroup", *names[:length])
 
 
 def _read(path: Path) -> str:
@@ -93,7 +76,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """Parse lines such as ``MemAvailable: 1024 kB`` or ``inactive_file 4096``."""
-    parts = (line.replace(":", " ").split() for line in _read(path).splitlines())
-    return {part[0]: int(part[1]) for part in parts if len(part) >= 2 and part[1].isdecimal()}
+def _number(pattern: str, text: str, default: int) -> int:
+    """Return the number in the line that a pattern begins to match."""
+    found = re.search(f"^{pattern}", text, re.MULTILINE)
+    return int(found[1]) if found else default

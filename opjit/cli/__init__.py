@@ -162,7 +162,7 @@ def list_ops(print_json: PrintJson) -> None:
         help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
 @option("-W", "all_warnings", section="Report", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
 @option("-v", "--verbose", section="Report", is_flag=True,
-        help="For CUDA, show each kernel's registers, shared memory, stack, spills and occupancy; the file is compiled once more.")
+        help="For CUDA, show each kernel's registers, shared memory, stack and spills; the file is compiled once more.")
 @_interruptible()
 def get(named: tuple[str, ...], device: str | None, arch: str | None, build_directory: Path | None, name: str | None, debug: bool,
         all_warnings: bool, verbose: bool) -> None:

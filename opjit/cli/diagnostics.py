@@ -30,8 +30,7 @@ def show_usage(ops: Sequence[Op], target: Target) -> None:
         warnings.simplefilter("ignore", CompileWarning)  # the build gives them
         usages = [usage for op in ops for usage in build.usage_of(describe(op, target, store), store)]
     Console(stderr=True, highlight=False).print(
-        *kernel_usage.tables(usages),
-        "smem: bytes of shared memory that the kernel declares; spill: bytes stored and loaded; at N: occupancy in blocks of N threads")
+        kernel_usage.table(usages), "smem: bytes of shared memory that the kernel declares; spill: bytes stored and loaded")
 
 
 def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:

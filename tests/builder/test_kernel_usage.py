@@ -47,24 +47,12 @@ def test_get_with_v_prints_a_table_and_only_the_path_on_stdout(tmp_path: Path, h
     op = write_op(tmp_path / "op", plus_cu=KERNELS)
     done = helpers.command("get", op, "--arch", "sm_90", "-v", COLUMNS="80")
     assert Path(done.stdout.strip()).is_file(), done.stderr
-    assert " ".join(done.stderr.split()).startswith("sm_90 kernel regs smem stack spill at 128 at 256 at 512 at 1024 ")
-    assert any(line.split()[:3:2] == ["reverse<float>", "1024"] for line in done.stderr.splitlines())
-    assert max(map(len, done.stderr.splitlines())) <= 80
+    assert done.stderr.split()[:6] == ["kernel", "arch", "regs", "smem", "stack", "spill"]
+    assert any(line.split()[:4:3] == ["reverse<float>", "1024"] for line in done.stderr.splitlines())
 
 
 def test_a_c_kernel_has_no_table(op: Path, here: Path) -> None:
     assert helpers.command("get", op, "--device", "cpu", "-v").stderr == ""
-
-
-# From NVIDIA's occupancy calculator.
-@pytest.mark.parametrize(("arch", "registers", "shared", "threads", "expected"), [
-    ("sm_90", 32, 0, 256, 1.0), ("sm_90", 56, 0, 128, 0.5625), ("sm_90", 255, 0, 256, 0.125), ("sm_90", 255, 0, 1024, 0.0),
-    ("sm_90", 32, 48 << 10, 256, 0.5), ("sm_80", 32, 48 << 10, 256, 0.375), ("sm_86", 32, 0, 1024, 2 / 3), ("sm_89", 40, 0, 256, 1.0),
-    ("sm_90a", 32, 0, 32, 0.5), ("sm_999", 32, 0, 256, None),
-])
-def test_the_occupancy_is_that_of_nvidia_s_calculator(arch: str, registers: int, shared: int, threads: int, expected: float | None) -> None:
-    found = KernelUsage("kernel", arch, registers, shared, 0, 0).occupancy(threads)
-    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_spills_and_stack_are_those_of_the_kernel_and_not_of_a_function_that_it_calls() -> None:
