@@ -249,7 +249,6 @@ def ended(
     changes: Mapping[str, str | None] | None = None,
     *,
     cold: bool = False,
-    shared: bool = False,
     python: str = sys.executable,
     flags: tuple[str, ...] = (),
     user: int | None = None,
@@ -260,13 +259,12 @@ def ended(
     """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
 
     It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`
-    starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start, unless
-    they are `shared` by several tests, for which there is a zygote then.
+    starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start.
     """
     chosen = environment(changes)
     code = textwrap.dedent(code)
     as_started = python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}
-    if cold or as_started or not (shared or zygote.heeds(chosen)):
+    if cold or as_started or not zygote.heeds(chosen):
         words = [*before, python, *flags, "-c", code, *arguments]
         return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, user=user, cwd=cwd)
     return _finished(_forked(code, chosen, cwd=cwd, flags=flags, arguments=arguments))

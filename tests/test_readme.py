@@ -102,7 +102,6 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.fast
 @pytest.mark.parametrize(("example", "printed"), [
     ("01_first_op/scale.py", "tensor([0.0000, 2.5000, 5.0000, 7.5000]) tensor([2.5000, 2.5000, 2.5000, 2.5000])\n"),
     ("03_gradients/clamped_square.py", "tensor([ 0., -2.,  1.,  0.]) [[0.0, -2.0, 1.0, 0.0], [0.0, -1.0, 0.5, 2.0]]\n"),

@@ -1,8 +1,8 @@
 """A process that has imported torch, and not opjit, and forks a child for each snippet of the tests.
 
 A fresh process spends 2 s of CPU time on the import of torch and 0.6 s on taking it down again; a child of the zygote spends neither.
-Imported, this module is the client: ``start()`` gives a Process, which is used like a subprocess.Popen with pipes of text. Run as a
-program, it is the zygote itself: one thread that runs no code of a test, so that whatever a child does, the next one starts as clean.
+Imported, this module is the client: a Process is used like a subprocess.Popen with pipes of text. Run as a program, it is the zygote
+itself: one thread that runs no code of a test, so that whatever a child does, the next one starts as clean.
 A request is one message on a socket with five descriptors: a file with the request as JSON, stdin, stdout, stderr, and a pipe that gets
 the child's process id and, when it has ended, its exit code.
 """
@@ -44,7 +44,6 @@ class Request:
 
     Attributes:
         kind: of `code`: ``-c``, a program's text; ``-m``, a module's name; or ``script``, a path.
-        arguments: ``sys.argv[1:]``.
         environment: all of it.
         warnings: as after ``python -W``, an action and perhaps a class: ``ignore::DeprecationWarning``.
     """
@@ -61,14 +60,10 @@ class Request:
 # --- the client ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a child would not heed: there is a zygote for each choice of them."""
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in HEEDED}
-
-
 def heeds(environment: Mapping[str, str]) -> bool:
-    """Whether the zygote of this process's own environment will do."""
-    return read_at_start(environment) == read_at_start(ENVIRONMENT)
+    """Whether a child heeds all that differs between an environment and this process's own."""
+    changed = {name for name, _ in environment.items() ^ ENVIRONMENT.items()}
+    return not any(name.startswith(READ_AT_START) and name not in HEEDED for name in changed)
 
 
 def umask() -> int:
@@ -82,12 +77,13 @@ class Process:
 
     def __init__(self, request: Request, stdin: int | None = None) -> None:
         """`stdin` is subprocess.PIPE, or None for this process's own."""
+        assert heeds(request.environment)
         ends = [os.pipe() for _ in range(4)]
         (given, self_in), (self_out, out), (self_err, err), (self_report, report) = ends
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(asdict(request)).encode())
             file.seek(0)
-            _zygote(request.environment).send([file.fileno(), 0 if stdin is None else given, out, err, report])
+            socket.send_fds(_zygote(), [b"request"], [file.fileno(), 0 if stdin is None else given, out, err, report])
         for descriptor in (given, out, err, report):
             os.close(descriptor)
         if stdin is None:
@@ -98,7 +94,6 @@ class Process:
         self.stderr: IO[str] = os.fdopen(self_err, encoding="utf-8")
         self.returncode: int | None = None
         self._report = os.fdopen(self_report, encoding="ascii")
-        self._lock = threading.Lock()
         self.pid = int(self._report.readline())
 
     def poll(self) -> int | None:
@@ -107,13 +102,12 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self.returncode is None:
-                if not select.select([self._report], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(self.args, cast("float", timeout))
-                self.returncode = int(self._report.readline())
-                self._report.close()
-            return self.returncode
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, cast("float", timeout))
+            self.returncode = int(self._report.readline())
+            self._report.close()
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What is left of its output, when all who could write to it have ended."""
@@ -127,25 +121,17 @@ class Process:
                 texts[name] = stream.read()
 
         readers = [threading.Thread(target=read, args=one, daemon=True) for one in (("out", self.stdout), ("err", self.stderr))]
-        deadline = None if timeout is None else time.monotonic() + timeout
         for reader in readers:
             reader.start()
         for reader in readers:
-            reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            reader.join(timeout)
             if reader.is_alive():
                 raise subprocess.TimeoutExpired(self.args, cast("float", timeout))
-        self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self.wait(timeout)
         return texts["out"], texts["err"]
 
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
     def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        os.kill(self.pid, signal.SIGTERM)
 
     def end(self) -> None:
         """Kill it and all that it started."""
@@ -158,59 +144,29 @@ class Process:
                     stream.close()
 
 
-class _Zygote:
-    def __init__(self, chosen: dict[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            others = {name: value for name, value in ENVIRONMENT.items() if name not in read_at_start(ENVIRONMENT)}
-            # One thread for OpenBLAS: numpy's import would start others, and a fork does not take them along.
-            self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                                             env={**others, **chosen, "OPENBLAS_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
-                                             stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def send(self, descriptors: list[int]) -> None:
-        socket.send_fds(self._socket, [b"request"], descriptors)
-
-    def works(self) -> bool:
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        self._socket.close()
-        self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-
-_started: dict[frozenset[tuple[str, str]], _Zygote] = {}
+_started: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 _starting = threading.Lock()
 
 
-def _zygote(environment: Mapping[str, str]) -> _Zygote:
-    chosen = read_at_start(environment)
-    name = frozenset(chosen.items())
+def _zygote() -> socket.socket:
+    """The socket of the zygote, which runs until that is closed."""
     with _starting:
-        if name in _started and not _started[name].works():
-            _started.pop(name).stop()
-        if name not in _started:
-            _started[name] = _Zygote(chosen)
-        return _started[name]
-
-
-others: list[int] = []  # process ids of those that tests start to fork for them
-
-
-def pids() -> list[int]:
-    """Of the zygotes that run, and of `others`."""
-    return [*(one.pid for one in [*_started.values()]), *others]
+        if not _started:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                # One thread for OpenBLAS: numpy's import would start others, and a fork does not take them along.
+                environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
+                process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment,
+                                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+            _started.append((ours, process))
+        return _started[0][0]
 
 
 def stop() -> None:
-    """End all; their children's CPU time is this process's children's from then on."""
-    with _starting:
-        while _started:
-            _started.popitem()[1].stop()
+    while _started:
+        control, process = _started.pop()
+        control.close()
+        process.wait()
 
 
 # --- the zygote ----------------------------------------------------------------------------------------------------------------------
@@ -230,9 +186,10 @@ def serve(control: socket.socket) -> Request:
                 os.close(report)
                 os.close(descriptor)
                 continue
-            message, (*given, report), _, _ = receive(control)
+            message, given, _, _ = socket.recv_fds(control, 16, 5)
             if not message:
                 os._exit(0)
+            report = given.pop()
             child = os.fork()
             if child == 0:
                 control.close()
@@ -243,11 +200,6 @@ def serve(control: socket.socket) -> Request:
             waits = os.pidfd_open(child)
             children[waits] = (child, report)
             poll.register(waits, select.POLLIN)
-
-
-def receive(control: socket.socket) -> tuple[bytes, list[int], int, object]:
-    message, descriptors, flags, address = socket.recv_fds(control, 16, 5)
-    return message, descriptors or [-1], flags, address
 
 
 def tell(report: int, number: int) -> None:

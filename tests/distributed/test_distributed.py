@@ -122,10 +122,8 @@ def jobs() -> Iterator[zygote.Process]:
     """The process that forks jobs."""
     process = helpers.started(JOBS)
     _process.append(process)
-    zygote.others.append(process.pid)
     yield process
     _process.clear()
-    zygote.others.remove(process.pid)
     assert process.communicate()[0] == ""
 
 
