@@ -17,12 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import opjit
 from opjit import Op, backends, resources
 from opjit.builder import glue
 from opjit.declare import registry
 from opjit.recipe import toolchain
-from opjit.recipe.schema import Schema, parse
 from opjit.testing import sanitize
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
@@ -51,10 +49,8 @@ def _check_syntax(language: str, header: str, *flags: str) -> None:
     compiler = CC if language == "c" else CXX
     if compiler is None:
         pytest.skip("no C++ compiler")
-    text = f'#include "{header}"\n'
-    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=text)
-    if header == "opjit.h" and shutil.which("clang"):
-        _compile("clang", *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=text)
+    for each in [compiler, *(["clang"] if header == "opjit.h" and shutil.which("clang") else [])]:
+        _compile(each, *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=f'#include "{header}"\n')
 
 
 @pytest.mark.parametrize("header", [*C_HEADERS, "opjit_glue.h", "opjit_printf.h"])
@@ -249,36 +245,6 @@ def test_the_prototypes_are_torchs() -> None:
 # Generated glue -----------------------------------------------------------------------------------------------------------------
 
 
-SCHEMAS = [
-    "f(Tensor x) -> ()", "f(Tensor x) -> Tensor", "f(Tensor x) -> (Tensor, Tensor, int, float, bool)", "f(Tensor? x) -> Tensor",
-    "f(Tensor[] xs) -> Tensor", "f(Tensor[]? xs, Tensor y) -> (Tensor, Tensor)", "f(Tensor(a!) x) -> ()", "f(Tensor(a!)? x) -> Tensor",
-    "f(Tensor(a!)[] xs) -> ()", "f(Tensor(a!)[]? xs, Tensor(b!) y) -> Tensor", "f(Tensor x, str s='*/ \"') -> Tensor",
-    "f(Tensor x, int a, SymInt b, float c, bool d, str e, ScalarType f) -> float",
-    "f(Tensor x, int? a, SymInt? b, float? c, bool? d, str? e, ScalarType? f) -> bool",
-    "f(Tensor x, int[] a, float[] b, bool[] c, int[2] d, Tensor[3] e) -> Tensor",
-    "f(Tensor x, int[]? a, float[]? b, bool[]? c, int[2]? d) -> Tensor",
-]
-
-
-def _strict_glue(schema: Schema, folder: Path, kernel: str, body: str) -> list[str]:
-    for name, text in glue.render(schema, backends.for_device("cpu"), kernel).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    if body:
-        (folder / kernel).write_text(body, encoding="utf-8")
-    return [f"-I{folder}", f"-I{HEADERS}", "-fexceptions", "-fvisibility=hidden", str(folder / "opjit_glue.c")]
-
-
-@pytest.mark.parametrize("text", SCHEMAS)
-def test_generated_glue_is_strict_c11(text: str, tmp_path: Path) -> None:
-    schema = parse(f"optest::{text}")
-    parameters = glue.parameters(schema)
-    names = [parameter.rpartition(" ")[2].lstrip("*") for parameter in parameters]
-    body = (f'#include "opjit.h"\nopjit_status f_cpu({", ".join(parameters)})\n{{\n' + "".join(f"    (void){name};\n" for name in names)
-            + "    return OPJIT_OK;\n}\n")
-    arguments = _strict_glue(schema, tmp_path, "f.c", body)
-    _compile(CC, "-std=c11", *STRICT, "-O2", "-S", "-o", os.devnull, *arguments)
-
-
 OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
 
 
@@ -289,8 +255,10 @@ def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
         pytest.skip("x86-64 levels")
     for op in map(registry.find, [*BUNDLED, *OWN]):
         path = op.source(backends.for_device("cpu"))
-        arguments = _strict_glue(op.schema, tmp_path, path.name, "")
-        _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, f"-I{path.parent}", *arguments)
+        for name, text in glue.render(op.schema, backends.for_device("cpu"), path.name).items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, "-fexceptions", "-fvisibility=hidden",
+                 *(f"-I{folder}" for folder in (path.parent, tmp_path, HEADERS)), str(tmp_path / "opjit_glue.c"))
 
 
 # Sanitizers ---------------------------------------------------------------------------------------------------------------------
@@ -358,73 +326,6 @@ def test_generated_glue_is_clean_under_asan_and_ubsan(everything: Op, increment:
     assert fresh(code, {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}).stdout == "refused\n" * 2
 
 
-# Half precision -----------------------------------------------------------------------------------------------------------------
-
-
-CONVERT = """
-    opjit_status convert_cpu(const opjit_tensor *x, bool bfloat, opjit_tensor *out)
-    {
-        bool widen = x->dtype == OPJIT_INT16;
-        OPJIT_CHECK(x->contiguous && (widen || x->dtype == OPJIT_FLOAT32), "int16 bits or float32");
-        OPJIT_TRY(opjit_empty_like(out, x, widen ? OPJIT_FLOAT32 : OPJIT_INT16));
-        for (int64_t i = 0; i < x->numel; i++) {
-            if (widen) {
-                uint16_t bits = ((const uint16_t *)x->data)[i];
-                ((float *)out->data)[i] = bfloat ? opjit_bfloat16_to_float((opjit_bfloat16){bits})
-                                                 : opjit_half_to_float((opjit_half){bits});
-            } else {
-                float value = ((const float *)x->data)[i];
-                ((uint16_t *)out->data)[i] = bfloat ? opjit_float_to_bfloat16(value).bits : opjit_float_to_half(value).bits;
-            }
-        }
-        return OPJIT_OK;
-    }
-    """
-
-
-@pytest.fixture
-def convert(make_op: MakeOp) -> Op:
-    return make_op("convert(Tensor x, bool bfloat) -> Tensor", CONVERT)
-
-
-def _floats() -> torch.Tensor:
-    """Floats whose conversion is hard: every half, its neighbours, the ties between halves, and many random bit patterns."""
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    exact = torch.cat([bits.view(torch.float16).float(), bits.view(torch.bfloat16).float()])
-    exact = exact[exact.isfinite()]
-    halves = bits.view(torch.float16)
-    halves = halves[halves.isfinite()].sort().values.double()
-    coarse = bits.view(torch.bfloat16)
-    coarse = coarse[coarse.isfinite()].double().sort().values
-    ties = torch.cat([(halves[1:] + halves[:-1]) / 2, (coarse[1:] + coarse[:-1]) / 2]).float()
-    limits = torch.tensor([65504.0, 65519.0, 65519.996, 65520.0, 65536.0, 1e10, 3.4028235e38, 3.3895314e38, 3.3961776e38, math.inf,
-                           5.9604645e-08, 2.9802322e-08, 2.9802326e-08, 2.98e-08, 1e-45, 6.1035156e-05, 6.097555e-05, 0.0])
-    some = torch.cat([exact, ties, limits, -limits])
-    around = torch.cat([some, torch.nextafter(some, torch.tensor(math.inf)), torch.nextafter(some, torch.tensor(-math.inf))])
-    random = torch.randint(-(2**31), 2**31, (3_000_000,), dtype=torch.int64, generator=torch.Generator().manual_seed(0)).to(torch.int32)
-    return torch.cat([around, random.view(torch.float32)])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_half_converts_as_in_torch(convert: Op, dtype: torch.dtype) -> None:
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    expected = bits.view(dtype).float()
-    got = convert(bits, dtype == torch.bfloat16)
-    assert torch.equal(got.isnan(), expected.isnan())
-    number = ~expected.isnan()
-    assert torch.equal(got.view(torch.int32)[number], expected.view(torch.int32)[number])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_floats_round_to_halves_as_in_torch(convert: Op, dtype: torch.dtype) -> None:
-    values = _floats()
-    expected = values.to(dtype)
-    got = convert(values, dtype == torch.bfloat16).view(dtype)
-    assert torch.equal(got.isnan(), values.isnan()), "NaN stays NaN, and nothing becomes one"
-    number = ~values.isnan()
-    assert torch.equal(got.view(torch.int16)[number], expected.view(torch.int16)[number])
-
-
 # Layouts ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -449,75 +350,61 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return x
 
 
+# Of each op the parameters, as the schema and as C has them, and the kernel.
+LAYOUTS = {
+    "like": ("Tensor x", "", """
+        OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+        """),
+    "elements": ("Tensor x", "", """
+        opjit_elements e;
+        OPJIT_TRY(opjit_elements_of(&e, 1, &x));
+        OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, e.dim}, OPJIT_INT64, x));
+        int64_t *to = out->data;
+        for (int64_t d = 0; d < e.dim; d++) {
+            to[d] = e.sizes[d];
+            to[e.dim + d] = e.strides[d][0];
+        }
+        """),
+    "offsets": ("Tensor x", "", """
+        OPJIT_TRY(opjit_empty(out, 1, &x->numel, OPJIT_INT64, x));
+        for (int64_t i = 0; i < x->numel; i++)
+            ((int64_t *)out->data)[i] = opjit_offset(x, i);
+        """),
+    "walk": ("Tensor x, int begin, int end", "int64_t begin, int64_t end, ", """
+        OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){end - begin, 2}, OPJIT_INT64, x));
+        int64_t *to = out->data;
+        OPJIT_FOR_RANGE(i, begin, end, at, x) {
+            *to++ = i;
+            *to++ = at;
+        }
+        """),
+    "walk2": ("Tensor x, Tensor y", "const opjit_tensor *y, ", """
+        OPJIT_CHECK(opjit_same_sizes(x, y), "x and y must have one shape");
+        OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, x->numel}, OPJIT_INT64, x));
+        int64_t *to = out->data;
+        OPJIT_FOR_EACH2(i, at_x, x, at_y, y) {
+            to[i] = at_x;
+            to[x->numel + i] = at_y;
+        }
+        """),
+}
+
+
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Op]:
     """empty_like, elements in memory order, offsets and walks, as ops."""
-    folder = tmp_path_factory.mktemp("layouts")
-    (folder / "op.py").write_text(
-        "import opjit\n"
-        "@opjit.op('optest::layout_like(Tensor x) -> Tensor')\ndef like(x): return x\n"
-        "@opjit.op('optest::layout_elements(Tensor x) -> Tensor')\ndef elements(x): return x\n"
-        "@opjit.op('optest::layout_offsets(Tensor x) -> Tensor')\ndef offsets(x): return x\n"
-        "@opjit.op('optest::layout_walk(Tensor x, int begin, int end) -> Tensor')\ndef walk(x, begin, end): return x\n"
-        "@opjit.op('optest::layout_walk2(Tensor x, Tensor y) -> Tensor')\ndef walk2(x, y): return x\n")
-    (folder / "layout_like.c").write_text("""
-        #include "opjit.h"
-        opjit_status layout_like_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_empty_like(out, x, x->dtype); }
-        """)
-    (folder / "layout_elements.c").write_text("""
-        #include "opjit_elementwise.h"
-        opjit_status layout_elements_cpu(const opjit_tensor *x, opjit_tensor *out)
-        {
-            opjit_elements e;
-            OPJIT_TRY(opjit_elements_of(&e, 1, &x));
-            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, e.dim}, OPJIT_INT64, x));
-            int64_t *to = out->data;
-            for (int64_t d = 0; d < e.dim; d++) {
-                to[d] = e.sizes[d];
-                to[e.dim + d] = e.strides[d][0];
-            }
-            return OPJIT_OK;
-        }
-        """)
-    (folder / "layout_offsets.c").write_text("""
-        #include "opjit.h"
-        opjit_status layout_offsets_cpu(const opjit_tensor *x, opjit_tensor *out)
-        {
-            OPJIT_TRY(opjit_empty(out, 1, &x->numel, OPJIT_INT64, x));
-            for (int64_t i = 0; i < x->numel; i++)
-                ((int64_t *)out->data)[i] = opjit_offset(x, i);
-            return OPJIT_OK;
-        }
-        """)
-    (folder / "layout_walk.c").write_text("""
-        #include "opjit.h"
-        opjit_status layout_walk_cpu(const opjit_tensor *x, int64_t begin, int64_t end, opjit_tensor *out)
-        {
-            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){end - begin, 2}, OPJIT_INT64, x));
-            int64_t *to = out->data;
-            OPJIT_FOR_RANGE(i, begin, end, at, x) {
-                *to++ = i;
-                *to++ = at;
-            }
-            return OPJIT_OK;
-        }
-        """)
-    (folder / "layout_walk2.c").write_text("""
-        #include "opjit.h"
-        opjit_status layout_walk2_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
-        {
-            OPJIT_CHECK(opjit_same_sizes(x, y), "x and y must have one shape");
-            OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, x->numel}, OPJIT_INT64, x));
-            int64_t *to = out->data;
-            OPJIT_FOR_EACH2(i, at_x, x, at_y, y) {
-                to[i] = at_x;
-                to[x->numel + i] = at_y;
-            }
-            return OPJIT_OK;
-        }
-        """)
+    folder, declared = tmp_path_factory.mktemp("layouts"), "import opjit\n"
+    for name, (parameters, prototype, body) in LAYOUTS.items():
+        declared += f"@opjit.op('optest::layout_{name}({parameters}) -> Tensor')\ndef {name}(x, *others): return x\n"
+        (folder / f"layout_{name}.c").write_text(f'''
+            #include "opjit_elementwise.h"
+            opjit_status layout_{name}_cpu(const opjit_tensor *x, {prototype}opjit_tensor *out)
+            {{{body}    return OPJIT_OK;
+            }}
+            ''')
+    (folder / "op.py").write_text(declared)
     registry.declare_folder(folder)
-    return {name: registry.find(f"optest::layout_{name}") for name in ("like", "elements", "offsets", "walk", "walk2")}
+    return {name: registry.find(f"optest::layout_{name}") for name in LAYOUTS}
 
 
 def _offsets(x: torch.Tensor) -> list[int]:
@@ -591,19 +478,6 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
         assert op(torch.ones(1).to(dtype), dtype) == (1, False, False)
     other = torch.float8_e5m2fnuz
     assert op(torch.ones(1).to(other), other) == (0, False, False)
-
-
-def test_no_line_of_c_is_longer_than_120_columns() -> None:
-    files = [path for path in HEADERS.rglob("*") if path.suffix in (".h", ".c", ".cu") and "light" not in path.parts]
-    long = [f"{path}:{number}" for path in files for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
-    assert not long  # clang-format leaves comments alone
-
-
-def test_opjit_has_no_other_public_header() -> None:
-    headers = ["opjit.h", "opjit_caffe.h", "opjit_complex.h", "opjit_convert.h", "opjit_cuda.h", "opjit_elementwise.h", "opjit_glue.h",
-               "opjit_half.h", "opjit_pack.h", "opjit_printf.h", "opjit_random.h", "opjit_reduce.h", "opjit_shim.h"]
-    assert sorted(path.name for path in HEADERS.glob("*.h")) == headers
-    assert opjit.__version__
 
 
 @pytest.mark.usefixtures("increment")

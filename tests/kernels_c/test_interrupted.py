@@ -97,19 +97,13 @@ def test_python_raises_keyboard_interrupt_once(tmp_path: Path, call: str) -> Non
     assert _interrupted(tmp_path, code, call=call) == ["KeyboardInterrupt", "45"]
 
 
-def test_a_second_call_and_another_op_are_interrupted_anew(tmp_path: Path) -> None:
-    code = "".join(REPORTED.format(call=f"ops[{i}](x)") for i in (0, 1, 0))
-    assert _interrupted(tmp_path, code, times=3) == ["KeyboardInterrupt"] * 3
-
-
-def test_a_program_may_set_its_handler_between_calls(tmp_path: Path) -> None:
-    code = """
-        class Stop(Exception): pass
-        def stop(number, frame): raise Stop("now")
-        """
-    for i in (1, 0, 1, 0):
-        code = textwrap.dedent(code) + "signal.signal(signal.SIGINT, stop)\n" + REPORTED.format(call=f"ops[{i}](x)")
-    assert _interrupted(tmp_path, code, times=4) == ["Stop now"] * 4
+def test_each_call_of_each_op_is_interrupted_anew_and_a_program_may_set_its_handler_between_them(tmp_path: Path) -> None:
+    code = REPORTED.format(call="ops[0](x)") + """
+class Stop(Exception): pass
+def stop(number, frame): raise Stop("now")
+signal.signal(signal.SIGINT, stop)
+""" + "".join(REPORTED.format(call=f"ops[{i}](x)") for i in (0, 1, 0))
+    assert _interrupted(tmp_path, code, times=4) == ["KeyboardInterrupt", *["Stop now"] * 3]
 
 
 def test_results_that_are_not_whole_are_an_error_where_python_raises_nothing(tmp_path: Path) -> None:

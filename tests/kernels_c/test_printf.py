@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 import sys
 import threading
@@ -17,7 +15,7 @@ import torch
 
 import opjit
 from tests import helpers
-from tests.helpers import environment, fresh
+from tests.helpers import fresh, on_terminal
 
 MakeOp = Callable[..., opjit.Op]
 EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
@@ -77,29 +75,16 @@ def say(make_op: MakeOp) -> opjit.Op:
     return op
 
 
-def test_in_a_pipe_the_lines_are_in_order(folder: Path) -> None:
-    assert fresh(helpers.declare(folder) + CONVERSATION, {"PYTHONUNBUFFERED": None}).stdout == HEARD
-
-
-def test_a_line_is_out_before_anything_else_happens(folder: Path) -> None:
+def test_in_a_pipe_the_lines_are_in_order_and_out_before_anything_else_happens(folder: Path) -> None:
     """The process goes without flushing anything, as in a crash."""
     assert fresh(helpers.declare(folder) + CONVERSATION + "import os\nos._exit(0)", {"PYTHONUNBUFFERED": None}).stdout == HEARD
 
 
 def test_in_a_terminal_the_lines_are_in_order(folder: Path) -> None:
     code = helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION  # a build that takes long shows itself
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, [sys.executable, "-c", code], environment({"OPJIT_VERBOSE": "0"}))
-    heard = b""
-    try:
-        while part := os.read(terminal, 4096):
-            heard += part
-    except OSError:
-        pass  # how a terminal says that the other side is gone
-    assert os.waitpid(child, 0)[1] == 0, heard.decode()
-    os.close(terminal)
-    assert heard.decode().replace("\r\n", "\n").endswith(HEARD), heard.decode()  # before it, what a build shows at a terminal
+    status, heard = on_terminal(program=("-c", code), OPJIT_VERBOSE="0")
+    assert status == 0, heard
+    assert heard.replace("\r\n", "\n").endswith(HEARD), heard  # before it, what a build shows at a terminal
 
 
 @pytest.mark.slow
@@ -123,13 +108,6 @@ print("passed")
 """
     changes: dict[str, str | None] = {name: str(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
     assert fresh(code, {**changes, "PYTHONDONTWRITEBYTECODE": "1"}).stdout.endswith("passed\n")
-
-
-def test_a_test_s_captured_output_has_the_lines(say: opjit.Op, capfd: pytest.CaptureFixture[str]) -> None:
-    print("Python", end=" ")
-    say(torch.ones(1), 1)
-    print("Python")
-    assert capfd.readouterr().out == "Python C 1\nPython\n"
 
 
 def test_the_lines_follow_sys_stdout(say: opjit.Op, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +185,6 @@ def test_a_gpu_s_lines_are_shown_after_a_synchronisation(make_op: MakeOp, capfd:
     for n in range(3):
         op(torch.full((1,), 2.5, device="cuda"), n)
     assert capfd.readouterr().out == "".join(f"device {n} 2.5\nhost {n}\n" for n in range(3))
-
-
-def test_plain_printf_before_it_comes_before_it(folder: Path) -> None:
-    (folder / "say.c").write_text((folder / "say.c").read_text().replace("    opjit_printf", '    printf("plain ");\n    opjit_printf'))
-    assert fresh(helpers.declare(folder) + "torch.ops.printtest.say(torch.ones(1), 5)").stdout == "plain C 5\n"
 
 
 def test_a_library_in_a_process_without_python_writes_to_the_file_descriptor(tmp_path: Path) -> None:
