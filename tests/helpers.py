@@ -282,11 +282,16 @@ def command(*words: str | Path, **changes: str | None) -> subprocess.CompletedPr
     return module("opjit", *words, changes=changes)
 
 
-def on_terminal(*words: str | Path, program: Sequence[str] = ("-m", "opjit"), **changes: str | None) -> tuple[int, str]:
-    """The exit code and the output of the command `opjit`, or of another program in Python, on a terminal."""
+def on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, str]:
+    """The exit code and the output of the command `opjit` on a terminal."""
+    return python_on_terminal("-m", "opjit", *words, **changes)
+
+
+def python_on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, str]:
+    """The same of Python."""
     ours, theirs = pty.openpty()
     shown = b""
-    with subprocess.Popen([sys.executable, *program, *words], stdout=theirs, stderr=theirs, env=environment(changes)) as process:
+    with subprocess.Popen([sys.executable, *words], stdout=theirs, stderr=theirs, env=environment(changes)) as process:
         os.close(theirs)
         with suppress(OSError):  # Linux's end of a terminal that nobody holds
             while part := os.read(ours, 1 << 16):

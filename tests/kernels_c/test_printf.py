@@ -15,7 +15,7 @@ import torch
 
 import opjit
 from tests import helpers
-from tests.helpers import fresh, on_terminal
+from tests.helpers import fresh, python_on_terminal
 
 MakeOp = Callable[..., opjit.Op]
 EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
@@ -82,7 +82,7 @@ def test_in_a_pipe_the_lines_are_in_order_and_out_before_anything_else_happens(f
 
 def test_in_a_terminal_the_lines_are_in_order(folder: Path) -> None:
     code = helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION  # a build that takes long shows itself
-    status, heard = on_terminal(program=("-c", code), OPJIT_VERBOSE="0")
+    status, heard = python_on_terminal("-c", code, OPJIT_VERBOSE="0")
     assert status == 0, heard
     assert heard.replace("\r\n", "\n").endswith(HEARD), heard  # before it, what a build shows at a terminal
 
