@@ -65,7 +65,7 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
     return op.overload
 
 
-def explain(op: str | Op, device: object = None, arch: str | None = None, against: str | None = None) -> Explanation:
+def explain(op: str | Op, device: object = None, arch: str | None = None) -> Explanation:
     """Explain whether `opjit.get` would find an op's binary, and where, or what changed since the nearest one was built.
 
     It covers ops, not the extensions of `opjit.load`. It does not ask the remote; an entry that only the remote has is a miss.
@@ -74,10 +74,8 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
         op: an op or its name.
         device: this machine's device of that kind; None means the current accelerator, else the CPU.
         arch: this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have.
-        against: start of the key of the entry to compare with, of any target; None means the nearest one.
 
     Raises:
-        UnknownEntry: no entry of the op, or more than one, has a key that starts with `against`.
         UnknownOp, UnknownDevice, UnknownArch, DeviceUnavailable, NoKernel: see `opjit.errors`.
 
     Example:
@@ -94,4 +92,4 @@ def explain(op: str | Op, device: object = None, arch: str | None = None, agains
     with warnings.catch_warnings():  # the explanation includes their content
         warnings.simplefilter("ignore")
         entry = layers.find(recipe) or root.find(recipe)
-    return why.compare(recipe, root, entry.folder if entry else None, against)
+    return why.compare(recipe, root, entry.folder if entry else None)

@@ -131,20 +131,6 @@ class BadSetting(OpjitError, ValueError):
     """An argument or an environment variable has an invalid value."""
 
 
-class UnknownEntry(OpjitError, LookupError):
-    """A key's prefix matches no entry of the cache, or several.
-
-    Attributes:
-        prefix: the start of a key.
-        keys: all keys that start with it.
-    """
-
-    def __init__(self, message: str, prefix: str, keys: list[str]) -> None:
-        super().__init__(message)
-        self.prefix = prefix
-        self.keys = keys
-
-
 class CacheWarning(UserWarning):
     """The cache could not be used as usual; the op still works."""
 

@@ -145,7 +145,7 @@ class OpBinary(NamedTuple):
     def miss(self, store: Store) -> str:
         from opjit import why
 
-        return why.miss(self.recipe, store).reason
+        return why.compare(self.recipe, store).reason
 
     def refusal(self, text: str) -> OpjitError:
         return DeviceUnavailable(text)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from opjit import backends, progress
 from opjit.environment import is_on
-from opjit.errors import EntryError, UnknownEntry
+from opjit.errors import EntryError
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import read, verify
@@ -34,17 +34,12 @@ _NAMES = {"cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.bui
           "device.version": "device compiler", "device.sha256": "device compiler's file", "cxx.version": "C++ compiler",
           "cxx.machine": "C++ compiler's target", "dispatch_key": "dispatch key", "kernel": "source's name", "debug": "debug build"}
 # The kinds of differences, the most frequent first; all others come last.
-_LIKELY = ("backend", "arch", "runtime", "host", "source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target",
-           "nvcc", "device compiler", "opjit", "format")  # the first four occur only if the user names an entry to compare with
+_LIKELY = ("source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc", "device compiler", "opjit",
+           "format")
 
 
 class Difference(NamedTuple):
-    """A changed input.
-
-    Attributes:
-        what: its kind: ``"source"``, ``"header"``, ``"library"``, ``"schema"``, ``"flag"``, ``"compiler"``, ``"arch"``, ``"opjit"``, …
-        text: its name and the change.
-    """
+    """A changed input: its kind (``"source"``, ``"header"``, ``"flag"``, ``"compiler"``, ``"opjit"``, …), and its name with the change."""
 
     what: str
     text: str
@@ -59,7 +54,7 @@ class Explanation:
         key: the requested binary's; None without a working compiler, and then any compiler's binary matches.
         found: folder of the entry that the request would use; None for a miss.
         place: describes where that is.
-        against: folder of the entry compared with.
+        against: folder of the nearest entry, for a miss.
         differences: that entry's, the likeliest reason first.
         unusable: unusable entries of this op and target, and the reasons.
         outcome: what a request would do.
@@ -108,8 +103,6 @@ class Explanation:
         if self.against is not None:
             lines.append(f"  compared with the entry built {progress.ago(time.time() - _changed(self.against))}: {self.against}")
             lines += [f"    {difference.what}: {difference.text}" for difference in self.differences[:_MOST_SHOWN]]
-            if not self.differences:
-                lines.append("    no difference")
             if self.differences[_MOST_SHOWN:]:
                 lines.append(f"    and {len(self.differences) - _MOST_SHOWN} more")
         elif self.found is None and not self.unusable:
@@ -118,12 +111,7 @@ class Explanation:
 
 
 class _Location(NamedTuple):
-    """A store that a request searches.
-
-    Attributes:
-        name: its name in messages.
-        trusted_as: the kernel's source, for the store beside it; see layers.find.
-    """
+    """A store that a request searches; `trusted_as` is the kernel's source, for the store beside it: see layers.find."""
 
     name: str
     store: Store
@@ -134,40 +122,27 @@ _Found = tuple[_Location, Path]  # an entry's folder, and the store that it is i
 _Candidate = tuple[Path, tuple[Difference, ...]]  # an entry's folder, and how it differs from the request
 
 
-def miss(recipe: Recipe, root: Store) -> Explanation:
-    """Explain a miss."""
-    return compare(recipe, root, None, None)
-
-
-def compare(recipe: Recipe, root: Store, found: Path | None, against: str | None) -> Explanation:
-    """Explain the result of a request for a recipe.
-
-    Args:
-        found: folder of the entry that the request found.
-        against: start of the key of the entry to compare with; None means the nearest one.
-    """
+def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanation:
+    """Explain the result of a request for a recipe; `found` is the folder of the entry that it found."""
     qualified, wanted = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
     locations = [_Location("the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source),
                  *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()), _Location("the cache", root)]
-    entries = [(location, folder) for location in locations
-               for folder in location.store.folder(qualified, recipe.target).parent.glob("*/[!.]*")]
-    same_target = [(location, folder) for location, folder in entries if folder.parent.name == wanted.name and found is None]
-    candidates, unusable = _candidates(same_target, recipe)
-    problem = root.problem(wanted.parent, wanted) if found is None else None
+    if found is not None:
+        place = next((location.name for location in locations if location.store.base in found.parents), "")
+        return Explanation(qualified, str(recipe.target), recipe.key, found, place, None, (), (), _outcome(recipe, found), _compiler(found))
+    candidates, unusable = _candidates([(location, folder) for location in locations
+                                        for folder in location.store.folder(qualified, recipe.target).glob("[!.]*")], recipe)
+    problem = root.problem(wanted.parent, wanted)
     if problem is not None:
         unusable.insert(0, (root.root, problem))
-    if against is not None:
-        candidates = [_named(entries, recipe, against)]
     nearest, differing = min(candidates, default=(None, ()), key=lambda candidate: len(candidate[1]))
-    place = next((location.name for location in locations if found and location.store.base in found.parents), "")
-    return Explanation(qualified, str(recipe.target), recipe.key, found, place, nearest, differing, tuple(unusable),
-                       _outcome(recipe, found), _compiler(found))
+    return Explanation(qualified, str(recipe.target), recipe.key, None, "", nearest, differing, tuple(unusable), _outcome(recipe, None))
 
 
-def _compiler(found: Path | None) -> str:
+def _compiler(found: Path) -> str:
     """Return the compiler of an entry's CUDA code, as its manifest names it."""
     with suppress(EntryError, OSError):
-        return read(found)[0].built_with.get("cuda", "") if found is not None else ""
+        return read(found)[0].built_with.get("cuda", "")
     return ""
 
 
@@ -185,24 +160,6 @@ def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate]
     return usable, unusable
 
 
-def _named(entries: list[_Found], recipe: Recipe, prefix: str) -> _Candidate:
-    """Return the op's entry, for any target, whose key starts with a prefix."""
-    matching = {folder.name: (location, folder) for location, folder in reversed(entries) if folder.name.startswith(prefix)}
-    keys = sorted(matching)
-    if not keys:
-        raise UnknownEntry(f"no entry of {recipe.schema.qualified} has a key that starts with {prefix!r}; `opjit cache ls` lists the keys",
-                           prefix, keys)
-    if len(keys) > 1:
-        raise UnknownEntry(f"the keys of {len(keys)} entries start with {prefix!r}: {', '.join(key[:16] for key in keys[:4])}; give more "
-                           "digits", prefix, keys)
-    location, folder = matching[keys[0]]
-    try:
-        manifest = read(folder, location.trusted_as)[0]
-    except (EntryError, OSError) as error:
-        raise UnknownEntry(f"the entry {folder} cannot be compared: {error}", prefix, keys) from error
-    return folder, differences(manifest, recipe, location.trusted_as is not None)
-
-
 def _outcome(recipe: Recipe, found: Path | None) -> str:
     if found is not None:
         return "a request would use it" + ("; no compiler works here, so any compiler's binary matches" if recipe.key is None else "")
@@ -215,11 +172,8 @@ def _outcome(recipe: Recipe, found: Path | None) -> str:
 
 
 def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
-    """Return how an entry's inputs differ from the requested ones, the likeliest reason for a miss first.
-
-    Args:
-        shipped: the binary lies beside its source, so ignore the compilers and opjit's version.
-    """
+    """Return how an entry's inputs differ from the requested ones. For a binary that was shipped beside its source, the compilers and
+    opjit's version do not count."""
     before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources)
@@ -230,17 +184,12 @@ def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tu
 
 
 def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]) -> tuple[Difference, ...]:
-    """Return how two documents differ, the likeliest reason for a miss first.
-
-    Args:
-        sources: names of inputs that are not headers.
-    """
+    """Return how two documents differ, the likeliest reason for a miss first; `sources` names inputs that are not headers."""
     before, now = dict(before), dict(now)
     found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), sources)]
-    same_arch = before.get("arch") == now.get("arch")
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
-        found += _flags(_FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, []), same_arch)
+        found += _flags(_FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, []))
     tools, wanted_tools = _mapping(before.pop("toolchain", {})), now.pop("toolchain")
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
         before, now = {**tools, **before}, {**wanted_tools, **now}
@@ -262,14 +211,13 @@ def _inputs(before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]
         yield Difference(what, f"{name} {'is no longer used' if name not in now else 'is new' if name not in before else 'changed'}")
 
 
-def _flags(what: str, before: Any, now: list[str], same_arch: bool) -> Iterator[Difference]:
-    """Yield flags that were added, removed or moved, except those that follow from a changed arch."""
+def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:
+    """Yield flags that were added, removed or moved."""
     then = [str(flag) for flag in before] if isinstance(before, list) else []
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     for flags, verb in ((new, "is new"), (gone, "was removed")):
         for flag in flags:
-            if same_arch or not flag.startswith(("-march=", "-gencode=")):
-                yield Difference(what, f"{flag} {verb}")
+            yield Difference(what, f"{flag} {verb}")
     if then != now and not gone and not new:
         yield Difference(what, f"the same in a different order: {' '.join(now)}")
 

@@ -155,8 +155,6 @@ CASES = [
          command="opjit cache prune --size big"),
     Case("A remote that is not trusted", 'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
          "file:///srv/opjit", "set OPJIT_TRUST", command="opjit cache pull file:///srv/opjit"),
-    Case("A key that no entry has", 'opjit.get("round_ste", "cpu")\nopjit.explain("round_ste", "cpu", against="ffff")', "'ffff'",
-         "`opjit cache ls` lists the keys", command="opjit why round_ste --device cpu --against ffff"),
     Case("An op that fails in precompile", 'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])', "…/clip/clip.c:8:35",
          "include '<math.h>'", clip(CLIP_C), command="opjit precompile ./clip"),
     Case("A program that cannot be recorded", 'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',

@@ -28,7 +28,6 @@ EXAMPLES: list[OpjitError] = [
     errors.EntryError("l"),
     errors.UntrustedFolder("m"),
     errors.BadSetting("n"),
-    errors.UnknownEntry("o", "ab", ["abc", "abd"]),
     errors.RecordError("p"),
     errors.PrecompileError("q", []),
     OpjitError("s"),

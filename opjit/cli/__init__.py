@@ -27,7 +27,7 @@ from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.cli.help import option
 from opjit.cli.output import PrintJson, json_option
-from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownEntry, UnknownOp
+from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownOp
 
 _default_format = warnings.formatwarning  # Python's, or the embedding program's
 
@@ -214,10 +214,8 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
 @option("--device", section="Request", shell_complete=helps.devices,
         help="Device to ask for; default: the current accelerator, else the CPU.")
 @option("--arch", section="Request", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
-@option("--against", section="Answer", shell_complete=helps.keys, metavar="KEY",
-        help="Compare with the entry whose key starts with KEY; default: the nearest.")
 @json_option
-def why(op: str, device: str | None, arch: str | None, against: str | None, print_json: PrintJson) -> None:
+def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
     """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
     entries, what each was made from, what changed between them, and the log of a last build that failed. It goes by its NAME or, if an op
     has that name, too, by cpp_extension.NAME.
@@ -235,12 +233,12 @@ def why(op: str, device: str | None, arch: str | None, against: str | None, prin
         if not entries(name, root) and failed_build(name, root) is None:
             raise
         found = []
-    if not found and (device or arch or against):
-        raise click.UsageError(f"--device, --arch and --against are for ops, and {name} is a C++ extension; leave them out")
+    if not found and (device or arch):
+        raise click.UsageError(f"--device and --arch are for ops, and {name} is a C++ extension; leave them out")
     extensions, log = ([], None) if found else (entries(name, root), failed_build(name, root))
     if explicit and not extensions and log is None:
-        raise UnknownEntry(f"the cache {root.root} has no entry of a C++ extension {name!r}; `opjit cache ls` lists the entries", "", [])
-    explanations = [explain(each, device, arch, against) for each in found]
+        raise OpjitError(f"the cache {root.root} has no entry of a C++ extension {name!r}; `opjit cache ls` lists the entries")
+    explanations = [explain(each, device, arch) for each in found]
     if print_json is not None:
         failed = [{"failed": log}] if log is not None else []
         print_json([*(each.fields() for each in explanations), *(each.fields() for each in extensions), *failed])

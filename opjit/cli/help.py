@@ -211,10 +211,3 @@ def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 
     api.declare_all()
     return [CompletionItem(backend.name) for backend in backends.all_backends() if backend.name.startswith(incomplete)]
-
-
-def keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete keys of the cache's entries, with their archs."""
-    from opjit import cache
-
-    return [CompletionItem(item.key, help=f"{item.op} {item.arch}") for item in cache.entries() if item.key.startswith(incomplete)]

@@ -377,7 +377,7 @@ def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, c
     assert compiler_of(entry).startswith("nvcc V")
     recipe = describe(tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
     assert Store(tmp_path / "cache").find(recipe) is not None, "the next request finds it"
-    shown = str(why.compare(recipe, Store(tmp_path / "cache"), entry.folder, None))
+    shown = str(why.compare(recipe, Store(tmp_path / "cache"), entry.folder))
     assert f"CUDA code by {compiler_of(entry)}" in shown
     assert ", as " in shown
 

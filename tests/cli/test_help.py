@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import opjit
 from opjit.cli import main
 from opjit.cli.help import EXAMPLES, FIRST_STEPS, SECTIONS, Command
-from tests.helpers import ROOT, command, fresh
+from tests.helpers import ROOT, fresh
 
 
 def all_commands(group: click.Group = main, path: str = "") -> Iterator[str]:
@@ -120,15 +120,13 @@ def completed(*words: str) -> list[str]:
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
 
-def test_a_shell_completes_ops_archs_devices_and_keys() -> None:
+def test_a_shell_completes_ops_archs_and_devices() -> None:
     assert completed("ge") == ["get"]
     assert completed("get", "allr") == ["allreduce"]
     assert completed("test", "add_custom", "lltm_f") == ["lltm_forward"]
     assert completed("get", "allreduce", "--arch", "sm_9") == ["sm_90"]
     assert completed("precompile", "--all", "--arch", "x86-64-v3,sm_9") == ["x86-64-v3,sm_90"]
     assert completed("bench", "--device", "cu") == ["cuda"]
-    entry = command("get", "allreduce", "--device", "cpu").stdout.split("/")[-2]
-    assert entry in completed("why", "allreduce", "--against", entry[:8])
 
 
 @pytest.mark.parametrize("line", ["", "--help", "--version", "--include", "get --help", "cache --help", "cache path"])
