@@ -10,7 +10,6 @@ import gc
 import importlib.util
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -21,24 +20,22 @@ from typing import Any
 import torch
 
 from opjit import api, backends, cpp_extension, request
-from opjit.backends import targets
 from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
-from opjit.errors import CompileError, DeclarationError, OpjitError
-from opjit.judge import launch, sandbox, screen
+from opjit.errors import DeclarationError
+from opjit.judge import sandbox, screen
+from opjit.judge.burst import Burst, changed, poison, wait
 from opjit.judge.operators import Recorder
-from opjit.judge.wire import DTYPES, Channel, closing, content, loaded, packed, saved, sealed
+from opjit.judge.wire import content, loaded, packed, saved
 from opjit.live import inline, reload
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.testing.compare import as_list
-from opjit.testing.samples import storage_bytes
 from opjit.wanted import OpBinary, describe, target_of
 
 _M_PERTURB, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -6, -3, -1
 _REPLACEABLE = ("time", "torch", "torch.cuda", "torch.testing", "torch.nn.functional", "builtins", "os", "json", "socket")
-_KINDS = ((CompileError, "compile"), (DeclarationError, "compile"), (SyntaxError, "compile"), (screen.RefusedCandidate, "refused"))
 
 
 def import_all() -> None:
@@ -51,39 +48,24 @@ def import_all() -> None:
     gc.freeze()  # children share it
 
 
-def serve(job: Channel, folder: Path, device: str, held: list[str]) -> None:
-    """Do what the judge asks for, until it is gone."""
-    candidate = _JudgedCode(folder, device, held)
-    warnings.simplefilter("ignore")  # to show one, Python reads files
-    with suppress(Exception):  # who uses the device says why
-        torch.ones(1 << 17, device=device).exp().sum().item()  # starts the threads and contexts that torch needs
-    _fill_memory(False)
-    with suppress(EOFError):
-        while True:
-            message, descriptors = job.receive()
-            try:
-                getattr(candidate, f"on_{message['do']}")(job, message, [content(each) for each in descriptors])
-            except Exception as error:
-                kind = next((kind for of, kind in _KINDS if isinstance(error, of)), "raised")
-                name = "" if isinstance(error, (OpjitError, screen.RefusedCandidate)) else f"{type(error).__name__}: "
-                job.send({"error": kind, "message": f"{name}{error}"[:4000]})
-
-
-class _JudgedCode:
+class JudgedCode:
     """What runs here, and the steps to it. Each `on_` method answers one kind of message."""
 
     def __init__(self, folder: Path, device: str, held: list[str]) -> None:
         self.folder, self.device, self.held = folder, device, held
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
-        self.bind: Callable[..., Callable[[], Any]] = lambda args, kwargs, results: partial(self.call, *args, **kwargs)
         self.mutates = False
         self.op: Op | None = None
         self.entry: Entry | None = None
         self.before: dict[str, Any] = {}
+        warnings.simplefilter("ignore")  # to show one, Python reads files
+        with suppress(Exception):  # the first use of the device says why
+            torch.ones(1 << 17, device=device).exp().sum().item()  # starts the threads and contexts that torch needs
+        _fill_memory(False)
 
     # --- from text to something to call ---
 
-    def on_build(self, job: Channel, message: dict[str, Any], _: list[bytearray]) -> None:
+    def on_build(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Build an op from C or CUDA text, and screen its library; nothing of it runs."""
         self.mutates = message["mutates"]
         screen.check_source(message["text"])
@@ -95,9 +77,9 @@ class _JudgedCode:
         found = request.look(wanted, store)
         self.entry = found or request.obtain(wanted, store)
         screen.check_library(self.entry.library, message["operators"])
-        job.send({"key": self.entry.key, "cached": found is not None})
+        return {"key": self.entry.key, "cached": found is not None}
 
-    def on_load(self, job: Channel, message: dict[str, Any], _: list[bytearray]) -> None:
+    def on_load(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Give up rights, and load the op."""
         assert self.op is not None
         reload.install([self.op])
@@ -106,16 +88,9 @@ class _JudgedCode:
         self.call = self.op.overload
         if self.device == "cpu" and sandbox.no_system_calls():
             self.held.append("seccomp")
-        job.send({"isolation": self.held})
+        return {"isolation": self.held}
 
-    def on_kernel(self, job: Channel, message: dict[str, Any], _: list[bytearray]) -> None:
-        """Compile device code, which the judge's own code launches."""
-        screen.check_source(message["text"])
-        kernel = launch.compile_text(message["text"], message["schema"], targets.here(backends.for_device("cuda")).arch)
-        self.bind = kernel.load()
-        job.send({"registers": kernel.registers, "spills": kernel.spills, "isolation": ["no host code"]})
-
-    def on_python(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
+    def on_python(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Run a file with ModelNew, which may build extensions into a cache of its own."""
         screen.check_python(message["text"])
         os.environ.update(OPJIT_LAYERS=str(default_root()), OPJIT_CACHE=str(self.folder / "cache"), HOME=str(self.folder),
@@ -123,9 +98,9 @@ class _JudgedCode:
         self._give_up([str(self.folder)])
         self.before = _functions()
         self._model(message, data, "ModelNew")
-        job.send({"isolation": self.held})
+        return {"isolation": self.held}
 
-    def on_reference(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
+    def on_reference(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Run the task's own reference, to be timed as candidates are."""
         self.mutates = message["mutates"]
         if message["op"]:
@@ -133,7 +108,7 @@ class _JudgedCode:
             self.call = op.reference_function
         else:
             self._model(message, data, "Model")
-        job.send({})
+        return {}
 
     def _give_up(self, writable: list[str]) -> None:
         if sandbox.no_writing(writable):
@@ -152,70 +127,45 @@ class _JudgedCode:
 
     # --- calls ---
 
-    def on_call(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
+    def on_call(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Call twice with the same tensors in other memory. Answers with both results, and whether the tensors changed."""
-        bytes_, described, changed, recorder = bytearray(), [], False, Recorder()
+        bytes_, described, written, recorder = bytearray(), [], False, Recorder()
         _fill_memory(True)
         for _ in range(2):
             args, kwargs = values = loaded(data[0], self.device)
-            with torch.no_grad():
-                function = self.bind(args, kwargs, message["results"])
-                with recorder if self.op is None else nullcontext():
-                    results = self._effects(function(), values)
-                self._wait()
+            with torch.no_grad(), recorder if self.op is None else nullcontext():
+                results = self._effects(self.call(*args, **kwargs), values)
+                wait(self.device)
             described.append(packed(results, bytes_))
-            changed = changed or self._changed([function], values, data[0])
-            _poison(results)
+            written = written or self._wrote(values, data[0])
+            poison(results)
         now = _functions() if self.before else {}
         replaced = [name for name, value in now.items() if self.before.get(name) is not value
                     and not str(getattr(value, "__module__", "")).startswith("torch")]  # torch does so itself as it imports more
-        self._answer(job, bytes_, {"results": described, "changed": changed, "operators": sorted(recorder.names),
-                                   "replaced": replaced})
+        return {"results": described, "changed": written, "operators": sorted(recorder.names), "replaced": replaced, "data": bytes_}
 
-    def on_burst(self, job: Channel, message: dict[str, Any], data: list[bytearray]) -> None:
-        """Make calls between the judge's go and the message that they are done; then send their results."""
+    def on_prepare(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
+        """Make a burst of calls ready to run."""
         _fill_memory(False)
-        calls = loaded(data[0], self.device)
-        if self.device == "cpu":  # what the results will lie in, unless they are written
-            _poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in message["results"] for _ in calls])
+        calls, self.sent = loaded(data[0], self.device), data[0]
         with torch.inference_mode():
-            functions = [self.bind(*call, message["results"]) for call in calls]
-            run = self._captured(functions, calls) or (lambda: [function() for function in functions])
-            gc.disable()
-            self._wait()
-            job.send({})
-            job.receive()
-            started = time.perf_counter()
-            results = run()
-            self._wait()
-            seconds = time.perf_counter() - started
-        job.send({"seconds": seconds})
+            functions = [partial(self.call, *args, **kwargs) for args, kwargs in calls]
+            self.burst = Burst(functions, calls, message["results"], self.device)
+        self.burst.arm()
+        return {}
+
+    def on_run(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
+        """Make the calls between the judge's message and the answer."""
+        with torch.inference_mode():
+            return {"seconds": self.burst.run()}
+
+    def on_results(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
+        """Send the results of all calls."""
         bytes_ = bytearray()
-        described = [packed(self._effects(result, call), bytes_) for result, call in zip(results, calls, strict=True)]
-        self._answer(job, bytes_, {"results": described, "changed": self._changed(functions, calls, data[0])})
-        _poison(results)  # what a later call leaves unwritten is no result of this one
-        gc.enable()
-
-    def _captured(self, functions: list[Callable[[], Any]], calls: Any) -> Callable[[], list[Any]] | None:
-        """On CUDA, capture the calls in a graph, whose replay takes the device's time and not the host's; None if it takes no graph."""
-        if self.device != "cuda":
-            return None
-        graph, results = torch.cuda.CUDAGraph(), []
-        with suppress(RuntimeError), torch.cuda.graph(graph):
-            results += [function() for function in functions]
-        if len(results) < len(functions):
-            return None
-        _poison(results, calls)  # the capture computed nothing, and the replay must write all of it
-
-        def replay() -> list[Any]:
-            graph.replay()
-            return results
-
-        return replay
-
-    def _wait(self) -> None:
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
+        described = [packed(self._effects(*each), bytes_) for each in zip(self.burst.results, self.burst.inputs, strict=True)]
+        written = self._wrote(self.burst.inputs, self.sent)
+        poison(self.burst.results)  # what a later call leaves unwritten is no result of this one
+        return {"results": described, "changed": written, "data": bytes_}
 
     def _effects(self, result: Any, values: Any) -> list[Any]:
         """The results of a call, and the arguments that it writes."""
@@ -225,17 +175,9 @@ class _JudgedCode:
                 raise screen.RefusedCandidate(f"returns a tensor that computes later: a {type(each).__name__}")
         return [*results, *(tensors_of(values) if self.mutates else [])]
 
-    def _changed(self, functions: list[Any], values: Any, data: bytearray) -> bool:
-        """Whether calls wrote to their inputs or, where that can be seen, beside their results."""
-        if any(launch.overrun(function) for function in functions):
-            return True
-        pairs = zip(tensors_of(values), tensors_of(loaded(data, "cpu")), strict=True)
-        return not self.mutates and not all(torch.equal(storage_bytes(one).cpu(), storage_bytes(other)) for one, other in pairs)
-
-    @staticmethod
-    def _answer(job: Channel, bytes_: bytearray, message: dict[str, Any]) -> None:
-        with closing(sealed(bytes_)) as answer:
-            job.send(message, answer)
+    def _wrote(self, values: Any, data: bytearray) -> bool:
+        """Whether calls wrote to their inputs."""
+        return not self.mutates and changed(values, loaded(data, "cpu"))
 
 
 def run_file(path: Path) -> Any:
@@ -258,14 +200,3 @@ def _functions() -> dict[str, Any]:
     """The functions of others that a candidate may want to replace."""
     places = {**{name: sys.modules[name] for name in _REPLACEABLE}, "torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
     return {f"{place}.{name}": value for place, holder in places.items() for name, value in [*vars(holder).items()] if callable(value)}
-
-
-def _poison(results: Any, inputs: Any = ()) -> None:
-    """Fill what results lie in, from the first element to the last, unless that is an input: guards and gaps keep their bytes."""
-    kept = {each.untyped_storage().data_ptr() for each in tensors_of(inputs)}
-    with torch.inference_mode():
-        for each in tensors_of(results):
-            if each.numel() and each.untyped_storage().data_ptr() not in kept:
-                first, size = each.storage_offset(), each.element_size()
-                last = first + sum((length - 1) * stride for length, stride in zip(each.shape, each.stride(), strict=True))
-                storage_bytes(each)[first * size:(last + 1) * size].fill_(0xFF)

@@ -13,6 +13,7 @@ import ctypes
 import operator
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ _RULE = re.compile(r"//[ \t]*opjit:[ \t]*launch[ \t]+(?P<kernel>[\w:]+(?:<[^>]*>
                    r"grid=(?P<grid>.+?)[ \t]+block=(?P<block>.+?)(?:[ \t]+shared=(?P<shared>.+?))?[ \t]*$", re.MULTILINE)
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
                ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
-_GUARD, _GUARDED = 256, 0xA5  # bytes on each side of a result, and their value
+_GUARD, _GUARDED = 512, 0xA5  # bytes on each side of a result, and their value
 _SHARED = 48 << 10  # bytes that a block may have without asking
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -53,34 +54,43 @@ class Kernel(NamedTuple):
     registers: int | None
     spills: int | None
 
-    def load(self) -> Callable[..., Callable[[], list[torch.Tensor]]]:
-        """Load it into torch's context. Returns `bind(args, kwargs, results)`, which makes the described results, and gives a function to
-        launch with them."""
+    def load(self) -> LoadedKernel:
+        """Load it into torch's context."""
         cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
         _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))
         _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, self.symbol.encode()))
-        return lambda args, kwargs, results: self._bound(cuda, function, args, kwargs, results)
+        return LoadedKernel(self, cuda, module, function)
 
-    def _bound(self, cuda: ctypes.CDLL, function: ctypes.c_void_p, args: Sequence[Any], kwargs: dict[str, Any],
-               results: Sequence[dict[str, Any]]) -> Callable[[], list[torch.Tensor]]:
-        names = glue.c_names(self.schema)
-        guarded = [_guarded(each) for each in results[:len(names) - len(self.schema.arguments)]]  # the rest are arguments that it writes
-        buffers, made = [each for each, _ in guarded], [each for _, each in guarded]
-        given = {**dict(zip(names, args, strict=False)), **kwargs, **dict(zip(names[len(self.schema.arguments):], made, strict=True))}
-        values = [_c_value(kind, value) for kind, value in zip(self.types, evaluate(self.arguments, given), strict=True)]
+
+class LoadedKernel(NamedTuple):
+    """A kernel in torch's context."""
+
+    kernel: Kernel
+    cuda: ctypes.CDLL
+    module: ctypes.c_void_p
+    function: ctypes.c_void_p
+
+    def unload(self) -> None:
+        """Free its code. No launch may follow."""
+        self.cuda.cuModuleUnload(self.module)
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Return a launch on the current stream with arguments and with memory for results."""
+        kernel, cuda = self.kernel, self.cuda
+        names = glue.c_names(kernel.schema)
+        given = {**dict(zip(names, args, strict=False)), **kwargs, **dict(zip(names[len(kernel.schema.arguments):], results, strict=True))}
+        values = [_c_value(kind, value) for kind, value in zip(kernel.types, evaluate(kernel.arguments, given), strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
-        grid, block = ([*map(int, evaluate(text, given)), 1, 1][:3] for text in (self.grid, self.block))
-        [shared] = map(int, evaluate(self.shared, given))
+        grid, block = ([*map(int, evaluate(text, given)), 1, 1][:3] for text in (kernel.grid, kernel.block))
+        [shared] = map(int, evaluate(kernel.shared, given))
         if shared > _SHARED:
-            _checked(cuda, cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared))
+            _checked(cuda, cuda.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared))
 
-        def launch() -> list[torch.Tensor]:
+        def launch(_: object = values) -> None:  # the pointers keep nothing
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             if min(*grid, *block) > 0:
-                _checked(cuda, cuda.cuLaunchKernel(function, *grid, *block, shared, stream, pointers, None))
-            return made
+                _checked(cuda, cuda.cuLaunchKernel(self.function, *grid, *block, shared, stream, pointers, None))
 
-        launch.kept = values, buffers  # type: ignore[attr-defined]
         return launch
 
 
@@ -122,6 +132,7 @@ def _parameters(text: str, kernel: str) -> tuple[str, ...]:
     return tuple("*" if "*" in part else " ".join(part.split()[:-1]).replace("const ", "").replace(" const", "") for part in parts)
 
 
+@cache
 def _expressions(text: str) -> list[ast.expr]:
     """The expressions of a rule that commas separate."""
     found = ast.parse(f"[{text}]", mode="eval").body
@@ -164,19 +175,36 @@ def _c_value(kind: str, value: Any) -> Any:
     return _C_TYPES[kind](value.data_ptr() if isinstance(value, torch.Tensor) else value)
 
 
-def _guarded(spec: dict[str, Any], device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-    """Make a result full of NaN's bytes, between guards. Returns its whole buffer, and the result."""
-    dtype, shape = DTYPES[spec["dtype"]], spec["shape"]
-    size = torch.Size(shape).numel() * dtype.itemsize
-    buffer = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=torch.uint8, device=device)
-    result = buffer[_GUARD:_GUARD + size].fill_(0xFF).view(dtype).reshape(shape)
-    return buffer, result
+class GuardedResults:
+    """Memory for the results of some calls: each result full of NaN's bytes, between guards.
 
+    Args:
+        spec: dtype and shape of each result of a call, as `wire.described` gives them.
+    """
 
-def overrun(launch: Any) -> bool:
-    """Whether a launch wrote beside its results; False for any other function."""
-    buffers = launch.kept[1] if hasattr(launch, "kept") else ()
-    return any(bool((side != _GUARDED).any()) for buffer in buffers for side in (buffer[:_GUARD], buffer[-_GUARD:]))
+    def __init__(self, spec: Sequence[dict[str, Any]], calls: int, device: str) -> None:
+        self._buffers, self._inner, columns = [], [], []
+        for each in spec:
+            dtype, shape = DTYPES[each["dtype"]], torch.Size(each["shape"])
+            size = shape.numel() * dtype.itemsize
+            pitch = -(-size // _GUARD) * _GUARD + 2 * _GUARD  # so that each result is aligned as torch's are
+            buffer = torch.full((calls, pitch), _GUARDED, dtype=torch.uint8, device=device)
+            self._buffers.append(buffer)
+            self._inner.append(buffer[:, _GUARD:_GUARD + size])
+            columns.append([row.view(dtype).reshape(shape) for row in self._inner[-1].unbind()])
+        self.of_calls = [list(row) for row in zip(*columns, strict=True)] if spec else [[] for _ in range(calls)]
+        self.clear()
+
+    def clear(self) -> None:
+        """Fill results with NaN's bytes."""
+        for inner in self._inner:
+            inner.fill_(0xFF)
+
+    def overrun(self) -> torch.Tensor:
+        """Whether a guard was written, as a tensor: nothing waits for the device."""
+        written = [part.ne(_GUARDED).any() for buffer, inner in zip(self._buffers, self._inner, strict=True)
+                   for part in (buffer[:, :_GUARD], buffer[:, _GUARD + inner.shape[1]:])]
+        return torch.stack(written).any() if written else torch.tensor(False)
 
 
 def _checked(cuda: ctypes.CDLL, code: int) -> None:

@@ -23,14 +23,16 @@ class Mismatch(NamedTuple):
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
     """The largest absolute difference of any two elements; 0 for results without numbers."""
-    return max((_error(one, other) for one, other in zip(got, expected, strict=False)), default=0.0)
+    return max((float(max_difference(one, other)) for one, other in zip(got, expected, strict=False)
+                if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)), default=0.0)
 
 
-def _error(got: Any, expected: Any) -> float:
-    if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.shape == expected.shape and got.numel()):
-        return 0.0
+def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """The same of two tensors, as a tensor of float64; 0 if their shapes differ."""
+    if got.shape != expected.shape or not got.numel():
+        return torch.zeros((), dtype=torch.float64, device=got.device)
     kind = torch.complex128 if got.is_complex() or expected.is_complex() else torch.float64
-    return float((got.to(kind) - expected.to(kind)).abs().nan_to_num(0, 0, 0).max())
+    return (got.to(kind) - expected.to(kind)).abs().nan_to_num(0, 0, 0).max()
 
 
 def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> Mismatch | None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from opjit import files
 from opjit.builder import budget
 from opjit.declare.sample import tensors_of
 from opjit.judge import launch, referee
-from opjit.judge.task import Burst, Expected, Task
+from opjit.judge.task import ROUNDS, Expected, Task
 from opjit.judge.verdict import Verdict, Word
 from opjit.judge.wire import Channel, Untrusted, closing, content, described, saved, unpacked
 from opjit.measure import machine
@@ -43,9 +44,9 @@ _MOST_AHEAD = 2  # children that wait for a candidate: on an H100, one verdict w
 class _Ended(Exception):
     """A candidate is judged."""
 
-    def __init__(self, word: Word, message: str) -> None:
+    def __init__(self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False) -> None:
         super().__init__(message)
-        self.word, self.message = word, message
+        self.word, self.message, self.facts, self.reusable = word, message, facts or {}, reusable
 
 
 class _Lane(NamedTuple):
@@ -70,8 +71,8 @@ class _Lane(NamedTuple):
         except EOFError:
             raise self._death() from None
         if "error" in message:
-            words: dict[str, Word] = {"compile": "compile", "refused": "cheat"}
-            raise _Ended(words.get(message["error"], "wrong"), str(message["message"]))
+            words: dict[str, Word] = {"compile": "compile", "refused": "cheat", "crash": "crash"}
+            raise _Ended(words.get(message["error"], "wrong"), str(message["message"]), message.get("facts"), message["reusable"])
         return message, data
 
     def _death(self) -> _Ended:
@@ -110,10 +111,11 @@ class Judge:
                  seed: int | None = None, op: str | None = None) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.workers, self.seconds = workers or budget.jobs(budget.GIB // 2), seconds
-        self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
+        self.seed, self._fixed = random.SystemRandom().getrandbits(31) if seed is None else seed, seed is not None
         self._where, self._op, self._gpus = task, op, gpus
         self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
         self._ahead: deque[_Lane] = deque()
+        self._benches: list[_Lane] = []
         self._measuring: list[None] = []
         self._quiet = False
         self._known: dict[str, Verdict] = {}
@@ -142,13 +144,7 @@ class Judge:
         try:
             import_all()
             self.task = Task(self._where, self.device, self.seed, self._op)
-            self.bursts = self.task.bursts()
             self._control.receive()
-            self._ahead.extend(self._fork() for _ in range(1 + min(_MOST_AHEAD, self.workers)))
-            self.reference, op = self._ahead.popleft(), self.task.op
-            with self.model({"do": "reference", "mutates": self.task.mutates, "op": op.qualified if op else "",
-                             "folder": str(op.folder) if op else ""}, self.task.text) as (message, init):
-                self.reference.ask(message, init, seconds=_BUILD)
         except BaseException:
             self.close()
             raise
@@ -164,20 +160,66 @@ class Judge:
             files.remove_tree(self._scratch)
         self._pool.shutdown(cancel_futures=True)
 
+    @cached_property
+    def bursts(self) -> list[Burst]:
+        """Calls to time in processes of their own; no such process sees one twice."""
+        found = []
+        for number in range(ROUNDS):
+            calls = [Expected.of(sample, self.task.results(sample)) for sample in self.task.burst(self.seed + number)]
+            found.append(Burst(calls, saved([call.sample.values for call in calls])))
+        return found
+
+    @cached_property
+    def reference(self) -> _Lane:
+        """A process of its own for the reference, to be timed as candidates are."""
+        lane, op = self._fork(), self.task.op
+        with self.model({"do": "reference", "mutates": self.task.mutates, "op": op.qualified if op else "",
+                         "folder": str(op.folder) if op else ""}, self.task.text) as (message, init):
+            lane.ask(message, init, seconds=_BUILD)
+        return lane
+
     def lane(self) -> _Lane:
         """Take a child that was forked ahead and has its CUDA context, and have the next one forked."""
         with self._forking:
-            self._ahead.append(self._fork())
+            _ = self.bursts, self.reference, self.task.samples, self.task.operators  # made once
+            while len(self._ahead) <= min(_MOST_AHEAD, self.workers):
+                self._ahead.append(self._fork())
             return self._ahead.popleft()
 
-    def _fork(self) -> _Lane:
+    @contextmanager
+    def bench(self) -> Iterator[_Lane]:
+        """Lend a process in which kernels without host code run, and which stays."""
+        with self._forking:
+            lane = self._benches.pop() if self._benches else None
+            new = lane is None
+            lane = lane or self._fork(bench=True)
+        keep = False
+        try:
+            if new:
+                lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
+            yield lane
+            keep = True
+        except _Ended as ended:
+            keep = ended.reusable
+            raise
+        finally:
+            if keep:
+                self._benches.append(lane)
+            else:
+                lane.end()
+
+    def _fork(self, bench: bool = False) -> _Lane:
         (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
-        self._control.send({"many": self.task.op is None, "memory": max(2 * budget.GIB, budget.memory() // 2), "device": self.device},
-                           theirs.end.fileno(), its.end.fileno())
+        self._control.send({"many": self.task.op is None, "memory": max(2 * budget.GIB, budget.memory() // 2), "device": self.device,
+                            "bench": bench}, theirs.end.fileno(), its.end.fileno())
         theirs.end.close()
         its.end.close()
         self._lanes = [each for each in self._lanes if each.end.fileno() >= 0] + [leash, job]
         return _Lane(leash, job)
+
+    def new_seed(self) -> int:
+        """The seed of a candidate's hidden values: new for each, unless the caller chose one."""
+        return self.seed if self._fixed else random.SystemRandom().getrandbits(31)
 
     @contextmanager
     def model(self, message: dict[str, Any], text: str) -> Iterator[tuple[dict[str, Any], int]]:
@@ -226,6 +268,35 @@ class _Trial:
 
     def run(self) -> Verdict:
         word: Word
+        try:
+            word, message = self._on_bench() if self.tier == "device" else self._in_child()
+        except _Ended as ended:
+            word, message = ended.word, ended.message
+            self.facts |= ended.facts
+            if word == "compile" and (found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)):
+                self.facts["line"] = int(next(filter(None, found.groups())))
+        except (Untrusted, KeyError, TypeError, ValueError, OSError) as error:
+            word, message = "cheat", f"writes to the pipes of the judge: {error}"
+        return Verdict(self.name, word, self.tier, self.task.name, message, **self.facts)  # type: ignore[arg-type]
+
+    def _on_bench(self) -> tuple[Word, str]:
+        """Judge a kernel in a process that stays: whatever it answers is the judge's own."""
+        judge, hidden = self.judge, {"seed": self.judge.new_seed()}
+        limit = 4 * judge.seconds  # of all calls of a stage
+        with judge.bench() as lane:
+            with self._stage("build"):
+                self.facts |= lane.ask({"do": "kernel", "text": self.text}, seconds=_BUILD)[0]
+            with judge._slots, self._stage("check"):
+                self.facts |= lane.ask({"do": "check", **hidden}, seconds=limit)[0]
+            with judge.alone(), self._stage("measure"):
+                times, _ = lane.ask({"do": "time", **hidden}, seconds=limit)
+            with judge._slots, self._stage("compare"):
+                error = lane.ask({"do": "compare", **hidden}, seconds=limit)[0]["max_error"]
+            self.facts["max_error"] = max(error, self.facts["max_error"])
+            return self._rated(times["seconds"], times["references"])
+
+    def _in_child(self) -> tuple[Word, str]:
+        """Judge in a process that ends with the candidate, and that is not believed."""
         self.lane = self.judge.lane()
         try:
             with nullcontext() if self.judge.device == "cuda" else self.judge._slots, self._stage("build"):
@@ -234,16 +305,9 @@ class _Trial:
                 for call in self.task.samples:
                     self._check(call)
             with self.judge.alone(), self._stage("measure"):
-                word, message = self._measure()
-        except _Ended as ended:
-            word, message = ended.word, ended.message
-            if word == "compile" and (found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)):
-                self.facts["line"] = int(next(filter(None, found.groups())))
-        except (Untrusted, KeyError, TypeError, ValueError, OSError) as error:
-            word, message = "cheat", f"writes to the pipes of the judge: {error}"
+                return self._measure()
         finally:
             self.lane.end()
-        return Verdict(self.name, word, self.tier, self.task.name, message, **self.facts)  # type: ignore[arg-type]
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -261,9 +325,8 @@ class _Trial:
             return
         message |= {"schema": f"judged::{self.task.op.schema.text.partition('::')[2]}", "mutates": self.task.mutates,
                     "folder": str(self.task.op.folder), "operators": self.task.operators}
-        self.facts |= self.lane.ask({**message, "do": "kernel" if self.tier == "device" else "build"}, seconds=_BUILD)[0]
-        if self.tier == "op":
-            self.facts |= self.lane.ask({"do": "load"}, seconds=self.judge.seconds)[0]
+        self.facts |= self.lane.ask({**message, "do": "build"}, seconds=_BUILD)[0]
+        self.facts |= self.lane.ask({"do": "load"}, seconds=self.judge.seconds)[0]
 
     def _check(self, call: Expected) -> None:
         self.facts["sample"] = str(call.sample)
@@ -294,41 +357,55 @@ class _Trial:
         references: list[float] = []
         lies: list[bool] = []
         for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
-            for lane, found in ((self.judge.reference, references), (self.lane, times)):
-                seconds, said = self._burst(lane, burst, judged=lane is self.lane)
-                found.append(seconds)
-                lies.append(said < seconds / 20 if lane is self.lane else said > seconds / 2)  # a busy machine delays the reference, too
+            seconds, said = self._timed(self.judge.reference, burst)
+            references.append(seconds)
+            delayed = said <= seconds / 2  # a busy machine delays the reference, too
+            seconds, said = self._timed(self.lane, burst)
+            times.append(seconds)
+            lies.append(said < seconds / 20 and not delayed)
+            self._compare_timed(burst)
             if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
                 break
-        _, moved, flops = self.task.timed
-        median, spread = statistics.median(times[1:]), _spread(times[1:])  # the first warms up
-        bound = machine.bound(self.judge.device, moved, flops, 4)
-        self.facts |= {"median_us": median * 1e6, "reference_us": statistics.median(references[1:]) * 1e6, "spread": spread, "sample": None,
-                       "roofline": bound / median if bound else None, "clock_mhz": machine.clock(self.judge.device)}
         if all(lies):
             return "cheat", "its process's clock goes slower than the judge's: a function of time was replaced"
-        held = machine.cache_bytes(self.judge.device) // len(self.judge.bursts[0].calls)  # bytes of a call that may stay in the cache
-        if (machine.bound(self.judge.device, max(0, moved - held), flops, 1) or 0) > median:
+        return self._rated(times, references)
+
+    def _timed(self, lane: _Lane, burst: Burst) -> tuple[float, float]:
+        """Time a burst. Returns the seconds of a call by the judge's clock, and by the child's."""
+        limit, count = self.judge.seconds, len(burst.calls)
+        lane.ask({"do": "prepare", "results": _described(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
+        started = time.perf_counter()
+        message, _ = lane.ask({"do": "run"}, seconds=limit * count)
+        return (time.perf_counter() - started) / count, float(message["seconds"]) / count
+
+    def _compare_timed(self, burst: Burst) -> None:
+        answer, [data] = self.lane.ask({"do": "results"}, seconds=self.judge.seconds * 2)
+        at = [0]
+        for description, call in zip(answer["results"], burst.calls, strict=True):
+            self._compare(unpacked(description, data, at), call, burst.calls)
+        if answer["changed"]:
+            raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
+
+    def _rated(self, times: list[float], references: list[float]) -> tuple[Word, str]:
+        """Return the verdict on a candidate whose results are right, by the seconds of a call in each burst."""
+        device, timed = self.judge.device, self.task.timed
+        median, spread = statistics.median(times[1:]), _spread(times[1:])  # the first warms up
+        bound = machine.bound(device, timed.bytes, timed.flops, 4)
+        self.facts |= {"median_us": median * 1e6, "reference_us": statistics.median(references[1:]) * 1e6, "spread": spread, "sample": None,
+                       "roofline": bound / median if bound else None, "clock_mhz": machine.clock(device)}
+        held = machine.cache_bytes(device) // timed.calls  # bytes of a call that may stay in the cache
+        if (machine.bound(device, max(0, timed.bytes - held), timed.flops, 1) or 0) > median:
             return "cheat", "takes less time than the device needs for its bytes: it does not do the work"
         if spread > _NOISY:
             return "noisy", "right; the machine is too busy to say how fast"
         return "correct", "nondeterministic" * self.facts["nondeterministic"]
 
-    def _burst(self, lane: _Lane, burst: Burst, judged: bool) -> tuple[float, float]:
-        """Time a burst. Returns the seconds of a call by the judge's clock, and by the child's."""
-        limit, count = self.judge.seconds, len(burst.calls)
-        lane.ask({"do": "burst", "results": _described(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
-        started = time.perf_counter()
-        message, _ = lane.ask({}, seconds=limit * count)
-        seconds = time.perf_counter() - started
-        answer, [data] = lane.answer(limit * 2)
-        if judged:
-            at = [0]
-            for description, call in zip(answer["results"], burst.calls, strict=True):
-                self._compare(unpacked(description, data, at), call, burst.calls)
-            if answer["changed"]:
-                raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
-        return seconds / count, float(message["seconds"]) / count
+
+class Burst(NamedTuple):
+    """Calls with their results, and a file of memory with their arguments."""
+
+    calls: list[Expected]
+    descriptor: int
 
 
 def _described(call: Expected) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,40 +16,42 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
 from opjit.judge.operators import Recorder
-from opjit.judge.wire import saved
-from opjit.testing.compare import as_list, tolerance
-from opjit.testing.samples import SMALL, replica, resized
+from opjit.testing.compare import Tolerance, as_list, tolerance
+from opjit.testing.samples import SMALL, moved, replica, resized
 
+ROUNDS = 9  # bursts of a candidate at most, the one to warm up included
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
 _TIMED = 1 << 20  # bytes of a call that is timed, at most, if the task has such a one; on CUDA 64 times that
 _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
-ROUNDS = 9  # bursts of a candidate at most, the one to warm up included
+_MOST_CALLS = 128  # of a burst
+_ALIGNMENT = 512  # bytes, as torch's allocator gives
 _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
 
 class Expected(NamedTuple):
-    """A call, the reference's results on the CPU and, of tensors of floats, by how much each element may differ."""
+    """A call, the reference's results and, of tensors of floats, by how much each element may differ."""
 
     sample: Sample
     results: list[Any]
     allowed: Sequence[torch.Tensor | None] = ()
 
     @classmethod
-    def of(cls, sample: Sample, results: list[Any]) -> Expected:
-        def allowed(result: Any) -> torch.Tensor | None:
-            within = tolerance(result, sample) if isinstance(result, torch.Tensor) else (0, 0)
-            return within[1] + within[0] * result.abs() if any(within) else None
+    def of(cls, sample: Sample, results: list[Any], within: Sequence[Tolerance] | None = None, device: str = "cpu") -> Expected:
+        """Keep results on a device. Computing their tolerances takes longer than the call; calls of the same shapes can share them."""
+        within = within or tolerances(sample, results)
+        allowed = [limit.atol + limit.rtol * each.abs() if any(limit) else None for each, limit in zip(results, within, strict=True)]
+        return cls(sample, [_moved(each, device) for each in results], [_moved(each, device) for each in allowed])
 
-        return cls(sample, [_moved(each, "cpu") for each in results], [_moved(allowed(each), "cpu") for each in results])
 
+class TimedCall(NamedTuple):
+    """The call that is timed, the fewest bytes and operations that it takes (0 if nobody says), and how many calls a burst has."""
 
-class Burst(NamedTuple):
-    """Calls with their results, and a file of memory with their arguments."""
-
-    calls: list[Expected]
-    descriptor: int
+    sample: Sample
+    bytes: int
+    flops: int
+    calls: int
 
 
 class Task:
@@ -56,8 +59,8 @@ class Task:
 
     Args:
         where: the path of an op's folder, an op's name, or the path of a KernelBench file.
-        op: which op of a folder that declares several.
         seed: decides the hidden values.
+        op: which op of a folder that declares several.
 
     Raises:
         DeclarationError, UnknownOp: there is no op, reference or sample.
@@ -66,8 +69,6 @@ class Task:
 
     def __init__(self, where: str, device: str, seed: int, op: str | None = None) -> None:
         self.device, self.seed = device, seed
-        self._draw = random.Random(seed)
-        self._generator = torch.Generator().manual_seed(seed)
         self.op: Op | None = None
         self.text = ""
         self.init: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
@@ -78,11 +79,8 @@ class Task:
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
-        self.samples = sorted(self._expected(self._hidden()), key=lambda call: -call.sample.numel)  # large ones show best what is wrong
-        if not self.samples:
+        if next(self.expected(self.hidden(seed)), None) is None:
             raise DeclarationError(f"{self.name} has no sample on {device}; add some to its op.py")
-        self.timed = self._timed()
-        self.operators = self._operators()
 
     def _read_kernelbench(self, path: Path) -> None:
         from opjit.judge.child import run_file
@@ -99,77 +97,61 @@ class Task:
         self.reference = module.Model(*self.init[0], **self.init[1]).to(self.device).eval()
         self._inputs = module.get_inputs
 
-    # --- calls ---
+    @cached_property
+    def samples(self) -> list[Expected]:
+        """The hidden calls, with results on the CPU; the largest first, as they show best what is wrong."""
+        return sorted(self.expected(self.hidden(self.seed)), key=lambda call: -call.sample.numel)
 
-    def _hidden(self) -> Iterator[Sample]:
+    @cached_property
+    def operators(self) -> list[str]:
+        """The names of torch's own operators that the reference calls."""
+        own = self.samples[0].sample.map(replica)
+        with torch.no_grad(), Recorder() as recorder:
+            self.reference(*own.args, **own.kwargs)
+        return sorted(recorder.names)
+
+    def expected(self, samples: Iterator[Sample], device: str = "cpu") -> Iterator[Expected]:
+        """Yield calls with the reference's results, but those that it refuses."""
+        for sample in samples:
+            try:
+                yield Expected.of(sample, self.results(sample), device=device)
+            except Exception:  # a size that the reference refuses
+                continue
+
+    def results(self, sample: Sample) -> list[Any]:
+        """What the reference returns, and the arguments that it writes."""
+        own = sample.map(replica)
+        with torch.inference_mode():
+            return [*as_list(self.reference(*own.args, **own.kwargs)), *(own.tensors() if self.mutates else [])]
+
+    # --- calls with hidden values; a seed draws the same ones again ---
+
+    def hidden(self, seed: int) -> Iterator[Sample]:
         """Yield the task's calls: as declared, with other values, and with other sizes."""
-        torch.manual_seed(self.seed)
+        torch.manual_seed(seed)
+        draw, generator = random.Random(seed), torch.Generator(self.device).manual_seed(seed)
         if self.op is None:
             for _ in range(5):
-                yield self._varied(Sample(tuple(_moved(each, self.device) for each in self._inputs())))
+                yield _varied(Sample(tuple(_moved(each, self.device) for each in self._inputs())), generator)
             return
         declared = [each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE]
         kinds = {each.kind: number for number, each in enumerate(declared)}
         order = sorted(range(len(declared)), key=lambda number: number not in kinds.values())[:_MOST_SAMPLES]
         yield from (declared[number] for number in sorted(order))
         small = [declared[number] for number in order if declared[number].numel <= SMALL]
-        for sample in self._draw.sample(small, min(8, len(small))):
-            yield self._varied(sample)
-            other = resized(sample, self._draw.sample(_SIZES, 4))
+        for sample in draw.sample(small, min(8, len(small))):
+            yield _varied(sample, generator)
+            other = resized(sample, draw.sample(_SIZES, 4))
             if other is not None and "sizes" not in self.op.waived:
-                yield self._varied(other)
+                yield _varied(other, generator)
 
-    def _varied(self, sample: Sample) -> Sample:
-        """The same call with other numbers: floats a little larger or smaller; if there are none, integers in another order."""
-        floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
+    def burst(self, seed: int) -> list[Sample]:
+        """Calls to time, each with values of its own."""
+        return _varied_copies(self.timed.sample, torch.Generator(self.device).manual_seed(seed), self.timed.calls)
 
-        def change(t: torch.Tensor) -> torch.Tensor:
-            own = replica(t)
-            memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(own.untyped_storage())  # elements may share it
-            if t.is_floating_point() or t.is_complex():
-                factors = 0.75 + 0.5 * torch.rand(memory.shape, generator=self._generator, dtype=torch.float64).to(t.device)
-                memory.copy_(memory.to(torch.complex128 if t.is_complex() else torch.float64) * factors)
-            elif not floating:
-                memory.copy_(memory[torch.randperm(memory.numel(), generator=self._generator).to(t.device)])
-            return own
-
-        return sample.map(change)
-
-    def _expected(self, samples: Iterator[Sample]) -> Iterator[Expected]:
-        for sample in samples:
-            try:
-                yield Expected.of(sample, self.results(sample))
-            except Exception:  # a size that the reference refuses
-                continue
-
-    def results(self, sample: Sample) -> list[Any]:
-        """The reference's results, and the arguments that it writes."""
-        own = sample.map(replica)
-        with torch.inference_mode():
-            return [*as_list(self.reference(*own.args, **own.kwargs)), *(own.tensors() if self.mutates else [])]
-
-    def _operators(self) -> list[str]:
-        own = self.samples[0].sample.map(replica)
-        with torch.no_grad(), Recorder() as recorder:
-            self.reference(*own.args, **own.kwargs)
-        return sorted(recorder.names)
-
-    # --- timed calls ---
-
-    def _timed(self) -> tuple[Sample, int, int]:
-        """The call that is timed, with the fewest bytes and operations that it takes; 0 if nobody says."""
-        if self.op is not None and self.op._workloads is not None:
-            found, most = [], _TIMED << 6 * (self.device != "cpu")
-            for each in self.op.workloads_on(self.device):
-                found.append((Sample(each.args, each.kwargs), each.bytes, each.flops))
-                if _size(found[-1][0]) > most:
-                    break  # the next may fill the memory
-            return found[-2] if len(found) > 1 and _size(found[-1][0]) > most else found[-1]
-        return max((each.sample for each in self.samples), key=_size), 0, 0
-
-    def bursts(self) -> list[Burst]:
-        """Calls to time, each with values of its own; no child sees one twice."""
-        sample, *_ = self.timed
+    @cached_property
+    def timed(self) -> TimedCall:
+        sample, moved, flops = self._chosen_workload()
         each = _size(sample) + sum(t.nbytes for t in tensors_of(self.results(sample)))
         self._wait()
         started = time.perf_counter()
@@ -177,16 +159,70 @@ class Task:
             self.results(sample)
         self._wait()
         seconds = (time.perf_counter() - started) / 3
-        count = max(2, min(128, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each))))
-        return [self._burst(sample, count) for _ in range(ROUNDS)]
+        return TimedCall(sample, moved, flops, max(2, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each)))))
+
+    def _chosen_workload(self) -> tuple[Sample, int, int]:
+        if self.op is not None and self.op._workloads is not None:
+            found, most = [], _TIMED << 6 * (self.device != "cpu")
+            for each in self.op.workloads_on(self.device):
+                found.append((Sample(each.args, each.kwargs), each.bytes, each.flops))
+                if _size(found[-1][0]) > most:
+                    break  # the next may fill the memory
+            return found[-2] if len(found) > 1 and _size(found[-1][0]) > most else found[-1]
+        return max(self.hidden(self.seed), key=_size), 0, 0
 
     def _wait(self) -> None:
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
-    def _burst(self, sample: Sample, count: int) -> Burst:
-        calls = [Expected.of(one, self.results(one)) for one in (self._varied(sample) for _ in range(count))]
-        return Burst(calls, saved([call.sample.values for call in calls]))
+
+def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
+    """The largest difference of each result that counts as rounding."""
+    return [tolerance(each, sample) if isinstance(each, torch.Tensor) else Tolerance(0, 0) for each in results]
+
+
+def _varied(sample: Sample, generator: torch.Generator) -> Sample:
+    return _varied_copies(sample, generator, 1)[0]
+
+
+def _varied_copies(sample: Sample, generator: torch.Generator, count: int) -> list[Sample]:
+    """The same call with other numbers, so many times: floats a little larger or smaller; if there are none, integers in another order.
+
+    Copies of a tensor lie in one storage, so that drawing them takes a few calls of torch.
+    """
+    floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
+
+    def change(t: torch.Tensor) -> _Rows:
+        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())  # elements may share it
+        rows = memory.expand(count, -1)
+        if t.is_floating_point() or t.is_complex():
+            factors = 0.75 + 0.5 * torch.rand(rows.shape, generator=generator, dtype=torch.float64, device=generator.device)
+            rows = (rows.to(torch.complex128 if t.is_complex() else torch.float64) * factors).to(t.dtype)
+        elif not floating:
+            rows = memory[torch.rand(rows.shape, generator=generator, device=generator.device).argsort()]
+        pitch = -(-len(memory) * t.element_size() // _ALIGNMENT) * _ALIGNMENT // t.element_size()
+        own = t.new_zeros(count, pitch)
+        own[:, :len(memory)] = rows
+        return _Rows(t, own, pitch)
+
+    drawn = [change(t) for t in sample.tensors()]
+
+    def copy(number: int) -> Sample:
+        rows = iter(drawn)
+        return sample.map(lambda _: next(rows).copy(number))
+
+    return [copy(number) for number in range(count)]
+
+
+class _Rows(NamedTuple):
+    """Copies of a tensor's storage, one beside the other."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+    pitch: int
+
+    def copy(self, number: int) -> torch.Tensor:
+        return moved(self.tensor, self.memory, number * self.pitch + int(self.tensor.storage_offset()))
 
 
 def _chosen(where: str, name: str | None) -> Op:

@@ -22,18 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from opjit import files
-from opjit.judge import child, sandbox
-from opjit.judge.wire import Channel
+from opjit.errors import CompileError, DeclarationError, OpjitError
+from opjit.judge import child, sandbox, screen
+from opjit.judge.bench import Bench, Mistake
+from opjit.judge.wire import Channel, closing, content, sealed
 from opjit.testing.isolation import Child, end_with_parent
 
 _MOST_PROCESSES = 256  # and threads, that a candidate may have started; compilers need a dozen
+_KINDS = ((CompileError, "compile"), (DeclarationError, "compile"), (SyntaxError, "compile"), (screen.RefusedCandidate, "refused"))
 
 
 def main(control: Channel, scratch: Path) -> None:
     """Fork a keeper for each message until the judge is gone; then remove the folder of all."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Python warns of threads. Those of NumPy's OpenBLAS end before a fork. On an H100, CUDA's driver had one here, too, of unknown origin;
-    # children made contexts beside it.
+    # Python warns of threads. Those of NumPy's OpenBLAS end before a fork; CUDA's driver has one once it is loaded.
     warnings.simplefilter("ignore", DeprecationWarning)
     child.import_all()
     control.send({})
@@ -67,7 +69,8 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
             sandbox.limit(message["memory"])
             if first:
                 sandbox.few_processes(group, _MOST_PROCESSES)
-            child.serve(job, folder, message["device"], ["own processes"] if first else [])
+            serve(job, Bench(message["device"]) if message["bench"] else
+                  child.JudgedCode(folder, message["device"], ["own processes"] if first else []))
 
         with Child(run) as process:
             job.end.close()
@@ -100,6 +103,34 @@ def _watched(process: Child, leash: Channel) -> str:
     with os.fdopen(os.pidfd_open(process.pid)) as ended:
         ready, _, _ = select.select([ended.fileno(), leash.end.fileno()], [], [])
         return process.end() if ended.fileno() in ready else "was ended"
+
+
+def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
+    """Have a worker's methods answer the judge's messages, until it is gone."""
+    with suppress(EOFError):
+        while True:
+            message, descriptors = job.receive()
+            try:
+                answer = getattr(worker, f"on_{message['do']}")(message, [content(each) for each in descriptors])
+                bytes_ = answer.pop("data", None)
+            except Exception as error:
+                job.send(_problem(error))
+                continue
+            if bytes_ is None:
+                job.send(answer)
+            else:
+                with closing(sealed(bytes_)) as data:
+                    job.send(answer, data)
+
+
+def _problem(error: Exception) -> dict[str, Any]:
+    if isinstance(error, Mistake):
+        return {"error": error.kind, "message": str(error), "facts": error.facts, "reusable": error.reusable}
+    kind = next((kind for of, kind in _KINDS if isinstance(error, of)), "raised")
+    if "CUDA error" in str(error):  # the process can use the device no more; torch adds five lines of advice
+        kind, error = "crash", RuntimeError(str(error).splitlines()[0])
+    name = "" if isinstance(error, (OpjitError, screen.RefusedCandidate)) else f"{type(error).__name__}: "
+    return {"error": kind, "message": f"{name}{error}"[:4000], "reusable": kind in ("compile", "refused")}
 
 
 if __name__ == "__main__":

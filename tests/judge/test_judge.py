@@ -12,10 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,8 @@ from click.testing import CliRunner
 
 from opjit.cli import main
 from opjit.declare.sample import Sample
-from opjit.judge import Judge, Verdict, child, launch, referee, schema, screen
+from opjit.judge import Judge, Verdict, burst, child, launch, referee, schema, screen
+from opjit.judge.bench import Bench, Mistake
 from opjit.judge.command import lint
 from opjit.judge.task import Expected, Task
 from opjit.recipe import toolchain
@@ -202,8 +202,7 @@ def test_zeros_pass_a_task_with_a_wide_tolerance_and_lint_says_so() -> None:
 def test_hidden_values_differ_from_seed_to_seed_and_from_the_declared_ones() -> None:
     one, other = (Task(SCALE, "cpu", seed) for seed in (1, 2))
     assert [str(call.sample) for call in one.samples] != [str(call.sample) for call in other.samples]
-    bursts = one.bursts()
-    values = [call.sample.args[0] for burst in bursts for call in burst.calls]
+    values = [call.args[0] for number in range(3) for call in one.burst(number)]
     assert len({value[:8].sum().item() for value in values}) == len(values)
 
 
@@ -256,19 +255,65 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
 
 def test_results_are_filled_without_their_guards_and_without_the_inputs() -> None:
     """As before a CUDA graph is replayed, which must write all of its results; a result may be an input that the op writes."""
-    buffer, result = launch._guarded({"dtype": "float32", "shape": [3, 5]}, "cpu")
-    call, x = SimpleNamespace(kept=((), [buffer])), torch.ones(4, 6)
-    result.zero_()
-    child._poison([result, x[1:]], [[x]])
-    assert not launch.overrun(call)
-    assert result.isnan().all()
+    results, x = launch.GuardedResults([{"dtype": "float32", "shape": [3, 5]}], 2, "cpu"), torch.ones(4, 6)
+    one, other = (made for [made] in results.of_calls)
+    one.zero_()
+    burst.poison([one, x[1:]], [[x]])
+    assert not results.overrun()
+    assert one.isnan().all()
     assert x.eq(1).all()
-    child._poison([x[1:, 2:4], torch.empty(0, 3)])
+    burst.poison([x[1:, 2:4], torch.empty(0, 3)])
     assert x.isnan().sum() == 2 + 2 * 6, "from the first element to the last"
-    for place in (0, -1):
-        buffer[place] += 1
-        assert launch.overrun(call)
-        buffer[place] -= 1
+    other.zero_()
+    results.clear()
+    assert other.isnan().all()
+    for before, after in ((1, 0), (0, 1)):
+        memory = torch.as_strided(one, (15 + before + after,), (1,), one.storage_offset() - before)
+        kept = memory.clone()
+        memory.zero_()
+        assert results.overrun()
+        memory.copy_(kept)
+
+
+class Pretended:
+    """A kernel in Python, for a bench without a GPU."""
+
+    def __init__(self, work: Callable[..., object]) -> None:
+        self.work, self.written = work, False
+
+    def bind(self, args: Sequence[Any], kwargs: object, results: Sequence[torch.Tensor]) -> Callable[[], object]:
+        return lambda: self.work(*args, *results)
+
+    def unload(self) -> None:
+        pass
+
+
+def on_bench(work: Callable[..., object]) -> dict[str, Any]:
+    """The facts of a kernel on a bench, once all of its stages are passed."""
+    bench = Bench("cpu")
+    bench.on_open({"task": SCALE, "seed": 1, "op": None}, [])
+    bench.kernel = Pretended(work)  # type: ignore[assignment]
+    facts = bench.on_check({"seed": 5}, [])
+    times = bench.on_time({"seed": 5}, [])
+    assert len(times["seconds"]) == len(times["references"]) >= 5
+    return facts | bench.on_compare({"seed": 5}, [])
+
+
+def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_computes_afterwards() -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def keeps(x: torch.Tensor, a: float, out: torch.Tensor) -> None:
+        """Computes the checked calls and the first of the timed ones, which are larger."""
+        out.copy_(kept.setdefault(x.numel(), x * a) if x.numel() > 1000 else x * a)
+
+    assert on_bench(lambda x, a, out: out.copy_(x * a))["max_error"] == 0
+    assert on_bench(lambda x, a, out: out.copy_(x * a + 1e-7 * torch.rand(x.shape)))["nondeterministic"]
+    for work, text, reusable in ((lambda x, a, out: None, "unwritten", True), (lambda x, a, out: out.zero_(), "all zeros", True),
+                                 (lambda x, a, out: out.copy_(x.mul_(a)), "writes to its inputs", False),
+                                 (lambda x, a, out: (x.zero_(), out.zero_()), "all zeros", False), (keeps, "another call", True)):
+        with pytest.raises(Mistake, match=text) as raised:
+            on_bench(work)
+        assert raised.value.reusable is reusable, text
 
 
 @pytest.mark.gpu
@@ -285,12 +330,14 @@ def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, words: t
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_process_that_forks_has_one_thread_and_no_cuda_context(device: str) -> None:
+def test_the_process_that_forks_has_one_thread_of_its_own_and_no_cuda_context(device: str) -> None:
     judge = Judge(SCALE, device=device, workers=1)
     try:
         judge.start()
+        judge.lane()
         place = Path(f"/proc/{judge._zygote.pid}")
-        assert [(task / "comm").read_text().strip() for task in place.glob("task/*")] == [(place / "comm").read_text().strip()]
+        threads = [(task / "comm").read_text().strip() for task in place.glob("task/*")]
+        assert [name for name in threads if not name.startswith("cuda")] == [(place / "comm").read_text().strip()], threads
         assert not [each for each in place.glob("fd/*") if "uvm" in os.readlink(each)], "a context has it open"
     finally:
         judge.close()
@@ -341,5 +388,5 @@ def _children(folder: Path) -> list[str]:
 
 def test_results_in_lists_are_read_as_the_references_are(tmp_path: Path) -> None:
     one, two, three = torch.ones(3).unbind()
-    found = child._JudgedCode(tmp_path, "cpu", [])._effects((one, [two, three]), ())
+    found = child.JudgedCode(tmp_path, "cpu", [])._effects((one, [two, three]), ())
     assert [id(each) for each in found] == [id(one), id(two), id(three)]

@@ -1,0 +1,113 @@
+"""A burst: calls that are ready to run one after another, and whose results stay until they are compared."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+
+from opjit.declare.sample import tensors_of
+from opjit.judge.wire import DTYPES
+from opjit.measure import machine
+from opjit.testing.samples import storage_bytes
+
+
+class Burst:
+    """On CUDA the calls are one graph, where they can be captured: its replay takes the device's time and not the host's.
+
+    Args:
+        functions: the calls.
+        inputs: the arguments of each call.
+        spec: dtypes and shapes of a call's results, as `wire.described` gives them.
+    """
+
+    def __init__(self, functions: Sequence[Callable[[], Any]], inputs: Sequence[Any], spec: Sequence[dict[str, Any]], device: str) -> None:
+        self.functions, self.inputs, self.device, self._spec = functions, inputs, device, spec
+        self.results: list[Any] = []
+        self._graph = self._captured() if device == "cuda" else None
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        # Not torch.cuda.graph, which collects garbage and empties the allocator's cache for each of a candidate's graphs.
+        graph, results = torch.cuda.CUDAGraph(), list[Any]()
+        with suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
+            try:
+                results += [function() for function in self.functions]
+            finally:
+                graph.capture_end()
+        torch.cuda.synchronize()
+        if len(results) < len(self.functions):
+            return None
+        poison(results, self.inputs)  # the capture computed nothing, and the replay must write all of it
+        self.results = results
+        return graph
+
+    def arm(self) -> None:
+        """Prepare all that takes time and is not the calls'."""
+        if self.device == "cpu":  # what the results will lie in, unless they are written
+            poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in self._spec for _ in self.functions])
+        else:
+            _flusher(self.device)()
+        gc.disable()
+        wait(self.device)
+
+    def run(self) -> float:
+        """Make the calls. Returns the seconds of all: on CUDA the device's, else the clock's."""
+        started = time.perf_counter()
+        if self.device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self._call()
+            end.record()
+            end.synchronize()
+            seconds = float(start.elapsed_time(end)) / 1e3
+        else:
+            self._call()
+            wait(self.device)
+            seconds = time.perf_counter() - started
+        gc.enable()
+        return seconds
+
+    def _call(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.results = [function() for function in self.functions]
+
+
+@cache
+def _pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+@cache
+def _flusher(device: str) -> Callable[[], object]:
+    return machine.flusher(device)
+
+
+def wait(device: str) -> None:
+    """Wait until a device is idle."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def poison(results: Any, inputs: Any = ()) -> None:
+    """Fill what results lie in, from the first element to the last, unless that is an input: guards and gaps keep their bytes."""
+    kept = {each.untyped_storage().data_ptr() for each in tensors_of(inputs)}
+    with torch.inference_mode():
+        for each in tensors_of(results):
+            if each.numel() and each.untyped_storage().data_ptr() not in kept:
+                first, size = each.storage_offset(), each.element_size()
+                last = first + sum((length - 1) * stride for length, stride in zip(each.shape, each.stride(), strict=True))
+                storage_bytes(each)[first * size:(last + 1) * size].fill_(0xFF)
+
+
+def changed(before: Any, after: Any) -> bool:
+    """Whether the bytes of tensors differ, or of what lies between their elements."""
+    pairs = zip(tensors_of(before), tensors_of(after), strict=True)
+    return not all(torch.equal(storage_bytes(one), storage_bytes(other).to(one.device)) for one, other in pairs)
