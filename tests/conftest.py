@@ -11,7 +11,7 @@ import signal
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import tiers, zygote
-from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, fresh, shares_libstdcxx, write_op
+from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
 
 if TYPE_CHECKING:
     from tests.remotes import Published
@@ -189,20 +189,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs that the machine may have are none of the test's, nor of the processes that it starts."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(Cuda, "available", lambda self: "this test has no GPU")
-
-
-@pytest.fixture
-def run_python() -> Callable[..., str]:
-    """``run_python(code, cache=..., env=...)``: what a snippet prints in a fresh process, which must exit with 0.
-
-    ``env`` is added to the environment, None takes a variable away.
-    """
-
-    def run(code: str, *, cache: Path | None = None, env: Mapping[str, str | None] | None = None) -> str:
-        chosen = {} if cache is None else {"OPJIT_CACHE": str(cache)}
-        return fresh(code, {**(env or {}), **chosen}).stdout
-
-    return run
 
 
 @pytest.fixture

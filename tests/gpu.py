@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}", flush=True)
     workers = ["-n", str(min(os.cpu_count() or 1, 8))] if importlib.util.find_spec("xdist") else []
     runs = (["-m", "gpu and alone"], ["-m", "gpu and not alone", *workers])
-    codes = {subprocess.call([sys.executable, "-m", "pytest", "--tier", "all", *run, *arguments]) for run in runs}
+    codes = {subprocess.call([sys.executable, "-m", "pytest", "--tier", "all", "--no-fold-skipped", *run, *arguments]) for run in runs}
     return max(codes - {pytest.ExitCode.NO_TESTS_COLLECTED}, default=int(pytest.ExitCode.NO_TESTS_COLLECTED))
 
 

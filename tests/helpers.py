@@ -261,13 +261,12 @@ def ended(
     It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`
     starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start.
     """
-    chosen = environment(changes)
     code = textwrap.dedent(code)
-    as_started = python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}
-    if cold or as_started or not zygote.heeds(chosen):
+    if cold or python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}:
         words = [*before, python, *flags, "-c", code, *arguments]
-        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, user=user, cwd=cwd)
-    return _finished(_forked(code, chosen, cwd=cwd, flags=flags, arguments=arguments))
+        return subprocess.run(words, env=environment(changes), capture_output=True, text=True, timeout=TIMEOUT, check=False, user=user,
+                              cwd=cwd)
+    return _run("-c", code, changes, flags, cwd, arguments)
 
 
 def fresh(code: str, changes: Mapping[str, str | None] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -303,43 +302,45 @@ def python_on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, 
 def module(name: str, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = (),
            cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """``python -m``, however it ends."""
-    chosen, arguments = environment(changes), [str(word) for word in words]
-    if not zygote.heeds(chosen):
-        line = [sys.executable, *flags, "-m", name, *arguments]
-        return subprocess.run(line, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd)
-    return _finished(_forked(name, chosen, "-m", cwd=cwd, flags=flags, arguments=arguments))
+    return _run("-m", name, changes, flags, cwd, words)
 
 
 def script(path: Path, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = ("-W", "error"),
            cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """``python path``, however it ends, with warnings as errors."""
-    arguments = [str(word) for word in words]
-    return _finished(_forked(str(path), environment(changes), "script", cwd=cwd, flags=flags, arguments=arguments))
+    return _run("script", str(path), changes, flags, cwd, words)
 
 
 def started(code: str, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
     """A process in a session of its own, with pipes, for the test to end."""
-    return _forked(textwrap.dedent(code), environment(changes), stdin=subprocess.PIPE)
+    return _forked("-c", textwrap.dedent(code), environment(changes), stdin=subprocess.PIPE)
 
 
 def started_command(*words: str | Path, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
     """The command `opjit` in a session of its own, for the test to end."""
-    return _forked("opjit", environment(changes), "-m", arguments=[str(word) for word in words])
+    return _forked("-m", "opjit", environment(changes), arguments=words)
 
 
-def _forked(code: str, chosen: dict[str, str], kind: str = "-c", *, cwd: Path | None = None, flags: Sequence[str] = (),
-            arguments: Sequence[str] = (), stdin: int | None = None) -> zygote.Process:
-    request = zygote.Request(kind, code, list(arguments), chosen, str(cwd or Path.cwd()), zygote.umask(), list(flags[1::2]))
-    return zygote.Process(request, stdin)
-
-
-def _finished(running: zygote.Process) -> subprocess.CompletedProcess[str]:
+def _run(kind: str, code: str, changes: Mapping[str, str | None] | None, flags: Sequence[str], cwd: Path | None,
+         arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """A program in a child of the zygote, or in a new process where a child would not heed a variable."""
+    chosen = environment(changes)
+    if not zygote.heeds(chosen):
+        words = [sys.executable, *flags, *([kind] if kind != "script" else []), code, *arguments]
+        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd)
+    running = _forked(kind, code, chosen, cwd, flags, arguments)
     try:
         out, err = running.communicate(TIMEOUT)
     except subprocess.TimeoutExpired:
         running.end()
         raise
     return subprocess.CompletedProcess(running.args, running.wait(), out, err)
+
+
+def _forked(kind: str, code: str, chosen: dict[str, str], cwd: Path | None = None, flags: Sequence[str] = (),
+            arguments: Sequence[str | Path] = (), stdin: int | None = None) -> zygote.Process:
+    request = zygote.Request(kind, code, [str(word) for word in arguments], chosen, str(cwd or Path.cwd()), zygote.umask(), [*flags[1::2]])
+    return zygote.Process(request, stdin)
 
 
 def cache_command(*words: str) -> Result:

@@ -13,11 +13,11 @@ import torch
 import opjit
 from opjit import Op, backends, request
 from opjit.errors import NoKernel
+from tests.helpers import fresh
 from tests.tensors import Seen
 
 pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
-RunPython = Callable[..., str]
 DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
 CPU = backends.for_device("cpu")
 
@@ -63,13 +63,13 @@ COMPILED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", None), ("aot_eager", True), ("inductor", None)])
-def test_compile_fullgraph_before_anything_was_built(run_python: RunPython, tmp_path: Path, backend: str, dynamic: bool | None) -> None:
+def test_compile_fullgraph_before_anything_was_built(tmp_path: Path, backend: str, dynamic: bool | None) -> None:
     code = COMPILED.format(double=DOUBLE, backend=backend, dynamic=dynamic)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    assert "compiled" in run_python(code, cache=tmp_path / "cache", env=env)
+    assert "compiled" in fresh(code, {**env, "OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
-def test_export_before_anything_was_built(run_python: RunPython, tmp_path: Path) -> None:
+def test_export_before_anything_was_built(tmp_path: Path) -> None:
     code = f"""
         import io, os
         from pathlib import Path
@@ -92,10 +92,10 @@ def test_export_before_anything_was_built(run_python: RunPython, tmp_path: Path)
         assert again(torch.ones(5, 4)).item() == 40
         print("exported")
         """
-    assert "exported" in run_python(code, cache=tmp_path / "cache")
+    assert "exported" in fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
-def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Path) -> None:
+def test_meta_and_fake_tensors_build_nothing(tmp_path: Path) -> None:
     code = f"""
         import os
         from pathlib import Path
@@ -118,7 +118,7 @@ def test_meta_and_fake_tensors_build_nothing(run_python: RunPython, tmp_path: Pa
         assert not os.path.exists(os.environ["OPJIT_CACHE"])
         print("nothing built")
         """
-    assert "nothing built" in run_python(code, cache=tmp_path / "cache")
+    assert "nothing built" in fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
 # Tensors that are not dense, or not there ----------------------------------------------------------------------------------------

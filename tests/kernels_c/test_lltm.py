@@ -153,19 +153,6 @@ def functions_of(forward: Op, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return gates[:n], gates[2 * n:3 * n], activated[3 * n:]
 
 
-def units(got: Tensor, wanted: Tensor) -> float:
-    """The largest distance in units of the last place, in `wanted`'s higher precision; subnormal numbers share the smallest's."""
-    info = torch.finfo(got.dtype)
-    exponent = torch.frexp(wanted.abs().clamp_min(info.smallest_normal))[1].double() - 1
-    return float(((got.double() - wanted) / torch.exp2(exponent) / info.eps).abs().max())
-
-
-def high(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In float64 with libm, whose error is far below what float32 tells apart."""
-    wide = z.double()
-    return 1 / (1 + torch.exp(-wide)), torch.where(wide > 0, wide, torch.expm1(wide)), torch.tanh(wide)
-
-
 def hard_numbers(dtype: torch.dtype) -> Tensor:
     """All magnitudes, and many where the results turn from one thing to another."""
     info = torch.finfo(dtype)
@@ -176,25 +163,20 @@ def hard_numbers(dtype: torch.dtype) -> Tensor:
     return torch.cat([small, -small, around, even]).to(dtype)
 
 
-def test_float32_functions_are_as_exact_as_stated(forward: Op) -> None:
-    z = hard_numbers(torch.float32)
-    z = z[z > -87]  # below, sigmoid is subnormal, and 0 from -89 on; torch's is 0 from -88.7 on
-    for name, got, wanted, bound in zip(("sigmoid", "elu", "tanh"), (found.flatten() for found in _in_parts(forward, z)), high(z),
-                                        (2.5, 1.5, 3.0), strict=True):
-        assert units(got, wanted) <= bound, name
-
-
-def test_float64_functions_are_as_exact_as_stated(forward: Op) -> None:
-    """Python's own numbers cannot judge these: fractions of them can, on a sample."""
+@pytest.mark.parametrize(("dtype", "every"), [(torch.float32, 97), (torch.float64, 397)])
+def test_own_functions_are_as_exact_as_stated(forward: Op, dtype: torch.dtype, every: int) -> None:
+    """In units of the last place, against 200 bits, on a sample; subnormal numbers share the smallest's unit."""
     import mpmath  # type: ignore[import-untyped]
 
-    z = hard_numbers(torch.float64)[::397]
+    z, least, digits = hard_numbers(dtype)[::every], *{torch.float32: (-126, 23), torch.float64: (-1022, 52)}[dtype]
+    if dtype == torch.float32:
+        z = z[z > -87]  # below, sigmoid is subnormal, and 0 from -89 on; torch's is 0 from -88.7 on
     with mpmath.workprec(200):
         numbers = [mpmath.mpf(value) for value in z.tolist()]
         wanted = ([1 / (1 + mpmath.exp(-x)) for x in numbers], [x if x > 0 else mpmath.expm1(x) for x in numbers],
                   [mpmath.tanh(x) for x in numbers])
         for name, got, of, bound in zip(("sigmoid", "elu", "tanh"), _in_parts(forward, z), wanted, (2.5, 1.5, 3.0), strict=True):
-            worst = max(abs(mpmath.mpf(value) - right) / mpmath.ldexp(1, max(-1022, mpmath.frexp(right)[1] - 1) - 52)
+            worst = max(abs(mpmath.mpf(value) - right) / mpmath.ldexp(1, max(least, mpmath.frexp(right)[1] - 1) - digits)
                         for value, right in zip(got.tolist(), of, strict=True) if right)
             assert worst <= bound, name
 
@@ -250,7 +232,7 @@ def test_any_number_of_threads_gives_the_references_values(forward: Op, backward
         assert_right(backward, given_back)
 
 
-def test_a_failed_product_is_an_error_and_frees_all_memory(run_python: Callable[..., str], tmp_path: Path) -> None:
+def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> None:
     """Of the two products of a forward and the four of a backward, each in turn."""
     source, library = tmp_path / "fails.c", tmp_path / "fails.so"
     source.write_text("""
@@ -259,7 +241,7 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(run_python: Callable[
         int aoti_torch_cpu_addmm_out(void *out, void *c, void *a, void *b, double beta, double alpha) { return left-- == 0; }
     """)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    run_python("""
+    helpers.fresh("""
         import ctypes, os, resource
         import torch
         import opjit
@@ -286,16 +268,16 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(run_python: Callable[
             fail(at)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 256 * 1024, grown  # KiB; without a handle's release, 480 MiB and more
-    """, env={"LD_PRELOAD": str(library)})
+    """, {"LD_PRELOAD": str(library)})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", LEVELS)
-def test_every_level_of_the_cpu_is_right(run_python: Callable[..., str], tmp_path: Path, arch: str) -> None:
+def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     cpu = backends.for_device("cpu")
     if not cpu.takes(arch) or targets.here(cpu).arch not in LEVELS[LEVELS.index(arch):]:
         pytest.skip(f"this CPU is no {arch}")
-    run_python("""
+    helpers.fresh("""
         import torch
         from opjit.declare import registry
         torch.set_num_threads(1)
@@ -305,7 +287,7 @@ def test_every_level_of_the_cpu_is_right(run_python: Callable[..., str], tmp_pat
                 for got, wanted in zip(op(*args), op.reference_function(*args), strict=True):
                     torch.testing.assert_close(got, wanted, rtol=1e-4 if got.dtype == torch.float32 else 1e-11, atol=1e-5)
             assert op.loaded["cpu"].key
-    """, env={"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)})
+    """, {"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)})
     assert len(list(tmp_path.glob(f"v1/opjit.lltm_*/{arch}/*/manifest.json"))) == 2
 
 
