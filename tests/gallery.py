@@ -10,9 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.helpers import ROOT, ended, environment
+from tests.helpers import ROOT, ended
 
 PAGE = ROOT / "opjit/ERRORS.md"
 HEAD = """\
@@ -66,7 +63,6 @@ class Case(NamedTuple):
         now: the words of the message that say what to do now, or what would be right.
         files: the files that it needs, by their paths.
         shown: the name of the file that the page shows.
-        command: the same mistake in a shell, if a command can make it.
         remark: the page's own words.
     """
 
@@ -76,7 +72,6 @@ class Case(NamedTuple):
     now: str
     files: dict[str, str] | None = None
     shown: str = ""
-    command: str = ""
     remark: str = ""
 
 
@@ -99,67 +94,56 @@ def clip(c: str = GOOD_C) -> dict[str, str]:
 
 
 CASES = [
-    Case("An op that does not exist", 'opjit.get("alreduce")', "'opjit::alreduce'", "did you mean allreduce?",
-         command="opjit get alreduce"),
-    Case("A device that torch does not know", 'opjit.get("allreduce", "cudda")', "'cudda'", "expected a device such as 'cpu' or 'cuda'",
-         command="opjit get allreduce --device cudda"),
-    Case("An arch that no backend builds for", 'opjit.build_library("allreduce", "build", arch="sm90")', "'sm90'", "known: ",
-         command="opjit get allreduce --arch sm90"),
+    Case("An op that does not exist", 'opjit.get("alreduce")', "'opjit::alreduce'", "did you mean allreduce?"),
+    Case("A device that torch does not know", 'opjit.get("allreduce", "cudda")', "'cudda'", "expected a device such as 'cpu' or 'cuda'"),
+    Case("An arch that no backend builds for", 'opjit.build_library("allreduce", "build", arch="sm90")', "'sm90'", "known: "),
     Case("A type that has no form in C", 'opjit.inline("f(Tensor x, Generator g) -> Tensor", c="")', "argument `g`",
          "SymInt seed"),
     Case("An op that takes no tensor", 'opjit.inline("f(int n) -> Tensor", c="")', "'inline::f(int n) -> Tensor'", "add one, such as"),
     Case("A name that is taken", 'opjit.add_path("clip")\nopjit.add_path("other")', "…/clip, the other in …/other", "rename one",
-         {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C}, command="opjit test ./clip ./other"),
+         {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C}),
     Case("A mistake in op.py", 'opjit.add_path("clip")', "", "", {"clip/op.py": CLIP_PY + "clip.reference(torch.clmp)\n"},
-         command="opjit get ./clip",
          remark="Python's own error. The command adds the file and the line, without opjit's part of the traceback."),
-    Case("No kernel for the device", CALL, "demo::clip has no kernel for cpu", "expected clip.c in …/clip", {"clip/op.py": CLIP_PY},
-         command="opjit get ./clip"),
-    Case("A mistake in C", CALL, "…/clip/clip.c:9:77", "did you mean 'limit'?", clip(GOOD_C.replace("limit);", "limt);")), "clip/clip.c",
-         "opjit get ./clip"),
-    Case("A header that is not included", CALL, "…/clip/clip.c:8:35", "include '<math.h>'", clip(CLIP_C), "clip/clip.c",
-         "opjit get ./clip"),
+    Case("No kernel for the device", CALL, "demo::clip has no kernel for cpu", "expected clip.c in …/clip", {"clip/op.py": CLIP_PY}),
+    Case("A mistake in C", CALL, "…/clip/clip.c:9:77", "did you mean 'limit'?", clip(GOOD_C.replace("limit);", "limt);")), "clip/clip.c"),
+    Case("A header that is not included", CALL, "…/clip/clip.c:8:35", "include '<math.h>'", clip(CLIP_C), "clip/clip.c"),
     Case("A prototype that is not the schema's", CALL, "…/clip/clip.c:4:14", "expected opjit_status clip_cpu(const opjit_tensor *x, double",
-         clip(GOOD_C.replace("double limit", "float limit")), "clip/clip.c", "opjit get ./clip"),
+         clip(GOOD_C.replace("double limit", "float limit")), "clip/clip.c"),
     Case("A kernel that refuses its argument", CALL.replace("torch.ones(3)", "torch.ones(3).double()"), "[clip.c:6]", "takes float32",
          clip()),
     Case("A gradient through an op without a backward", CALL.replace("torch.ones(3)", "torch.ones(3, requires_grad=True)")
          + ".sum().backward()", "demo::clip", "", clip(),
          remark="Declare a backward: [gradients](../examples/03_gradients/README.md)."),
     Case("No compiler", 'os.environ["CC"] = "/nowhere/gcc"\nopjit.get("round_ste", "cpu")', "CC is '/nowhere/gcc'",
-         "set it to the path of gcc",
-         command="CC=/nowhere/gcc opjit get round_ste --device cpu"),
+         "set it to the path of gcc"),
     Case("Nothing may be built", 'os.environ["OPJIT_OFFLINE"] = "1"\nopjit.get("round_ste", "cpu")', "opjit::round_ste for cpu",
-         "build it ahead with `opjit precompile`, or unset OPJIT_OFFLINE", command="OPJIT_OFFLINE=1 opjit get round_ste --device cpu"),
+         "build it ahead with `opjit precompile`, or unset OPJIT_OFFLINE"),
     Case("A folder that cannot be written", 'opjit.build_library("round_ste", "/proc/build", "cpu")', "'/proc/build'",
-         "choose a folder that you can write", command="opjit get round_ste --device cpu --build-directory /proc/build"),
+         "choose a folder that you can write"),
     Case("A library without the rest of its folder", 'opjit.load_library("clip.so")', "…/clip.so",
          "copy the folder from opjit.build_library as a whole",
          {"clip.so": "not a library"}),
     Case("A library that was damaged", 'library = opjit.build_library("round_ste", "build", "cpu")\nos.chmod(library, 0o600)\n'
          'os.truncate(library, 100)\nopjit.load_library(library)', "opjit.round_ste.so", "build it again with opjit.build_library"),
     Case("A folder of ops that others can write", 'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
-         'opjit.get("demo::clip")', "…/clip can be written by others", "chmod go-w …/clip", clip(),
-         command='chmod 777 clip; OPJIT_PATH="$PWD/clip" opjit get demo::clip'),
+         'opjit.get("demo::clip")', "…/clip can be written by others", "chmod go-w …/clip", clip()),
     Case("A cache that others can write", 'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
-         'opjit.get("round_ste", "cpu")', "…/shared can be written by others", "chmod go-w …/shared",
-         command="mkdir -m 777 shared; OPJIT_CACHE=shared opjit get round_ste --device cpu"),
+         'opjit.get("round_ste", "cpu")', "…/shared can be written by others", "chmod go-w …/shared"),
     Case("A build that no cache can keep", 'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
          'opjit.cli.main(["get", "round_ste", "--device", "cpu"], standalone_mode=False)', "opjit::round_ste for cpu",
-         "set OPJIT_CACHE to a folder of your own", command="mkdir -m 777 shared; OPJIT_CACHE=shared opjit get round_ste --device cpu"),
+         "set OPJIT_CACHE to a folder of your own"),
     Case("A compiler's warning", CALL, "…/clip/clip.c:7", "", clip(GOOD_C.replace("    OPJIT_TRY",
          "    const int8_t most = 300;\n    OPJIT_TRY")),
-         "clip/clip.c", "opjit get ./clip",
+         "clip/clip.c",
          "A `CompileWarning` is the compiler's own text at the line of the author's file; the op works."),
-    Case("A size that is none", 'opjit.cache.prune(size="big")', "'big'", "expected a size such as 5GiB",
-         command="opjit cache prune --size big"),
+    Case("A size that is none", 'opjit.cache.prune(size="big")', "'big'", "expected a size such as 5GiB"),
     Case("A remote that is not trusted", 'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
-         "file:///srv/opjit", "set OPJIT_TRUST", command="opjit cache pull file:///srv/opjit"),
+         "file:///srv/opjit", "set OPJIT_TRUST"),
     Case("An op that fails in precompile", 'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])', "…/clip/clip.c:8:35",
-         "include '<math.h>'", clip(CLIP_C), command="opjit precompile ./clip"),
+         "include '<math.h>'", clip(CLIP_C)),
     Case("A program that cannot be recorded", 'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',
          "'no-such-program'",
-         "what follows -- is a program with its arguments", command="opjit record -- no-such-program"),
+         "what follows -- is a program with its arguments"),
 ]
 _RUN = """
 import json, os, sys, warnings
@@ -187,25 +171,16 @@ print(json.dumps([type(error).__name__, "".join(place) + str(error), sorted(made
 
 def provoke(case: Case) -> Error:
     """The error that a mistake gives in Python."""
-    with _folder(case) as folder:
-        done = ended(_RUN, _changes(folder), cwd=folder, arguments=(case.code,))
+    with folder_of(case) as folder:
+        done = ended(_RUN, changes(folder), cwd=folder, arguments=(case.code,))
         if not done.stdout:
             raise AssertionError(f"{case.title}: nothing was raised\n{done.stderr}")
         name, message, made = json.loads(done.stdout.splitlines()[-1])
         return Error(name, plain(message, folder), tuple(made))
 
 
-def provoke_in_shell(case: Case) -> str:
-    """What the command that makes a mistake prints."""
-    with _folder(case) as folder:
-        command = f'opjit() {{ {shlex.quote(sys.executable)} -m opjit "$@"; }}\n{case.command}'
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder,
-                              env=environment(_changes(folder)))
-        return plain(done.stdout + done.stderr, folder)
-
-
 @contextmanager
-def _folder(case: Case) -> Iterator[Path]:
+def folder_of(case: Case) -> Iterator[Path]:
     """A folder with the case's files, and no other cache than the one in it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(os.path.realpath(scratch))
@@ -215,7 +190,7 @@ def _folder(case: Case) -> Iterator[Path]:
         yield folder
 
 
-def _changes(folder: Path) -> dict[str, str | None]:
+def changes(folder: Path) -> dict[str, str | None]:
     """Of the environment, so that a mistake is the only one."""
     unset: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OPJIT_")}
     return {**unset, "OPJIT_CACHE": str(folder / "cache"), "CUDA_VISIBLE_DEVICES": ""}
@@ -243,9 +218,8 @@ def all_provoked() -> list[Error]:
 
 def section(case: Case, error: Error) -> str:
     source = f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n" if case.shown else ""
-    command = f"or, in a shell:\n\n```sh\n{case.command}\n```\n\n" if case.command else ""
     remark = f"\n{case.remark}\n" if case.remark else ""
-    return (f"## {case.title}\n\n{source}```python\n{case.code}\n```\n\n{command}"
+    return (f"## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
             f"```text\n{error.name}: {error.message.rstrip()}\n```\n{remark}")
 
 
