@@ -257,7 +257,7 @@ def doctor(print_json: PrintJson) -> None:
     """Find out why a machine cannot build, cache or load ops. The exit code is 1 if anything prevents that."""
     from opjit import doctor as checks
 
-    checks.main(print_json)
+    sys.exit(checks.show(print_json))
 
 
 @main.command(cls=helps.Command)

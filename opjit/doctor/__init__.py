@@ -1,76 +1,43 @@
 """``opjit doctor``: finds what keeps ops from being built, cached or loaded on this machine, and says how to fix it.
 
-Each check runs in its own thread, within a time limit. In the user's cache, the checks write only to a temporary folder.
+The checks run one after another, and each line is printed at once: where a filesystem or a driver hangs, the status line names the check.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
 
-from opjit.doctor import compilers, folders, machine
-from opjit.doctor.report import NOTE, OK, PROBLEM, WARNING, Observation, print_report
+import click
 
-__all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "main", "show"]
+from opjit.doctor import checks
+from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
 
-TIMEOUT = 60.0  # seconds for all checks together; they run in parallel and take about five
-CHECKS: dict[str, Callable[[], Iterable[Observation]]] = {
-    "versions": machine.versions,
-    "C op": compilers.c_op,
-    "GPU": machine.gpus,
-    "CUDA op": compilers.cuda_op,
-    "cache": folders.cache,
-    "temporary folder": folders.temporary,
-    "builds": folders.builds,
-    "remote": machine.remote,
-    "environment": machine.variables,
-}
-_THREAD_PREFIX = "opjit-doctor-"
+__all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "show"]
+
+CHECKS = (checks.versions, checks.tools, checks.c_op, checks.gpus, checks.cuda_op, checks.cache, checks.remote, checks.variables)
+_COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "red"}
 
 
-def examine() -> list[Observation]:
-    """Run every check and return the observations in the order of `CHECKS`. A check that hangs is a problem, and is abandoned.
+def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Observation]:
+    """Run every check, and yield what it sees.
+
+    Args:
+        before: is called with each check's name.
 
     Example:
         >>> [observation for observation in opjit.doctor.examine() if observation.state == "problem"]
         []
     """
-    found: dict[str, list[Observation]] = {name: [] for name in CHECKS}
-    threads = {name: threading.Thread(target=_run_check, args=(name, check, found[name]), name=f"{_THREAD_PREFIX}{name}", daemon=True)
-               for name, check in CHECKS.items()}  # daemons: a check that hangs does not keep the process alive
-    for thread in threads.values():
-        thread.start()
-    end = time.monotonic() + TIMEOUT
-    for name, thread in threads.items():
-        thread.join(max(0.0, end - time.monotonic()))
-        if thread.is_alive():
-            found[name].append(Observation(name, PROBLEM, f"no answer within {TIMEOUT:.0f} s",
-                                           "a filesystem, a compiler or a driver hangs: try again, then check dmesg and the mounts"))
-    return [observation for observations in found.values() for observation in observations]
-
-
-def _run_check(name: str, check: Callable[[], Iterable[Observation]], observations: list[Observation]) -> None:
-    try:
-        observations.extend(check())  # keeps what came before an error or a hang
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        observations.append(Observation(name, WARNING, f"this check failed: {type(error).__name__}: {error} ({where.name})",
-                                        "check it by hand; if the machine is not at fault, report a bug"))
-
-
-def main(print_json: Callable[[object], None] | None = None) -> NoReturn:
-    """Run `show`, then end the process."""
-    code = show(print_json)
-    if any(thread.name.startswith(_THREAD_PREFIX) for thread in threading.enumerate()):
-        sys.stdout.flush()
-        os._exit(code)  # a normal exit would remove the hanging check's folder, and hang too
-    sys.exit(code)
+    for check in CHECKS:
+        before(check.__name__)
+        try:
+            yield from check()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            yield Observation(check.__name__, WARNING, f"this check failed: {type(error).__name__}: {error} ({where.name})",
+                              "check it by hand; if the machine is not at fault, report a bug")
 
 
 def show(print_json: Callable[[object], None] | None = None) -> int:
@@ -81,14 +48,22 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
     """
     from rich.console import Console
 
-    with warnings.catch_warnings():  # the checks themselves report what torch warns of
-        warnings.simplefilter("ignore")
-        with Console(stderr=True).status("checking"):
-            observations = examine()
-    count = {state: sum(observation.state == state for observation in observations) for state in (PROBLEM, WARNING)}
-    code = 1 if count[PROBLEM] else 0
+    found = []
+    with warnings.catch_warnings(), Console(stderr=True).status("checking") as status:
+        warnings.simplefilter("ignore")  # the checks themselves report what torch warns of
+        for observation in examine(lambda name: status.update(f"checking: {name}")):
+            found.append(observation)
+            if print_json is None:
+                _print(observation)
+    states = [observation.state for observation in found]
     if print_json is not None:
-        print_json([observation._asdict() for observation in observations])
-        return code
-    print_report(observations, count)
-    return code
+        print_json([observation._asdict() for observation in found])
+    else:
+        click.echo(", ".join(f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}" for state in (PROBLEM, WARNING)))
+    return 1 if PROBLEM in states else 0
+
+
+def _print(observation: Observation) -> None:
+    click.echo(f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}")
+    if observation.todo:
+        click.echo(f"{'':<8} do: {observation.todo}")
