@@ -7,13 +7,14 @@ A test compares the page with the code.
 
 from __future__ import annotations
 
+import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 
 import click
 
 from opjit.cli import main
-from opjit.cli.help import EXAMPLES, Command
 from opjit.environment import VARIABLES
 from tests.helpers import ROOT
 
@@ -54,26 +55,14 @@ def commands(group: click.Group, path: str) -> Iterator[str]:
 
 
 def section(command: click.Command, path: str) -> str:
-    """A command's heading, text, options and example."""
-    assert isinstance(command, Command)
+    """A command's heading, text, options and examples."""
     context = click.Context(command, info_name=path)
     usage = " ".join(command.collect_usage_pieces(context))
-    text = re.sub(r"\s*\n\s*\n\s*", "\n\n", command.help or "").strip()
-    listed = "".join(options(*each) for each in command.option_groups(context).items())
-    return f"## {path}\n\n```\n{path} {usage}\n```\n\n{text}\n{listed}{example(path)}"
-
-
-def options(title: str, records: list[tuple[str, str]]) -> str:
-    """The options under a heading, without --help, which each command has."""
-    listed = "".join(f"- `{flag}`: {meaning}\n" for flag, meaning in records if "--help" not in flag)
-    if title == "Options":
-        return f"\n{listed}" * bool(listed)
-    return f"\n{title}:\n\n{listed}" * bool(listed)
-
-
-def example(path: str) -> str:
-    """The command's examples as a block."""
-    return "\n```sh\n" + "".join(f"{line}\n" for line in EXAMPLES[path.partition(" ")[2]]) + "```\n"
+    text = re.sub(r"\x08\n((?:.+\n?)+)", lambda verbatim: textwrap.indent(verbatim[1], "    "), inspect.cleandoc(command.help or ""))
+    records = [each.get_help_record(context) for each in command.params if isinstance(each, click.Option)]
+    options = "".join(f"- `{record[0]}`: {record[1]}\n" for record in records if record)
+    examples = "\n".join(re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE))
+    return f"## {path}\n\n```\n{path} {usage}\n```\n\n{text}\n" + f"\n{options}" * bool(options) + f"\n```sh\n{examples}\n```\n"
 
 
 if __name__ == "__main__":

@@ -6,13 +6,10 @@ import importlib
 import json
 import signal
 import statistics
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
@@ -22,7 +19,7 @@ from opjit import api
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, Workload, tensors_of
-from opjit.errors import BadSetting, ToolMissing
+from opjit.errors import BadSetting
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
@@ -34,12 +31,9 @@ _NOISY = 0.1  # a spread above which a ratio is not to be trusted
 
 @dataclass(frozen=True)
 class Comparison:
-    """One workload, measured on the op and on the other side.
+    """One workload, measured in turns on the op and on the other side, which is ``"torch"`` for the op's reference.
 
-    Attributes:
-        against: the other side: ``"torch"`` for the op's reference, or the name that ``--against`` gives.
-        ours, theirs: the measurements of both sides, from interleaved rounds.
-        error, reference_error: the largest difference from the reference's result for float64 inputs, relative to that result.
+    `error` and `reference_error` are the largest difference from the reference's result for float64 inputs, relative to that result.
     """
 
     op: str
@@ -96,29 +90,26 @@ def _compiled(op: Op) -> Callable[..., Any]:
     return compiled
 
 
-def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: Path | None,
-              plot_file: Path | None = None, against: str | None = None, cold: bool | None = None) -> int:
-    """Measure the workloads of ops and print tables. Returns the command's exit code: 1 if nothing was measured.
-
-    Calls run in inference mode. `opjit/measure/README.md` says how they are timed.
+def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, against: str | None = None,
+              cold: bool | None = None) -> int:
+    """Measure the workloads of ops in inference mode, and print a table and its sum for each op and device.
 
     Args:
         names: names of ops, or paths of their folders.
         device: ``"cpu"`` or ``"cuda"``; None means every device here for which an op has a kernel.
         only: measure only workloads whose label contains this text.
-        json_file, plot_file: files for the numbers and for a picture, or None.
-        against: measure against ``"torch.compile"`` of the reference, an op (``"aten::neg"``) or a function (``"module:name"``) with the
-            op's arguments, such as a Triton kernel's; None means the reference.
+        json_file: gets the numbers.
+        against: see `_side`.
         cold: whether caches hold none of a call's inputs; None means cold on CUDA and hot on the CPU.
+
+    Returns:
+        The command's exit code: 1 if nothing was measured.
 
     Raises:
         AssertionError: an op's result, or the other side's, is wrong.
-        ToolMissing: a picture needs matplotlib.
-        BadSetting: `against` names nothing; or a file cannot be written, and the tables are printed before that.
+        BadSetting: `against` names nothing.
     """
     side = _side(against)
-    if plot_file is not None:
-        require_matplotlib()
     console = Console(highlight=False, soft_wrap=True)
     measurements = []
     for op, each in arguments.ops_on_devices(names, device, console.print):
@@ -128,23 +119,20 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         console.print(f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}")
         console.print(_row("workload", "opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda, "error",
                            "torch's"))
+        rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
                 with _ended_by_ctrl_c():
-                    measurements.append(_measure(op, called, each, workload, side, cold))
-                console.print(_format(measurements[-1]))
+                    rows.append(_measure(op, called, each, workload, side, cold))
+                console.print(_format(rows[-1]))
+        if rows:
+            console.print("\n".join((summary(rows), *_doubts(rows), "")))
+        measurements += rows
     if not measurements:
         console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
         return 1
-    console.print("\n" + "\n".join(summaries(measurements)), soft_wrap=True)
-    console.print("\n".join(_doubts(measurements)), end="\n" * any(_doubts(measurements)))
-    try:
-        if json_file is not None:
-            json_file.write_text(json.dumps([m.document() for m in measurements], indent=1))
-        if plot_file is not None:
-            draw(measurements, plot_file)
-    except OSError as error:
-        raise BadSetting(f"the measurements cannot be written: {error}; choose another file") from error
+    if json_file is not None:
+        json.dump([m.document() for m in measurements], json_file, indent=1)
     return 0
 
 
@@ -166,34 +154,23 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
                 yield f"no CUDA graph takes {name} on {m.label}: its time contains the host's"
 
 
-def summaries(measurements: Sequence[Comparison]) -> Iterator[str]:
-    """Yield two lines for each op and device: in how many workloads it is faster or slower by more than 5 %, and the extreme ratios."""
-    for title, group in _groups(measurements).items():
-        faster, slower = sum(m.ratio < 0.95 for m in group), sum(m.ratio > 1.05 for m in group)
-        best, worst = min(group, key=lambda m: m.ratio), max(group, key=lambda m: m.ratio)
-        yield f"{title}: faster in {faster} of {len(group)}, equal in {len(group) - faster - slower}, slower in {slower}"
-        yield (f"  ratio: median {statistics.median(m.ratio for m in group):.2f}, best {best.ratio:.2f} ({best.label}), "
-               f"worst {worst.ratio:.2f} ({worst.label})")
-
-
-def _groups(measurements: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    groups: dict[str, list[Comparison]] = {}
-    for m in measurements:
-        groups.setdefault(f"{m.op} on {m.device}", []).append(m)
-    return groups
+def summary(rows: Sequence[Comparison]) -> str:
+    """Say in how many workloads an op is faster or slower by more than 5 %, and the extreme ratios."""
+    faster, slower = sum(m.ratio < 0.95 for m in rows), sum(m.ratio > 1.05 for m in rows)
+    best, worst = min(rows, key=lambda m: m.ratio), max(rows, key=lambda m: m.ratio)
+    return (f"faster in {faster} of {len(rows)}, equal in {len(rows) - faster - slower}, slower in {slower}\n"
+            f"ratio: median {statistics.median(m.ratio for m in rows):.2f}, best {best.ratio:.2f} ({best.label}), "
+            f"worst {worst.ratio:.2f} ({worst.label})")
 
 
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end the process while kernels run: Python's handler would wait for a kernel that never returns."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _row(label: str, *cells: str) -> str:
@@ -255,35 +232,3 @@ def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
             scale = expected.to(wide).abs().max().clamp_min(1e-300)
             worst = max(worst, float(((got.to(wide) - expected.to(wide)).abs().max() / scale).item()))
     return worst
-
-
-def require_matplotlib() -> None:
-    """Raise ToolMissing where no picture can be drawn."""
-    if find_spec("matplotlib") is None:
-        raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib")
-
-
-def draw(measurements: Sequence[Comparison], file: Path) -> None:
-    """Draw a column for each op and device: above, the ratio to the reference; below, the bandwidth."""
-    from matplotlib.figure import Figure
-
-    groups = _groups(measurements)
-    figure = Figure(figsize=(max(6.0, 0.22 * len(measurements) + 2 * len(groups)), 6), layout="constrained")
-    for column, (title, group) in enumerate(groups.items()):
-        labels = [m.label for m in group]
-        places = range(len(group))
-        above, below = (figure.add_subplot(2, len(groups), 1 + column + row * len(groups)) for row in range(2))
-        above.set_title(title)
-        above.bar_label(above.bar(places, [m.ratio for m in group]), fmt="%.2f", fontsize=7, rotation=90, padding=2)
-        above.axhline(1.0, color="black", linewidth=0.8)
-        above.set(yscale="log", ylabel=f"time / {group[0].against}'s time")
-        above.set_xticks(places, [""] * len(group))
-        above.margins(y=0.2)
-        for name, each in (("opjit", [m.ours for m in group]), (group[0].against, [m.theirs for m in group])):
-            below.plot(places, [one.bytes / one.median / 1e9 if one.bytes else float("nan") for one in each], marker=".", label=name)
-        below.set(yscale="log", ylabel="GB/s")
-        for axis in (above.yaxis, below.yaxis):
-            axis.set_major_formatter("{x:g}")
-        below.set_xticks(places, labels, rotation=90)
-        below.legend()
-    figure.savefig(file, format="png", dpi=120)

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -16,16 +15,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.core import ParameterSource
 
-from opjit import progress
+from opjit import __version__, progress
 from opjit.cli import diagnostics
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
-from opjit.cli.help import option
 from opjit.cli.output import PrintJson, json_option
 from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownOp
 
@@ -66,16 +64,15 @@ def _op_py_error(error: Exception) -> str | None:
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_versions,
-        help="Print the versions of opjit, Python, torch and the compilers, and the cache's folder.")
+@click.version_option(__version__, message="opjit %(version)s", help="Print the version; opjit doctor says more.")
 @click.option("--include", is_flag=True, is_eager=True, expose_value=False, callback=helps.print_include,
-        help="Print the folder of opjit.h, for editors and for builds of your own.")
+              help="Print the folder of opjit.h, for editors and for builds of your own.")
 @click.pass_context
 def main(context: click.Context) -> None:
     """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
 
     \b
-    Completion of commands, ops, archs and keys in bash (zsh, fish likewise):
+    Completion of commands, ops and archs in bash (zsh, fish likewise):
       eval "$(_OPJIT_COMPLETE=bash_source opjit)"
     """
     if context.invoked_subcommand is None:
@@ -98,16 +95,13 @@ def _interruptible() -> Iterator[None]:
     This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C.
     """
     received = signal.SIGINT
-    ours = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
-    heeded = [number for number in ours if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal received
         received = signal.Signals(number)
-        for each in heeded:
-            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise KeyboardInterrupt
 
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
     for number in heeded:
         signal.signal(number, interrupt)
     try:
@@ -123,7 +117,7 @@ def _interruptible() -> Iterator[None]:
 main.add_command(cache)
 
 
-@main.command(cls=helps.Command)
+@main.command(cls=click.Command, epilog=helps.examples("opjit demo"))
 def demo() -> None:
     """Build an op, load it, and compare it with torch, on every device."""
     from rich.console import Console
@@ -133,7 +127,7 @@ def demo() -> None:
     show(Console(highlight=False), Console(stderr=True))
 
 
-@main.command(name="list")
+@main.command(name="list", epilog=helps.examples("opjit list", "opjit list --json"))
 @json_option
 def list_ops(print_json: PrintJson) -> None:
     """List the declared ops with their backends and schemas."""
@@ -148,21 +142,19 @@ def list_ops(print_json: PrintJson) -> None:
         click.echo(f"{op.qualified}  [{', '.join(op.backends())}]  {op.schema.text.partition('::')[2]}")
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit get allreduce", "opjit get ./scale_add --arch sm_90",
+                                    "opjit get ./scale_add allreduce --build-directory build --name my_ops"))
 @click.argument("named", metavar="OP...", nargs=-1, required=True, shell_complete=helps.ops)
-@option("--device", section="Target", shell_complete=helps.devices,
-        help="Device to build for; default: the current accelerator, else the CPU.")
-@option("--arch", section="Target", shell_complete=helps.archs,
-        help="Build for these archs, separated by commas (sm_90,x86-64-v3), instead of this machine's; nothing is loaded.")
-@option("--build-directory", section="Binary", type=helps.FOLDER,
-        help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
-@option("--name", section="Binary",
-        help="Name of the library in the build directory; default: from the first op, the arch and the content.")
-@option("--debug", section="Binary", is_flag=True,
-        help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
-@option("-W", "all_warnings", section="Report", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
-@option("-v", "--verbose", section="Report", is_flag=True,
-        help="For CUDA, show each kernel's registers, shared memory, stack and spills; the file is compiled once more.")
+@helps.device_option
+@click.option("--arch", shell_complete=helps.archs,
+              help="Build for these archs, separated by commas (sm_90,x86-64-v3), instead of this machine's; nothing is loaded.")
+@click.option("--build-directory", type=helps.FOLDER,
+              help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.")
+@click.option("--name", help="Name of the library in the build directory; default: from the first op, the arch and the content.")
+@click.option("--debug", is_flag=True, help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.")
+@click.option("-W", "all_warnings", is_flag=True, help="Also compile with -Wall -Wextra, and print the warnings.")
+@click.option("-v", "--verbose", is_flag=True,
+              help="For CUDA, show each kernel's registers, shared memory, stack and spills; the file is compiled once more.")
 @_interruptible()
 def get(named: tuple[str, ...], device: str | None, arch: str | None, build_directory: Path | None, name: str | None, debug: bool,
         all_warnings: bool, verbose: bool) -> None:
@@ -209,11 +201,10 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
         click.echo(entry.library)
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit why allreduce", "opjit why allreduce --arch x86-64-v3"))
 @click.argument("op", shell_complete=helps.ops)
-@option("--device", section="Request", shell_complete=helps.devices,
-        help="Device to ask for; default: the current accelerator, else the CPU.")
-@option("--arch", section="Request", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
+@helps.device_option
+@click.option("--arch", shell_complete=helps.archs, help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.")
 @json_option
 def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
     """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
@@ -251,7 +242,7 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
         click.echo(text)
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit doctor"))
 @json_option
 def doctor(print_json: PrintJson) -> None:
     """Find out why a machine cannot build, cache or load ops. The exit code is 1 if anything prevents that."""
@@ -260,15 +251,13 @@ def doctor(print_json: PrintJson) -> None:
     sys.exit(checks.show(print_json))
 
 
-@main.command(cls=helps.Command)
+@main.command(cls=click.Command, epilog=helps.examples("opjit new mylib::scale_add --backward --cuda", "opjit new --project mylib"))
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=helps.FOLDER, default=".")
-@option("--backward", section="An op", is_flag=True, help="Add a backward for autograd.")
-@option("--cuda", section="An op", is_flag=True, help="Add a CUDA kernel.")
-@option("--project", section="More than an op", is_flag=True,
-        help="NAME is a project: a package with an op, whose wheel contains binaries.")
-@option("--backend", section="More than an op", is_flag=True,
-        help="NAME is a device: a backend for it, with a kernel for one of opjit's ops.")
+@click.option("--backward", is_flag=True, help="Add a backward for autograd.")
+@click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
+@click.option("--project", is_flag=True, help="NAME is a project: a package with an op, whose wheel contains binaries.")
+@click.option("--backend", is_flag=True, help="NAME is a device: a backend for it, with a kernel for one of opjit's ops.")
 def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool) -> None:
     """Write the folder of a new op, a project or a backend. DIRECTORY gets op.py, kernels and a test, which build and pass as they are."""
     from opjit.author.new import new_backend, new_op, new_project
@@ -290,17 +279,16 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
     click.echo(f"wrote {folder}: opjit get {place}, then opjit test {place}, then opjit bench {place}")
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined"))
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
-@option("--device", section="Runs", shell_complete=helps.devices,
-        help="Device to test on; default: each device here that the op has a kernel for.")
-@option("--only", section="Checks", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
-@option("--sample", section="Checks", type=click.IntRange(min=0), metavar="N",
-        help="Make only call N of the check that --only names, counted from 0.")
-@option("--time-limit", section="Runs", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
-        help="Fail a check when one call of the kernel takes longer.")
-@option("--sanitize", section="Checks", default="address,undefined", show_default=True,
-        help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
+@helps.devices_option
+@click.option("--only", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
+@click.option("--sample", type=click.IntRange(min=0), metavar="N",
+              help="Make only call N of the check that --only names, counted from 0.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+              help="Fail a check when one call of the kernel takes longer.")
+@click.option("--sanitize", default="address,undefined", show_default=True,
+              help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
                    "or none.")
 @_interruptible()
 def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample: int | None, time_limit: float, sanitize: str) -> None:
@@ -322,13 +310,13 @@ def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample
     sys.exit(run(ops, options, warn))
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90"))
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@option("--arch", section="Binaries", shell_complete=helps.archs, required=True,
-        help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
-@option("--name", section="File", help="The wheel's name; default: the ops' namespace with -ops.")
-@option("--version", section="File", default="0.1.0", show_default=True, help="The wheel's version.")
-@option("-o", "--output", section="File", type=helps.FOLDER, default=".", help="Folder for the wheel.")
+@click.option("--arch", shell_complete=helps.archs, required=True,
+              help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
+@click.option("--name", help="The wheel's name; default: the ops' namespace with -ops.")
+@click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
+@click.option("-o", "--output", type=helps.FOLDER, default=".", help="Folder for the wheel.")
 @_interruptible()
 def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
     """Pack ops into a wheel, with their binaries. It has the sources of the op FOLDERs, and binaries for the archs, which need no compiler
@@ -339,21 +327,21 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
     click.echo(make(folders, [each.strip() for each in arch.split(",")], output, name, version))
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit precompile --all --arch x86-64-v3,sm_80,sm_90",
+                                    "opjit precompile --from ops.json --store /opt/opjit",
+                                    "opjit precompile --check ops.json --store /opt/opjit"))
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
-@option("--all", "everything", section="Ops", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
-@option("--from", "recorded", section="Ops", metavar="FILE", type=helps.FILE,
-        help="The ops of a list from `opjit record`, for their recorded archs.")
-@option("--check", section="Ops", metavar="FILE", type=helps.FILE,
-        help="Build nothing; say whether all that --from FILE would build, with the same options, is there, and what is missing.")
-@option("--arch", section="Builds", shell_complete=helps.archs, default="",
-        help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
-@option("--jobs", section="Builds", type=click.IntRange(min=1),
-        help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
-@option("--extensions", section="Ops", is_flag=True,
-        help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
-@option("--store", section="Builds", metavar="DIR", type=helps.FOLDER,
-        help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
+@click.option("--all", "everything", is_flag=True, help="All ops that are bundled, in OPJIT_PATH, or in installed packages.")
+@click.option("--from", "recorded", metavar="FILE", type=helps.FILE, help="The ops of a list from `opjit record`, for its archs.")
+@click.option("--check", metavar="FILE", type=helps.FILE,
+              help="Build nothing; say whether all that --from FILE would build, with the same options, is there, and what is missing.")
+@click.option("--arch", shell_complete=helps.archs, default="",
+              help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
+@click.option("--extensions", is_flag=True,
+              help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
+@click.option("--store", metavar="DIR", type=helps.FOLDER,
+              help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
 def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, check: Path | None, arch: str, jobs: int | None,
                extensions: bool, store: Path | None) -> None:
@@ -379,9 +367,8 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ch
     sys.exit(1 if report.failed else 0)
 
 
-@main.command()
-@click.option("-o", "--output", type=helps.FILE, default="ops.json", show_default=True,
-        help="The list's file, for `opjit precompile --from`.")
+@main.command(epilog=helps.examples("opjit record -o ops.json -- python train.py"))
+@click.option("-o", "--output", type=helps.FILE, default="ops.json", show_default=True, help="The list, for `opjit precompile --from`.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
     """List the ops and C++ extensions that a program uses. Runs COMMAND, whose processes all count; the exit code is the command's."""
@@ -390,7 +377,8 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     sys.exit(record_ops(command, output))
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]})
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]},
+              epilog=helps.examples("opjit run train.py --epochs 3", "opjit run setup.py build_ext --inplace"))
 @click.argument("program", metavar="PROGRAM|-m MODULE [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(program: tuple[str, ...]) -> None:
     """Run a program with its C++ extensions from the cache. Runs a Python PROGRAM as `python` does; what it and its children load, or
@@ -402,7 +390,7 @@ def run(program: tuple[str, ...]) -> None:
     programs.run(program)
 
 
-@main.command(cls=helps.Command)
+@main.command(cls=click.Command, epilog=helps.examples("opjit keygen ci keys"))
 @click.argument("name")
 @click.argument("directory", type=helps.FOLDER, default=".")
 def keygen(name: str, directory: Path) -> None:
@@ -415,46 +403,39 @@ def keygen(name: str, directory: Path) -> None:
     click.echo(f"export OPJIT_TRUST={public}")
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit bench allreduce --device cpu --only 2^20", "opjit bench tensor_negate --against aten::neg"))
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
-@option("--device", section="Measurements", shell_complete=helps.devices,
-        help="Device to measure on; default: each device here that the op has a kernel for.")
-@option("--only", section="Measurements", help="Measure only the workloads whose label contains this text.")
-@option("--json", "json_file", section="Files", type=helps.FILE, help="Also write the measurements to this file.")
-@option("--plot", "plot_file", section="Files", type=helps.FILE,
-        help="Also plot ratios and bandwidths into this PNG file (needs matplotlib: pip install matplotlib).")
-@option("--against", section="Measurements", metavar="SIDE",
-        help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
-@option("--cold/--hot", section="Measurements", default=None,
-        help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
-def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: Path | None, plot_file: Path | None,
-          against: str | None, cold: bool | None) -> None:
+@helps.devices_option
+@click.option("--only", help="Measure only the workloads whose label contains this text.")
+@click.option("--json", "json_file", type=click.File("w", lazy=False), help="Also write the measurements to this file.")
+@click.option("--against", metavar="SIDE",
+              help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
+@click.option("--cold/--hot", default=None,
+              help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: TextIO | None, against: str | None,
+          cold: bool | None) -> None:
     """Measure an op against its reference in plain torch. OP is an op's name or folder. Results are checked first. +- is the spread of the
     ratio over the rounds; the rate is in B/s, or in FLOP/s where the workload declares its operations. On CUDA the time is the device's,
     host us the host's to issue a call, and roof the part of the roofline that is reached.
     """
     from opjit.author.bench import benchmark
 
-    for file in filter(None, (json_file, plot_file)):
-        if not file.absolute().parent.is_dir():
-            raise click.BadParameter(f"there is no folder {str(file.parent)!r}; make it first")
-
-    sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))
+    sys.exit(benchmark(ops, device, only, json_file, against, cold))
 
 
-@main.command()
+@main.command(epilog=helps.examples("opjit judge ./scale_add a.c b.c c.cu --json -", "opjit judge 19_ReLU.py candidate.py",
+                                    "opjit judge ./scale_add --lint"))
 @click.argument("task", shell_complete=helps.ops)
 @click.argument("candidates", metavar="[CANDIDATE]...", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
-@option("--op", section="Task", metavar="NAME", help="Which op of a TASK that declares several.")
-@option("--lint", section="Task", is_flag=True, help="Judge the task instead: what would pass though it computes nothing.")
-@option("--device", section="Runs", shell_complete=helps.devices,
-        help="Device to judge on; default: the current accelerator, else the CPU.")
-@option("--gpus", section="Runs", default="", help="Numbers of the GPUs to use, separated by commas; default: all.")
-@option("--workers", section="Runs", type=click.IntRange(min=1), help="Candidates at once; default: as CPUs and memory allow.")
-@option("--time-limit", section="Runs", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
-        help="Longest time of a call.")
-@option("--json", "json_file", section="Answer", type=click.File("w"), help="Write verdicts to this file as lines of JSON; - is stdout.")
-@option("--serve", "socket", section="Answer", type=click.Path(path_type=Path), help="Take candidates from a socket, as lines of JSON.")
+@click.option("--op", metavar="NAME", help="Which op of a TASK that declares several.")
+@click.option("--lint", is_flag=True, help="Judge the task instead: what would pass though it computes nothing.")
+@helps.device_option
+@click.option("--gpus", default="", help="Numbers of the GPUs to use, separated by commas; default: all.")
+@click.option("--workers", type=click.IntRange(min=1), help="Candidates at once; default: as CPUs and memory allow.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+              help="Longest time of a call.")
+@click.option("--json", "json_file", type=click.File("w"), help="Write verdicts to this file as lines of JSON; - is stdout.")
+@click.option("--serve", "socket", type=click.Path(path_type=Path), help="Take candidates from a socket, as lines of JSON.")
 def judge(task: str, candidates: tuple[Path, ...], op: str | None, lint: bool, device: str | None, gpus: str, workers: int | None,
           time_limit: float, json_file: Any, socket: Path | None) -> None:
     """Compile, check and time kernels of strangers. TASK is an op's name or folder, or a KernelBench file; a CANDIDATE is C or CUDA text of

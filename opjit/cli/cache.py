@@ -23,7 +23,7 @@ def cache() -> None:
     """Inspect, maintain and exchange the cache's entries."""
 
 
-@cache.command(cls=helps.Command)
+@cache.command(cls=click.Command, epilog=helps.examples("opjit cache path"))
 def path() -> None:
     """Print the cache's folder."""
     from opjit.store.store import default_root
@@ -31,7 +31,7 @@ def path() -> None:
     click.echo(default_root())
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache ls"))
 @output.json_option
 def ls(print_json: output.PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
@@ -48,7 +48,7 @@ def ls(print_json: output.PrintJson) -> None:
                        for op, arch, size, used, key in rows), nl=False)
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache stats"))
 @output.json_option
 def stats(print_json: output.PrintJson) -> None:
     """Show hits, misses, builds and saved time."""
@@ -68,7 +68,7 @@ def stats(print_json: output.PrintJson) -> None:
         click.echo(f"{name:<11} {value}")
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache verify", "opjit cache verify --rebuild"))
 @click.option("--rebuild", is_flag=True, help="Also build the entries of declared ops again, and compare the bytes.")
 def verify(rebuild: bool) -> None:
     """Compare every entry with its manifest. The exit code is 1 if one is bad. The next request for a bad entry replaces it."""
@@ -88,7 +88,7 @@ def verify(rebuild: bool) -> None:
     sys.exit(1 if counts[BAD] + counts[DIFFERENT] else 0)
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))
 @click.option("--size", help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
 @click.option("--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d.")
 def prune(size: str | None, age: str | None) -> None:
@@ -104,7 +104,7 @@ def prune(size: str | None, age: str | None) -> None:
         raise click.ClickException(f"{format_entries(done.failed)} could not be removed")
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache clear allreduce"))
 @click.argument("ops", metavar="[OP...]", nargs=-1, shell_complete=helps.ops)
 def clear(ops: tuple[str, ...]) -> None:
     """Remove the entries of each OP (default: all). Loaded binaries keep working."""
@@ -117,7 +117,7 @@ def clear(ops: tuple[str, ...]) -> None:
         raise click.ClickException(f"{format_entries(done.failed)} could not be removed, or {be} of another version of opjit")
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache push s3://bucket/opjit --sign keys/ci.key"))
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
 @click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
@@ -135,7 +135,7 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     _print_report("uploaded", transfer.push(url, sign=sign, ops=names, say=click.echo))
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache pull s3://bucket/opjit allreduce"))
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 def pull(ops: tuple[str, ...]) -> None:
     """Fetch entries from a remote. Fetches the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not,
@@ -149,7 +149,7 @@ def pull(ops: tuple[str, ...]) -> None:
     _print_report("fetched", transfer.pull(url, ops=names, say=click.echo))
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache pack ops.tar --sign keys/ci.key"))
 @click.argument("file", type=helps.FILE)
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
@@ -160,7 +160,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     _print_report("packed", transfer.pack(file, sign=sign, ops=ops))
 
 
-@cache.command()
+@cache.command(epilog=helps.examples("opjit cache unpack ops.tar"))
 @click.argument("file", type=helps.FILE)
 def unpack(file: Path) -> None:
     """Take in the entries of a tar. `opjit cache pack` wrote the FILE.

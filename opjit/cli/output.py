@@ -9,8 +9,6 @@ from contextlib import redirect_stdout
 
 import click
 
-from opjit.cli.help import option
-
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 PrintJson = Callable[[object], None] | None  # prints the document; None without --json
 
@@ -24,8 +22,7 @@ def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJ
     return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stdout)
 
 
-json_option = option("--json", "print_json", section="Answer", is_flag=True, callback=_json_printer,
-                     help="Print one JSON document, for scripts.")
+json_option = click.option("--json", "print_json", is_flag=True, callback=_json_printer, help="Print one JSON document, for scripts.")
 
 
 def format_entries(count: int) -> str:

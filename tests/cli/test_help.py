@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -19,20 +18,24 @@ from click.testing import CliRunner
 
 import opjit
 from opjit.cli import main
-from opjit.cli.help import EXAMPLES, FIRST_STEPS, SECTIONS, Command
-from tests.helpers import ROOT, fresh
+from opjit.cli.help import FIRST_STEPS, SECTIONS
+from tests.helpers import ROOT, command, fresh
 
 
-def all_commands(group: click.Group = main, path: str = "") -> Iterator[str]:
+def all_commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:
     for name, each in group.commands.items():
         if isinstance(each, click.Group):
             yield from all_commands(each, f"{path}{name} ")
         else:
-            yield f"{path}{name}"
+            yield f"{path}{name}", each
+
+
+COMMANDS = dict(all_commands())
+EXAMPLES = {path: re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE) for path, command in COMMANDS.items()}
 
 
 def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
-    assert sorted(EXAMPLES) == sorted(all_commands())
+    assert [path for path, lines in EXAMPLES.items() if not lines] == []
     cache = main.commands["cache"]
     assert isinstance(cache, click.Group)
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted([*main.commands, *cache.commands])
@@ -42,31 +45,10 @@ def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
         assert all(re.match(r"  \w+ +[A-Z]", line) for line in listed.partition("exit.")[2].splitlines() if line.startswith("  "))
 
 
-def test_more_than_three_options_stand_under_headings() -> None:
-    for path in all_commands():
-        found: click.Command = main
-        for word in path.split():
-            assert isinstance(found, click.Group)
-            found = found.commands[word]
-        options = [each for each in found.params if isinstance(each, click.Option)]
-        assert isinstance(found, Command)
-        titles = found.option_groups(click.Context(found, info_name=path))
-        assert ("Options" in titles) == (len(options) <= 3), path
-        assert len(options) <= 3 or [flag.endswith("--help") for flag, _ in titles["Help"]] == [True], path
-
-
-def test_help_shows_all_headings_with_one_column_of_meanings() -> None:
-    printed = CliRunner().invoke(main, ["get", "--help"], prog_name="opjit", terminal_width=80).output
-    assert re.findall(r"^(\w+):$", printed, re.MULTILINE) == ["Target", "Binary", "Report", "Help", "Examples"]
-    starts = {line.index(meaning) for line in printed.splitlines() for meaning in ("Device to", "Build it for", "Also compile", "Show this")
-              if meaning in line}
-    assert len(starts) == 1
-    assert CliRunner().invoke(main, ["list", "--help"], prog_name="opjit").output.count("\nOptions:\n") == 1
-
-
 @pytest.mark.parametrize("line", [*(line for lines in EXAMPLES.values() for line in lines),
                                   *re.findall(r"^  (opjit .*?)  ", FIRST_STEPS, re.MULTILINE)])
-def test_an_example_is_a_command_that_click_takes(line: str) -> None:
+def test_an_example_is_a_command_that_click_takes(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line)[1:]
     group: click.Command = main
     while isinstance(group, click.Group):
@@ -74,19 +56,12 @@ def test_an_example_is_a_command_that_click_takes(line: str) -> None:
     group.make_context("opjit", words)
 
 
-@pytest.mark.parametrize("path", [*all_commands(), "", "cache"])
+@pytest.mark.parametrize("path", [*COMMANDS, "", "cache"])
 def test_help_shows_the_examples_in_80_columns(path: str) -> None:
-    done = CliRunner().invoke(main, [*path.split(), "--help"], prog_name="opjit", terminal_width=80, color=True)
+    done = CliRunner().invoke(main, [*path.split(), "--help"], prog_name="opjit", terminal_width=80)
     assert done.exit_code == 0
-    plain = click.unstyle(done.output)
-    assert all(f"  {line}\n" in plain for line in EXAMPLES.get(path, ()))
-    assert all(len(line) <= 80 for line in plain.splitlines() if line.strip() not in EXAMPLES.get(path, ()))
-    assert plain != done.output
-
-
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_help_is_plain_where_colour_is_not_wanted(variables: dict[str, str]) -> None:
-    assert "\x1b" not in CliRunner(env=variables).invoke(main, ["get", "--help"], color=True).output
+    assert all(f"    {line}\n" in done.output for line in EXAMPLES.get(path, ()))
+    assert all(len(line) <= 80 for line in done.output.splitlines() if line.strip() not in EXAMPLES.get(path, ()))
 
 
 def test_the_command_alone_says_what_to_do_first() -> None:
@@ -94,25 +69,11 @@ def test_the_command_alone_says_what_to_do_first() -> None:
     assert (done.exit_code, done.output) == (0, FIRST_STEPS)
 
 
-def test_the_version_tells_all_that_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", "/some/cache")
-    lines = dict(line.split(maxsplit=1) for line in CliRunner().invoke(main, ["--version"]).output.splitlines())
-    assert list(lines) == ["opjit", "python", "torch", "cc", "nvcc", "nvrtc", "cache"]
-    assert lines["opjit"] == opjit.__version__
-    assert "version" in lines["cc"]
-    assert lines["cache"] == "/some/cache"
-
-
-def test_the_version_is_told_where_only_a_checkout_is_and_no_compiler_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_installed(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    monkeypatch.setenv("CC", "/nowhere/cc")
-    done = CliRunner().invoke(main, ["--version"], prog_name="opjit")
-    assert done.exit_code == 0
-    assert done.output.startswith(f"opjit   {opjit.__version__}\n")
-    assert "cc      none; opjit doctor says more\n" in done.output
+def test_the_version_and_the_folder_of_the_header_are_told() -> None:
+    assert command("--version").stdout == f"opjit {opjit.__version__}\n"
+    printed = command("--include").stdout.strip()
+    assert printed == opjit.include_path()
+    assert Path(printed, "opjit.h").is_file()
 
 
 def completed(*words: str) -> list[str]:
