@@ -5,30 +5,8 @@
  * The list is complete: ops and glue call nothing else in libtorch, so one binary serves every torch
  * from 2.10 on. If you write an op you need not read on; opjit.h wraps it all.
  *
- *   first in   function                                           found in
- *   --------   ------------------------------------------------   ---------------------------------
- *   < 2.10     aoti_torch_get_sizes, _strides, _dim, _dtype,      libtorch_cpu
- *              _device_type, _device_index, _delete_tensor_object,
- *              _empty_strided, __reinterpret_tensor, _copy_,
- *              _grad_mode_is_enabled,
- *              _grad_mode_set_enabled, _check, _dtype_*, _device_type_cpu,
- *              _library_init_impl, _init_fragment, _def,
- *              _delete_library_object,
- *              _cpu_mm_out, _cpu_addmm_out
- *   < 2.10     aoti_torch_get_current_device_index,               libtorch_cpu (any accelerator)
- *              _create_device_guard, _delete_device_guard,
- *              _get_current_cuda_stream,                          libtorch_cuda (CUDA builds only)
- *              _cuda_caching_allocator_raw_alloc, _raw_delete,
- *              _cuda_mm_out, _cuda_addmm_out
- *   2.10       torch_library_impl, torch_parallel_for,            libtorch_cpu
- *              torch_get_const_data_ptr, _mutable_data_ptr,
- *              torch_new_list_reserve_size,
- *              torch_list_size, _get_item, _push_back,
- *              torch_delete_list,
- *              torch_string_c_str, torch_delete_string
- *   2.13       torch_exception_get_what_without_backtrace,        libtorch_cpu; weak, so that a binary
- *              torch_new_stable_ivalue,
- *              torch_delete_stable_ivalue                         also loads where they are missing
+ * A function that came after 2.10 is weak, and the comment at its declaration names the version: a binary also loads
+ * where it is missing. Functions of CUDA are in libtorch_cuda, the others in libtorch_cpu.
  *
  * Sources: torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h and
  * torch/csrc/stable/c/shim_function_versions.txt of pytorch/pytorch.

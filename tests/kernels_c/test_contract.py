@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fnmatch
 import math
 import os
 import re
@@ -29,7 +28,6 @@ from tests.helpers import BUNDLED, fresh
 MakeOp = Callable[..., Op]
 HEADERS = resources.folder("kernels_c")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 CC = shutil.which("gcc") or shutil.which("cc") or "cc"
 CXX = shutil.which("g++") or shutil.which("c++")
 
@@ -157,71 +155,33 @@ def test_what_an_author_must_not_ignore_is_a_warning() -> None:
 # What torch has -----------------------------------------------------------------------------------------------------------------
 
 
-def _shim() -> str:
-    return (HEADERS / "opjit_shim.h").read_text(encoding="utf-8")
+def _declared(weak: bool = False) -> set[str]:
+    """The functions of torch that opjit calls, or those of them that may be missing."""
+    shim = (HEADERS / "opjit_shim.h").read_text(encoding="utf-8")
+    code = re.sub(r"/\*.*?\*/|^typedef [^;]*;", "", shim, flags=re.DOTALL | re.MULTILINE)
+    before = r"__attribute__\(\(weak\)\)[^;]*?" if weak else ""
+    return set(re.findall(rf"{before}\b((?:aoti_)?torch_\w+)\(", code))
 
 
-def _declared() -> list[str]:
-    code = re.sub(r"/\*.*?\*/|^typedef [^;]*;", "", _shim(), flags=re.DOTALL | re.MULTILINE)
-    return sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", code)))
-
-
-def _versions() -> list[tuple[str, str]]:
-    """(first version, name or pattern) of the header's table; ``_x`` continues the name before it."""
-    table = _shim().partition("--------   ---")[2].partition("Sources:")[0]
-    version, found = "", []
-    for line in table.splitlines()[1:]:
-        start = re.match(r" \*   (< 2\.10|2\.\d+) ", line)
-        version = start[1] if start else version
-        column = line[14:].partition("   ")[0] if len(line) > 14 else ""
-        found += [(version, name) for name in re.findall(r"\b(?:aoti_)?torch_\w+\*?|(?<![\w])_\w+\*?", column)]
-    return found
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern if not pattern.startswith("_") else f"*{pattern}")
-
-
-def test_the_version_table_names_each_declared_function_and_no_other() -> None:
-    declared, table = _declared(), [name for _, name in _versions()]
-    assert len(declared) > 40
-    assert [name for name in declared if not any(_matches(pattern, name) for pattern in table)] == []
-    assert [pattern for pattern in table if not any(_matches(pattern, name) for name in declared)] == []
-
-
-def _first_version(name: str) -> str:
-    exact = [version for version, pattern in _versions() if pattern == name]
-    return exact[0] if exact else min(version for version, pattern in _versions() if _matches(pattern, name))
-
-
-def test_every_function_exists_in_the_running_torch() -> None:
+def test_every_function_that_is_not_weak_is_in_the_running_torch() -> None:
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    missing = [name for name in _declared() if not hasattr(library, name)]
-    allowed = {name for name in _declared() if "_cuda_" in name}  # in libtorch_cuda
-    if TORCH < (2, 13):
-        allowed |= {name for name in _declared() if _first_version(name) == "2.13"}
-    assert set(missing) <= allowed
+    assert len(_declared()) > 40
+    missing = {name for name in _declared() - _declared(weak=True) if not hasattr(library, name)}
+    assert all("_cuda_" in name for name in missing), "these are in libtorch_cuda"
 
 
-def test_functions_newer_than_the_floor_are_weak() -> None:
-    weak = set(re.findall(r"__attribute__\(\(weak\)\)[^;]*?\b((?:aoti_)?torch_\w+)\(", _shim()))
-    assert weak == {name for name in _declared() if _first_version(name) not in ("< 2.10", "2.10")}
-
-
-def test_the_first_versions_are_torchs() -> None:
+def test_the_weak_functions_are_those_that_came_after_2_10() -> None:
     """torch's header guards each function with the version that brought it."""
     header = Path(torch.__file__).parent / "include/torch/csrc/stable/c/shim.h"
-    stated: dict[str, str] = {}
-    version = "< 2.10"
+    stated: dict[str, tuple[int, int]] = {}
+    version = (0, 0)
     for line in header.read_text(encoding="utf-8").splitlines():
         guard = re.match(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)_0", line)
-        version = f"{guard[1]}.{guard[2]}" if guard else "< 2.10" if line.startswith("#endif") else version
+        version = (int(guard[1]), int(guard[2])) if guard else (0, 0) if line.startswith("#endif") else version
         for name in re.findall(r"\b((?:aoti_)?torch_\w+)\(", line):
             stated.setdefault(name, version)
-    installed = tuple(map(int, torch.__version__.split(".")[:2]))
-    ours = {name: version for name in _declared() if name.startswith("torch_")
-            if (version := _first_version(name)) == "< 2.10" or tuple(map(int, version.split("."))) <= installed}
-    assert {name: stated.get(name) for name in ours} == ours
+    ours = _declared() & stated.keys()
+    assert {name for name in ours if stated[name] > (2, 10)} == _declared(weak=True) & ours
 
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")

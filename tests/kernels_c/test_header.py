@@ -116,12 +116,6 @@ opjit_status failing_cpu(const opjit_tensor *x, opjit_tensor *out)
         op(torch.ones(3))
 
 
-def test_an_error_about_an_argument_names_no_line_of_opjits(make_op: MakeOp) -> None:
-    op = make_op("both(Tensor x) -> Tensor", "opjit_status both_cpu(const opjit_tensor *x, opjit_tensor *out) { return OPJIT_OK; }")
-    with pytest.raises(RuntimeError, match=r"both: the kernel returned OPJIT_OK but did not make the output `out`$"):
-        op(torch.ones(3))
-
-
 def test_a_contiguous_copy_is_no_result(make_op: MakeOp) -> None:
     op = make_op("copied(Tensor x) -> Tensor", """
         opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_contiguous(out, x); }

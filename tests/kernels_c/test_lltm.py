@@ -374,13 +374,6 @@ def test_the_examples_cpp_form_is_right() -> None:
     assert done.stdout.startswith("cpp on cpu: equal to Python")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_example_says_where_a_form_runs() -> None:
-    assert "torch sees no CUDA GPU" in example("benchmark.py", "cuda").stderr
-    assert "the variant `c` runs on the CPU" in example("benchmark.py", "c", "-c").stderr
-
-
 # --------------------------------------------------------------------------------------------------
 # On a GPU
 
