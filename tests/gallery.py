@@ -54,16 +54,10 @@ CALL = 'opjit.add_path("clip")\ntorch.ops.demo.clip(torch.ones(3), 0.5)'
 
 
 class Case(NamedTuple):
-    """A mistake.
+    """A mistake, and the program that makes it, which has imported `torch`, `opjit` and `os`.
 
-    Attributes:
-        title: the mistake, as a heading.
-        code: the program that makes it. `torch`, `opjit` and `os` are imported.
-        where: the words of the message that say where the mistake is: the author's file and line, the argument, the variable, the folder.
-        now: the words of the message that say what to do now, or what would be right.
-        files: the files that it needs, by their paths.
-        shown: the name of the file that the page shows.
-        remark: the page's own words.
+    `where` and `now` are words of the message: the place of the mistake, and what to do or what would be right.
+    The page shows the text of the file `shown`, and a remark of its own.
     """
 
     title: str
@@ -76,13 +70,7 @@ class Case(NamedTuple):
 
 
 class Error(NamedTuple):
-    """What a mistake gives.
-
-    Attributes:
-        name: of the class.
-        message: without the folders of this run.
-        made: the names of all opjit's errors that were made on the way.
-    """
+    """What a mistake gives: the message without the folders of this run, and all of opjit's errors that were made on the way."""
 
     name: str
     message: str

@@ -52,15 +52,7 @@ class Answer(NamedTuple):
 
 
 class Published(NamedTuple):
-    """An op, what a build of it gives, and a remote that holds it, signed.
-
-    Attributes:
-        private: file of the key that signed it.
-        public: the key, as OPJIT_TRUST takes it.
-        name: of the entry's object.
-        pointer: of the object that names its key.
-        content: the object.
-    """
+    """An op, what a build of it gives, and a remote that holds it, signed: the names of the entry's object and of the pointer to it."""
 
     op: Op
     entry: Entry
@@ -126,11 +118,7 @@ Behaviour = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
-    """A web server whose answers a function gives.
-
-    Attributes:
-        asked: the path of every request.
-    """
+    """A web server whose answers a function gives; it keeps the paths and the headers of all requests."""
 
     daemon_threads = True
     block_on_close = False

@@ -57,13 +57,7 @@ STREAM = Stream("stub_stream_t", "stub.h", "stub_current", "stub_exchange", "stu
 
 
 class Stub(Cpu):
-    """The backend.
-
-    Args:
-        sdk: a folder from `write_sdk`.
-        stream: None for a device without streams.
-        compiled: by a compiler of its own; else by the C compiler.
-    """
+    """The backend, with an SDK from `write_sdk`, whose compiler builds the kernels where they are `compiled`; else gcc does."""
 
     name = "stub"
     device_type = "toy"
@@ -102,11 +96,7 @@ def write_sdk(folder: Path) -> Path:
 
 
 def write_compiler(sdk: Path, version: str = "stubcc 1.0", before: str = "") -> None:
-    """Write the compiler: a shell script around gcc, which takes a file of any suffix for C.
-
-    Args:
-        before: a line of it, which runs first.
-    """
+    """Write the compiler: a shell script around gcc, which takes a file of any suffix for C, and runs the line `before` first."""
     program(sdk / "stubcc", f"""#!/bin/sh
 {before}
 [ "$1" = --version ] && {{ echo {shlex.quote(version)}; exit; }}
