@@ -10,7 +10,6 @@ does not import torch.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
 from opjit.environment import is_on
 from opjit.errors import CompileError
-from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, W, Wanted, describe
@@ -84,10 +82,8 @@ def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
     Args:
         warn: about a damaged entry; False for a request's second look.
     """
-    started = time.perf_counter()
     found = wanted.find(store, warn)
     if found is not None:
-        usage.hit(found, store.base, started)
         progress.log(f"{wanted} is built already: {found.folder}")
     return found
 

@@ -15,7 +15,7 @@ from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.recipe.recipe import document_key
-from opjit.store import prune, usage
+from opjit.store import prune
 from opjit.store.entry import Entry, verify
 from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import Store, default_root
@@ -59,7 +59,6 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     Raises:
         BuildError: neither can be written, or the binary must be in the store.
     """
-    usage.miss(store.base)
     started = time.perf_counter()
     try:
         if subject.unread:
@@ -83,7 +82,6 @@ def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
         manifest = make(staged, store.base)
         progress.step("publishing")
         entry = store.put(staged / "entry", subject.folder / manifest.key, manifest, subject.target)
-        usage.built(store.base, manifest.size)
     except CompileError as error:
         if os.path.isdir(staged):
             raise
@@ -100,9 +98,7 @@ def _keep_privately(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     manifest = make(folder, folder)
     progress.step("publishing")
     os.rename(folder / "entry", folder / manifest.key)
-    entry, _ = verify(folder / manifest.key, subject.target)
-    usage.built(store.base, manifest.size)
-    return entry
+    return verify(folder / manifest.key, subject.target)[0]
 
 
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:

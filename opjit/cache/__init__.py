@@ -1,4 +1,4 @@
-"""The cache, for Python code: its folder, its entries, its statistics, and its maintenance.
+"""The cache, for Python code: its folder, its entries, and its maintenance.
 
     >>> [item.op for item in opjit.cache.entries()]
     ['opjit::allreduce']
@@ -10,43 +10,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from opjit.cache import verification
 from opjit.cache.verification import Finding
 from opjit.errors import BadSetting
-from opjit.store import inventory, usage
+from opjit.store import inventory
 from opjit.store import prune as _pruning
 from opjit.store.inventory import Item
 from opjit.store.prune import AGE, Cleared, Pruned
 from opjit.store.store import Store, default_root
 
-__all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "clear", "entries", "path", "prune", "stats", "verify"]
-
-
-class Stats(NamedTuple):
-    """Count what the cache holds, and what it has saved.
-
-    Attributes:
-        entries, size: the number of entries, and their bytes.
-        hits: requests that found a binary; `by_place` counts them by where: a layer, the store or the remote.
-        misses: requests that found no binary.
-        builds, built: builds that made a binary, and the binaries' bytes.
-        saved: seconds of builds that hits avoided, minus the time of the look-ups.
-        since: the time of the first count, in seconds since 1970; None without any count.
-    """
-
-    entries: int
-    size: int
-    hits: int
-    by_place: Mapping[str, int]
-    misses: int
-    builds: int
-    built: int
-    saved: float
-    since: float | None
+__all__ = ["Cleared", "Finding", "Item", "Pruned", "clear", "entries", "path", "prune", "verify"]
 
 
 def path() -> Path:
@@ -67,26 +42,6 @@ def entries() -> list[Item]:
         [('opjit::allreduce', 'x86-64-v…')]
     """
     return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
-
-
-def stats() -> Stats:
-    """Count what the cache holds, and what it has saved all processes that have ended, and this one.
-
-    A process counts in memory and writes its numbers when it exits, so running and killed processes are missing.
-
-    Example:
-        >>> before = opjit.cache.stats().builds
-        >>> opjit.get("round_ste", "cpu")
-        <OpOverload(op='opjit.round_ste', overload='default')>
-        >>> opjit.cache.stats().builds - before
-        1
-    """
-    store = Store(default_root())
-    items = list(inventory.scan(store))
-    counted = usage.total([*usage.lines(store.base / usage.NAME), *usage.of_process(store.base)])
-    by_place = {where: int(counted[where]) for where in usage.WHERE}
-    return Stats(len(items), sum(item.size for item in items), sum(by_place.values()), by_place, int(counted["misses"]),
-                 int(counted["builds"]), int(counted["bytes"]), counted["saved"], counted.get("at"))
 
 
 def verify(*, rebuild: bool = False) -> list[Finding]:

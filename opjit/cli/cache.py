@@ -11,7 +11,7 @@ import click
 
 from opjit.cli import help as helps
 from opjit.cli import output
-from opjit.cli.output import format_duration, format_entries, format_size
+from opjit.cli.output import format_entries, format_size
 from opjit.progress import ago
 
 if TYPE_CHECKING:
@@ -46,26 +46,8 @@ def ls(print_json: output.PrintJson) -> None:
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
                        for op, arch, size, used, key in rows), nl=False)
-
-
-@cache.command(epilog=helps.examples("opjit cache stats"))
-@output.json_option
-def stats(print_json: output.PrintJson) -> None:
-    """Show hits, misses, builds and saved time."""
-    from opjit import cache
-
-    found = cache.stats()
-    if print_json is not None:
-        print_json({"path": cache.path(), **found._asdict()})
-        return
-    places = ", ".join(f"{count} in the {where}" for where, count in found.by_place.items() if count)
-    asked = found.hits + found.misses
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since)) if found.since is not None else "nothing counted yet"
-    for name, value in (("cache", str(cache.path())), ("entries", f"{found.entries}, {format_size(found.size)}"),
-                        ("hits", f"{found.hits} of {asked} requests{f' ({places})' if places else ''}"), ("misses", str(found.misses)),
-                        ("builds", f"{found.builds}, {format_size(found.built)}"), ("time saved", format_duration(found.saved)),
-                        ("since", since)):
-        click.echo(f"{name:<11} {value}")
+    if items:
+        click.echo(f"{format_entries(len(items))}, {format_size(sum(item.size for item in items))}")
 
 
 @cache.command(epilog=helps.examples("opjit cache verify", "opjit cache verify --rebuild"))

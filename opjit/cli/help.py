@@ -14,7 +14,7 @@ SECTIONS = {
     "Write an op": ["new", "test", "bench", "judge", "wheel"],
     "Existing programs": ["run", "record", "why"],
     "Many machines": ["precompile", "cache", "keygen"],
-    "Inspect": ["path", "ls", "stats", "verify"],
+    "Inspect": ["path", "ls", "verify"],
     "Maintain": ["prune", "clear"],
     "Exchange": ["push", "pull", "pack", "unpack"],
 }

@@ -29,7 +29,7 @@ from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
-from opjit.store import bundle, usage
+from opjit.store import bundle
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
@@ -96,7 +96,6 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
         >>> os.environ.update(OPJIT_REMOTE="https://cache.example.org/opjit", OPJIT_TRUST="/etc/opjit/ci.pub")
         >>> opjit.get("allreduce")  # fetched instead of built, if it is there
     """
-    started = time.perf_counter()
     objects = Objects(os.environ["OPJIT_REMOTE"])
     identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
     if identity in _failed:
@@ -118,10 +117,8 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
         entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, str(wanted))
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
-    entry = replace(entry, origin="remote")
-    usage.hit(entry, store.base, started)
     progress.log(f"{wanted} came from the remote: {entry.folder}")
-    return entry
+    return replace(entry, origin="remote")
 
 
 def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:

@@ -23,13 +23,12 @@ FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redir
 
 @dataclass(frozen=True)
 class Entry:
-    """A binary that was verified when this object was made. Comparison ignores the build time and the origin.
+    """A binary that was verified when this object was made. Comparison ignores the origin.
 
     Attributes:
         folder: the entry's folder.
         key: SHA-256 of the document that lists everything it was built from.
         library: path of the shared library.
-        seconds: build time; 0 if the manifest does not give it.
         origin: ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``.
         verified: the file of the library that was verified; see `files.identity`.
     """
@@ -37,7 +36,6 @@ class Entry:
     folder: Path
     key: str
     library: Path
-    seconds: float = field(default=0.0, compare=False)
     origin: str = field(default="store", compare=False)
     verified: tuple[int, ...] = field(default=(), compare=False)
 
@@ -55,7 +53,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")
     check_binary(manifest, content, target)
-    return Entry(folder, manifest.key, folder / manifest.library, manifest.seconds, verified=verified), manifest
+    return Entry(folder, manifest.key, folder / manifest.library, verified=verified), manifest
 
 
 def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:

@@ -9,7 +9,6 @@ from opjit.recipe.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
-_LONGEST = 30 * 86400.0  # seconds; a longer build time is an error in the manifest
 _LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # an extension built as a program has no .so
 
 
@@ -43,15 +42,6 @@ class Manifest(NamedTuple):
         if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
             raise EntryError("the manifest has no linker flags")
         return tuple(link)
-
-    @property
-    def seconds(self) -> float:
-        """The build time; 0 if unknown."""
-        try:
-            seconds = float(self.built_with.get("seconds", 0))
-        except ValueError:
-            return 0.0
-        return seconds if 0 <= seconds < _LONGEST else 0.0
 
     def dump(self) -> bytes:
         fields = {"format": FORMAT, **self._asdict()}

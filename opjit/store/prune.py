@@ -27,7 +27,7 @@ from opjit import files
 from opjit.errors import BadSetting, CacheWarning, EntryError, OpjitError, UntrustedFolder
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import FORMAT
-from opjit.store import inventory, manifest, usage
+from opjit.store import inventory, manifest
 from opjit.store.inventory import Item
 from opjit.store.store import Store
 
@@ -129,7 +129,6 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
         _drop_empty(gone)
         if not ops:
             sweep(store, trash, lambda _: True, ("logs", "toolchain"))
-            trash.take(store.base / usage.NAME)
     return Cleared(len(gone), sum(item.size for item in gone), len(items) - len(gone))
 
 

@@ -271,16 +271,13 @@ def test_a_deeply_nested_document_is_refused(depth: int) -> None:
         manifest.parse(fields.encode())
 
 
-def test_a_build_time_that_is_no_time_is_refused_or_unknown(built_once: tuple[Path, Entry]) -> None:
+def test_a_build_time_that_is_no_string_is_refused(built_once: tuple[Path, Entry]) -> None:
     fields = json.loads((built_once[1].folder / manifest.NAME).read_bytes())
     values: list[object] = [10**400, 1e400, -1, True, None, ["1"], {}]
     for value in values:
         fields["built_with"]["seconds"] = value
         with pytest.raises(EntryError, match="built_with has a value that is not a string"):
             manifest.parse(json.dumps(fields).encode())
-    for text in ("1e400", "9" * 5000, "nan", "-1", "x", ""):
-        fields["built_with"]["seconds"] = text
-        assert manifest.parse(json.dumps(fields).encode()).seconds == 0
 
 
 # --- the library's bytes ---------------------------------------------------------------------------------------------------------
