@@ -44,17 +44,14 @@ def entries() -> list[Item]:
     return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
 
 
-def verify(*, rebuild: bool = False) -> list[Finding]:
+def verify() -> list[Finding]:
     """Compare each entry with its manifest, as a load does. Nothing is changed: the next request for a bad entry replaces it.
-
-    Args:
-        rebuild: also build the entries of declared ops again, and compare the bytes.
 
     Example:
         >>> [(finding.item.op, finding.verdict) for finding in opjit.cache.verify()]
         [('opjit::allreduce', 'good')]
     """
-    return list(verification.verify(Store(default_root()), rebuild))
+    return list(verification.verify(Store(default_root())))
 
 
 def prune(size: int | str | None = None, age: float | str | None = None) -> Pruned:

@@ -20,18 +20,15 @@ from typing import IO, NamedTuple, TypeVar
 
 from opjit import files
 from opjit.backends.targets import Target
-from opjit.cpp_extension import identity
+from opjit.cache import origin
+from opjit.cache.origin import Origin
 from opjit.errors import EntryError, OpjitError, RemoteError
-from opjit.library import origin
-from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Signer, Trust
-from opjit.shared_library import identity as libraries
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
-from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
 _Result = TypeVar("_Result")
@@ -53,45 +50,6 @@ class TransferReport(NamedTuple):
     moved: list[str]
     there: int
     problems: list[str]
-
-
-class _Origin(NamedTuple):
-    """Where an entry belongs, by its manifest.
-
-    Attributes:
-        title: the entry's name in messages.
-        name: the name of its object.
-        key: its key.
-        target: an op's target; None for a C++ extension.
-        pointers: the names of the objects that point to it.
-        most: the number of keys that such an object holds at most.
-    """
-
-    title: str
-    name: str
-    key: str
-    target: Target | None
-    pointers: tuple[str, ...]
-    most: int
-
-    def pointing(self, before: Sequence[str]) -> bytes:
-        """Return the content of a pointer that held these keys, with this entry's in front."""
-        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
-
-
-def _origin(manifest: Manifest) -> _Origin:
-    """Raise OpjitError if a manifest belongs to nothing that this process knows."""
-    document = manifest.document
-    if document.get("made_by") is None:
-        schema, target = origin(manifest)
-        folder = remote.folder_name(schema.qualified, target)
-        name = f"{folder}/{manifest.key}.opjit"
-        return _Origin(f"{schema.qualified} for {target}", name, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
-    kind, own = ("library", libraries) if document.get("made_by") == libraries.MADE_BY else ("extension", identity)
-    folder, known = f"v1/{own.entries_folder(document)}", {**document, "found": {}}  # see remote.py
-    pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
-    name = f"{folder}/{manifest.key}.opjit"
-    return _Origin(f"the {kind} {document['name']}", name, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
 
 
 class _Remote:
@@ -304,7 +262,7 @@ def _members(file: IO[bytes], problems: list[str]) -> Iterator[tuple[str, Callab
         file.seek(after)
 
 
-def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[tuple[_Origin, bytes]]:
+def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[tuple[Origin, bytes]]:
     """Yield the cache's entries of ops, verified and sorted by name, with the bytes of their objects. Adds a line to `problems` for each
     entry that fails."""
     folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
@@ -314,7 +272,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
             manifest = manifests.parse(content.manifest)
             if "debug" in manifest.document:
                 continue  # it names this machine's folders
-            belongs = _origin(manifest)
+            belongs = origin.of(manifest)
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
             if name != belongs.name or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
@@ -359,7 +317,7 @@ def _add_to_cache(found: Iterable[tuple[str, Callable[[], bytes]]], trusted: Tru
             received = bundle.parse(read())
             trusted.check(received)
             manifest = manifests.parse(received.manifest)
-            belongs = _origin(manifest)
+            belongs = origin.of(manifest)
             if name != belongs.name:
                 raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
             remote.examine(manifest, received.library, manifest.key, belongs.target)

@@ -50,24 +50,20 @@ def ls(print_json: output.PrintJson) -> None:
         click.echo(f"{format_entries(len(items))}, {format_size(sum(item.size for item in items))}")
 
 
-@cache.command(epilog=helps.examples("opjit cache verify", "opjit cache verify --rebuild"))
-@click.option("--rebuild", is_flag=True, help="Also build the entries of declared ops again, and compare the bytes.")
-def verify(rebuild: bool) -> None:
+@cache.command(epilog=helps.examples("opjit cache verify"))
+def verify() -> None:
     """Compare every entry with its manifest. The exit code is 1 if one is bad. The next request for a bad entry replaces it."""
-    from opjit.cache import verification
-    from opjit.cache.verification import BAD, DIFFERENT, GOOD, REBUILT
-    from opjit.store.store import Store, default_root
+    from opjit import cache
+    from opjit.cache.verification import BAD, GOOD
 
-    counts = dict.fromkeys((GOOD, REBUILT, DIFFERENT, BAD), 0)
-    for found in verification.verify(Store(default_root()), rebuild):
-        counts[found.verdict] += 1
-        if found.reason:
-            verdict = "not rebuilt" if rebuild and found.in_order else found.verdict
-            click.echo(f"{verdict}: {found.item.op}  {found.item.arch}  {found.item.key}: {found.reason}")
-    names = {GOOD: "good, not rebuilt"} if rebuild else {}
-    parts = [f"{count} {names.get(verdict, verdict)}" for verdict, count in counts.items() if count]
-    click.echo(f"{format_entries(sum(counts.values()))}{': ' if parts else ''}{', '.join(parts)}")
-    sys.exit(1 if counts[BAD] + counts[DIFFERENT] else 0)
+    found = cache.verify()
+    for each in found:
+        if each.reason:
+            click.echo(f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}")
+    counts = [(verdict, sum(each.verdict == verdict for each in found)) for verdict in (GOOD, BAD)]
+    parts = [f"{count} {verdict}" for verdict, count in counts if count]
+    click.echo(f"{format_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
+    sys.exit(1 if any(each.verdict == BAD for each in found) else 0)
 
 
 @cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))
@@ -95,8 +91,7 @@ def clear(ops: tuple[str, ...]) -> None:
     done = cache.clear(*ops)
     click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}, from {cache.path()}")
     if done.failed:
-        be = "is" if done.failed == 1 else "are"
-        raise click.ClickException(f"{format_entries(done.failed)} could not be removed, or {be} of another version of opjit")
+        raise click.ClickException(f"{format_entries(done.failed)} could not be removed")
 
 
 @cache.command(epilog=helps.examples("opjit cache push s3://bucket/opjit --sign keys/ci.key"))

@@ -10,7 +10,6 @@ is used. An entry that is less than an hour old stays, whatever its dates say.
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -24,10 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files
-from opjit.errors import BadSetting, CacheWarning, EntryError, OpjitError, UntrustedFolder
+from opjit.errors import BadSetting, CacheWarning, OpjitError, UntrustedFolder
 from opjit.recipe import toolchain
-from opjit.recipe.recipe import FORMAT
-from opjit.store import inventory, manifest
+from opjit.store import inventory
 from opjit.store.inventory import Item
 from opjit.store.store import Store
 
@@ -80,8 +78,8 @@ class Trash(NamedTuple):
         return not os.path.lexists(aside)
 
     def remove(self, item: Item) -> bool:
-        """Remove an entry. Leaves those of another version of opjit."""
-        return not _of_another_format(item.folder) and self.take(item.folder)
+        """Remove an entry."""
+        return self.take(item.folder)
 
 
 def _drop_empty(gone: Iterable[Item]) -> None:
@@ -156,15 +154,6 @@ def _last_use(entry: os.DirEntry[str]) -> float:
             return max([status.st_mtime, *(_last_use(file) for file in found)])
     except OSError:
         return 0.0
-
-
-def _of_another_format(folder: Path) -> bool:
-    """Return whether an entry's manifest has the format of another version of opjit, which may share this store."""
-    try:
-        fields = json.loads(files.read(folder / manifest.NAME, manifest.MAX_BYTES))
-    except (OSError, ValueError, RecursionError, EntryError):
-        return False
-    return isinstance(fields, dict) and isinstance(fields.get("format"), int) and fields["format"] != FORMAT
 
 
 class Pruned(NamedTuple):

@@ -1,0 +1,56 @@
+"""Where an entry belongs, by its manifest: to an op for a target, to a C++ extension, or to a shared library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from opjit.backends.targets import Target
+from opjit.cpp_extension import identity
+from opjit.library import origin as op_of
+from opjit.recipe.recipe import base_key, document_key
+from opjit.share import remote
+from opjit.shared_library import identity as libraries
+from opjit.store.manifest import Manifest
+
+
+class Origin(NamedTuple):
+    """Where an entry belongs.
+
+    Attributes:
+        title: the entry's name in messages.
+        folder: of the entry and others like it, below a store's root; in a remote the folder of its objects.
+        key: its key.
+        target: an op's target; None for a C++ extension.
+        pointers: the names of the objects that point to it.
+        most: the number of keys that such an object holds at most.
+    """
+
+    title: str
+    folder: str
+    key: str
+    target: Target | None
+    pointers: tuple[str, ...]
+    most: int
+
+    @property
+    def name(self) -> str:
+        """The name of its object in a remote."""
+        return f"{self.folder}/{self.key}.opjit"
+
+    def pointing(self, before: Sequence[str]) -> bytes:
+        """Return the content of a pointer that held these keys, with this entry's in front."""
+        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
+
+
+def of(manifest: Manifest) -> Origin:
+    """Raise OpjitError if a manifest belongs to nothing that this process knows."""
+    document = manifest.document
+    if document.get("made_by") is None:
+        schema, target = op_of(manifest)
+        folder = remote.folder_name(schema.qualified, target)
+        return Origin(f"{schema.qualified} for {target}", folder, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
+    kind, own = ("library", libraries) if document.get("made_by") == libraries.MADE_BY else ("extension", identity)
+    folder, known = f"v1/{own.entries_folder(document)}", {**document, "found": {}}  # see remote.py
+    pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
+    return Origin(f"the {kind} {document['name']}", folder, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
