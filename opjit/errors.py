@@ -116,7 +116,7 @@ class LoadError(OpjitError):
 
 
 class RemoteError(OpjitError):
-    """A remote, a pack or a key cannot be used as requested."""
+    """A remote or a key cannot be used as requested."""
 
 
 class EntryError(OpjitError):

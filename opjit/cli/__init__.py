@@ -166,7 +166,7 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
         OPJIT_DEBUG=1 gdb --args python program.py
         (gdb) break scale.c:12
 
-    A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel, pack or remote.
+    A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel and no remote.
     """
     from opjit import files, request
     from opjit.declare import arguments

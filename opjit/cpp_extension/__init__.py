@@ -62,7 +62,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - A C++ program is compiled with light headers: those of torch's own that its names need, in a tenth of the time of torch/extension.h;
       one that does not compile with them, with torch/extension.h. `opjit why NAME` shows which and why. `fast=False` or OPJIT_FAST=0
       always takes torch/extension.h.
-    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push`, `pull`, `pack` and `unpack` serve extensions as they do ops. A binary is found where
+    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push` and `pull` serve extensions as they do ops. A binary is found where
       torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
     - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
     - ROCm and SYCL builds, and arguments of unexpected types, go to torch unchanged.

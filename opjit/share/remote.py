@@ -29,8 +29,6 @@ from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
-from opjit.store import bundle
-from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
@@ -173,11 +171,10 @@ def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] |
     """
     for key in _keys(wanted, read):
         try:
-            found = bundle.parse(read(f"{wanted.folder}/{key}.opjit", MAX_BYTES))
+            content = read(f"{wanted.folder}/{key}.opjit", MAX_BYTES)
         except FileNotFoundError:
             continue
-        trusted.check(found)
-        manifest = manifests.parse(found.manifest)
+        found, manifest = trusted.opened(content)
         examine(manifest, found.library, key, wanted.target)
         if wanted.fits(key, manifest.document):
             return key, found

@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.store import bundle as bundles
+from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
+from opjit.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -41,6 +44,13 @@ class Trust(NamedTuple):
     """
 
     keys: tuple[bytes, ...]
+
+    def opened(self, content: bytes) -> tuple[Bundle, Manifest]:
+        """Split an object, check its signature, and only then parse its manifest. Raises the errors of `check`, and EntryError if it is
+        damaged."""
+        found = bundles.parse(content)
+        self.check(found)
+        return found, manifests.parse(found.manifest)
 
     def check(self, bundle: Bundle) -> None:
         """Check that a trusted key has signed an entry, without parsing it. Raises EntryError if it has no signature, or none of these keys

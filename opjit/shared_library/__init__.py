@@ -21,7 +21,7 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
     """Compile sources into one shared library, or take it from the cache. The caller opens it: ctypes, dlopen, tvm_ffi.load_module.
 
     The key is content: sources, the headers that they include, flags, archs and the compilers' versions. It has no path, torch or Python.
-    Layers, remotes, packs, OPJIT_OFFLINE, OPJIT_JOBS, pruning, `opjit record`, `precompile` and `why` serve libraries as they do
+    Layers, remotes, OPJIT_OFFLINE, OPJIT_JOBS, pruning, `opjit record`, `precompile` and `why` serve libraries as they do
     extensions.
 
     Args:

@@ -1,4 +1,4 @@
-"""An entry as one string of bytes, for a remote, a pack or another node.
+"""An entry as one string of bytes, for a remote or another node.
 
     opjit entry 1\\n
     <length of the manifest, in digits> <signature of the manifest, 128 hex digits; or ->\\n

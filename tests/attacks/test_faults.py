@@ -22,7 +22,7 @@ from tests import helpers
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(3600)]
 
-# Python reports each file operation before it begins. Faults are those of the cache and the pack, not of sources or opjit's own files.
+# Python reports each file operation before it begins. Faults are those of the cache and the remote, not of sources or opjit's own files.
 HOOK = """
 import os, sys, threading
 from opjit.cache import transfer
@@ -60,30 +60,32 @@ SCENARIOS = {
     "warm": PLUS,
     "reload": "    opjit.get('keytest::plus', 'cpu')\n    Path({op!r}, 'plus.c').touch()\n"
               "    return opjit.get('keytest::plus', 'cpu', reload=True)(torch.ones(1)).tolist()",
-    "pack": "    transfer.pack({pack!r})\n    return [2.0]",
-    "unpack": "    transfer.unpack({pack!r})\n    return [2.0]",
+    "push": "    transfer.push({remote!r}, sign=None)\n    return [2.0]",
+    "pull": "    transfer.pull({remote!r})\n    return [2.0]",
     "prune": "    opjit.cache.prune(0)\n    return [2.0]",
 }
-_CACHED = {"warm", "reload", "pack", "prune"}  # they begin with a built op
+_CACHED = {"warm", "reload", "push", "prune"}  # they begin with a built op
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.ENOSPC, errno.EACCES, "kill"], ids=["EIO", "ENOSPC", "EACCES", "kill"])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_fault_at_any_step_gives_the_right_result_or_an_error_of_opjit(entry: Entry, op: Path, tmp_path: Path, name: str,
                                                                         fault: int | str) -> None:
-    full, root, pack = tmp_path / "full", tmp_path / "cache", tmp_path / "pack.tar"
+    full, root, remote = tmp_path / "full", tmp_path / "cache", tmp_path / "remote"
     root.rename(full)
     shutil.copytree(full, root)
-    transfer.pack(pack)
-    kept = pack.read_bytes()
-    scenario = SCENARIOS[name].format(op=str(op), pack=str(pack))
-    places = (str(root), str(pack), f"{tmp_path}/.")  # and the staged pack
-    changes: dict[str, str | None] = {"OPJIT_CACHE": str(root), "OPJIT_TRUST": None}
+    transfer.push(remote.as_uri(), sign=None)
+    remote.rename(tmp_path / "kept")
+    scenario = SCENARIOS[name].format(op=str(op), remote=remote.as_uri())
+    places = (str(root), str(remote))
+    changes: dict[str, str | None] = {"OPJIT_CACHE": str(root), "OPJIT_TRUST": "unsigned"}
     for step in itertools.count(1):
         shutil.rmtree(root)
         if name in _CACHED:
             shutil.copytree(full, root)
-        pack.write_bytes(kept)
+        shutil.rmtree(remote, ignore_errors=True)
+        if name == "pull":
+            shutil.copytree(tmp_path / "kept", remote)
         done = helpers.ended(helpers.declare(op) + HOOK.format(step=step, fault=repr(fault), scenario=scenario, places=places), changes)
         told = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
         where = f"{name}, step {step}: {done.stdout}{done.stderr}"

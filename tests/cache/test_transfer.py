@@ -1,16 +1,10 @@
-"""Push, pull, pack, unpack: exactly the sent entries arrive, with their signatures."""
+"""Push and pull: exactly the sent entries arrive, with their signatures."""
 
 from __future__ import annotations
 
-import errno
-import io
-import os
 import shutil
 import signal
-import subprocess
-import tarfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +19,7 @@ from opjit.share import remote, transport, trust
 from opjit.store.entry import verify
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root, tmpfs
+from tests.helpers import as_root, tmpfs
 from tests.remotes import Published, ask, from_folder, serving
 
 
@@ -227,21 +221,6 @@ def test_without_an_address_or_with_one_that_is_none_the_commands_say_what_is_ex
         assert "nosuch" in opjit("cache", words[0], "nosuch://x", *words[1:]).output
 
 
-@pytest.mark.parametrize("failing", ["open", "unlink"])
-def test_a_pack_in_a_folder_that_cannot_be_entered_is_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    """Even if the staged file cannot be removed."""
-    def refuse(self: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    monkeypatch.setattr(os, "replace", lambda *_: refuse(tmp_path) if failing == "unlink" else None)
-    done = opjit("cache", "pack", "/proc/nowhere/pack.tar" if failing == "open" else tmp_path / "pack.tar")
-    assert done.exit_code == 1
-    assert "pack.tar cannot be written: " in done.output
-
-
 def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
@@ -263,39 +242,10 @@ def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, 
         assert helpers.entries(empty) == []
 
 
-# --- pack and unpack -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_pack_is_unpacked_into_another_cache_and_the_same_entries_give_the_same_bytes(
-    published: Published, other: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = opjit("cache", "pack", tmp_path / "a.tar")
-    assert (packed.exit_code, packed.output) == (0, "packed 2, 0 already there, 0 left out\n")
-    transfer.pack(tmp_path / "b.tar")
-    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
-    assert not list(tmp_path.glob(".*"))
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    unpacked = opjit("cache", "unpack", tmp_path / "a.tar")
-    assert unpacked.output.splitlines() == [other.name, published.name, "unpacked 2, 0 already there, 0 left out"]
-    assert good(empty, published, other)
-    assert opjit("cache", "unpack", tmp_path / "a.tar").output == "unpacked 0, 2 already there, 0 left out\n"
-
-
-def test_a_pack_is_a_plain_tar_in_order_without_dates_and_owners(published: Published, other: Published, tmp_path: Path) -> None:
-    transfer.pack(tmp_path / "a.tar", sign=published.private)
-    with tarfile.open(tmp_path / "a.tar", "r:") as archive:
-        members = archive.getmembers()
-    assert [member.name for member in members] == [*sorted([published.name, other.name]), *sorted([published.pointer, other.pointer])]
-    assert {(member.mtime, member.uid, member.gid, member.uname, member.mode, member.type) for member in members} == {
-        (0, 0, 0, "", 0o644, tarfile.REGTYPE)}
-
-
-def test_a_pack_untarred_on_a_web_server_is_a_remote(
+def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
     published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]
 ) -> None:
-    transfer.pack(tmp_path / "a.tar", sign=published.private)
-    (tmp_path / "www").mkdir()
-    subprocess.run(["tar", "xf", str(tmp_path / "a.tar"), "-C", str(tmp_path / "www")], check=True)
+    transfer.push((tmp_path / "www").as_uri(), sign=published.private)
     receive()
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
     with serving(from_folder(tmp_path / "www")) as server:
@@ -306,145 +256,6 @@ def test_a_pack_untarred_on_a_web_server_is_a_remote(
         assert good(empty, published)
         (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
         assert transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
-
-
-def test_a_pack_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.tar").write_text("old")
-    shutil.rmtree(cache)
-    nothing = opjit("cache", "pack", tmp_path / "a.tar")
-    assert nothing.exit_code == 1
-    assert "there is no entry to pack" in nothing.output
-    assert (tmp_path / "a.tar").read_text() == "old"
-    assert not list(tmp_path.glob(".*"))
-    refused = opjit("cache", "pack", tmp_path / "nowhere" / "a.tar")
-    assert "cannot be written" in refused.output
-
-
-def test_a_pack_that_somebody_else_could_have_written_must_be_signed(
-    published: Published, other: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = tmp_path / "a.tar"
-    transfer.pack(pack, sign=published.private)
-    transfer.pack(tmp_path / "own.tar")
-    pack.chmod(0o666)
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    refused = opjit("cache", "unpack", pack)
-    assert refused.exit_code == 1
-    assert "can be written by others" in refused.output
-    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert "can be written by others" in opjit("cache", "unpack", pack).output
-    monkeypatch.setenv("OPJIT_TRUST", other.public)
-    refused = opjit("cache", "unpack", pack)
-    assert (refused.exit_code, refused.output.count("is left out: no key in OPJIT_TRUST made its signature")) == (1, 2)
-    assert not empty.exists()
-    monkeypatch.setenv("OPJIT_TRUST", published.public)
-    refused = opjit("cache", "unpack", tmp_path / "own.tar")
-    assert (refused.exit_code, refused.output.count("it is not signed")) == (1, 2)
-    assert not empty.exists()
-    assert opjit("cache", "unpack", pack).exit_code == 0
-    assert good(empty, published, other)
-
-
-@as_root
-@pytest.mark.parametrize("how", ["owner", "link"])
-def test_a_pack_of_another_user_or_behind_a_link_is_refused(tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    transfer.pack(tmp_path / "a.tar")
-    if how == "owner":
-        os.chown(tmp_path / "a.tar", SOMEBODY, SOMEBODY)
-    else:
-        (tmp_path / "a.tar").rename(tmp_path / "real.tar")
-        (tmp_path / "a.tar").symlink_to(tmp_path / "real.tar")
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    refused = opjit("cache", "unpack", tmp_path / "a.tar")
-    assert refused.exit_code == 1
-    assert "is not unpacked" in refused.output
-    assert not empty.exists()
-
-
-# What is said of them.
-PACKS = {
-    **dict.fromkeys(("dotdot.tar", "absolute.tar", "extra.tar"), "its name is not an entry's"),
-    **dict.fromkeys(("links.tar", "devices.tar", "long-name.tar", "sparse.tar"), "it is not a plain file"),
-    **dict.fromkeys(("bomb.tar", "bomb-octal.tar", "negative.tar"), "its size exceeds the file's"),
-    **dict.fromkeys(("not-a-tar.tar", "damaged-header.tar", "no-end.tar"), "damaged or truncated"),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in make.FILES if name.endswith(".tar")])
-def test_a_hostile_pack_leaves_nothing_anywhere_and_every_member_is_named(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    shutil.copy(make.HERE / name, tmp_path / name)
-    before = helpers.snapshot(tmp_path)
-    result = opjit("cache", "unpack", tmp_path / name)
-    assert result.exit_code == 1
-    assert result.output.splitlines()[-1].startswith("unpacked 0, 0 already there, ")
-    assert PACKS[name] in result.output
-    assert helpers.snapshot(tmp_path) == before
-
-
-def _with(pack: Path, *members: tuple[str, bytes]) -> Path:
-    """A pack with more members in front."""
-    made = pack.with_name("made.tar")
-    with tarfile.open(made, "w", format=tarfile.USTAR_FORMAT) as archive, tarfile.open(pack, "r:") as old:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-        for member in old.getmembers():
-            archive.addfile(member, old.extractfile(member))
-    return made
-
-
-def test_what_is_hostile_or_damaged_in_a_pack_is_named_and_the_rest_is_unpacked(
-    published: Published, other: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer.pack(tmp_path / "a.tar")
-    swapped = published.bundle._replace(library=other.library).dump()
-    key = other.entry.key
-    made = _with(tmp_path / "a.tar", ("../../evil", b"x"), (published.name.replace("v1/", "v1/x"), published.content),
-                 (other.name.replace(key, "1" * 64), swapped), (published.name, swapped),
-                 (published.name.replace("remotetest", "opjit"), published.content))
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    result = opjit("cache", "unpack", made)
-    assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "unpacked 2, 0 already there, 5 left out"
-    assert good(empty, published, other)
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
-def test_a_file_of_a_pack_that_follows_a_link_of_its_name_is_left_out(
-    published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes
-) -> None:
-    """tar would write through the link, so whoever made that meant harm."""
-    link = tarfile.TarInfo(published.name)
-    link.type, link.linkname = kind, "/etc/passwd"
-    transfer.pack(tmp_path / "a.tar")
-    made = tmp_path / "made.tar"
-    made.write_bytes(link.tobuf(tarfile.USTAR_FORMAT) + (tmp_path / "a.tar").read_bytes())
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    result = opjit("cache", "unpack", made)
-    assert result.exit_code == 1
-    assert "its name is also that of something else than a file" in result.output
-    assert len(list(empty.rglob("*.so"))) == 1, "the other entry"
-
-
-@pytest.mark.parametrize("keep", [0, 100, 511, 512, 700, -5000, -11000])
-def test_a_pack_that_was_cut_off_says_so_and_gives_what_is_whole(
-    published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, keep: int
-) -> None:
-    transfer.pack(tmp_path / "a.tar", ops=[published.op.qualified])
-    content = (tmp_path / "a.tar").read_bytes()
-    end = len(content) - len(content[:].rstrip(b"\0"))
-    cut = content[:keep] if keep >= 0 else content[:len(content) - end + keep]
-    (tmp_path / "a.tar").write_bytes(cut)
-    monkeypatch.setenv("OPJIT_CACHE", str(empty))
-    result = opjit("cache", "unpack", tmp_path / "a.tar")
-    assert result.exit_code == 1
-    assert "damaged or truncated" in result.output
 
 
 def test_the_library_functions_do_what_the_commands_do(

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -153,47 +152,31 @@ def objects(held: Path, suffix: str) -> list[Path]:
     return sorted(path for path in held.rglob(f"*.{suffix}"))
 
 
-def test_a_pack_carries_an_extension_to_a_machine_without_a_compiler(
-    cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = build(name, source)
-    path = tmp_path / "all.tar"
-    assert cache_command("pack", str(path), f"cpp_extension::{name}").exit_code == 0
-    first = path.read_bytes()
-    assert cache_command("pack", str(path)).output == "packed 1, 0 already there, 0 left out\n"
-    assert path.read_bytes() == first
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
-    assert cache_command("unpack", str(path)).exit_code == 0
-    moved = checkout(tmp_path / "another" / "checkout")
-    assert elsewhere(tmp_path, name, moved) == (tmp_path / "elsewhere" / library.relative_to(cache), 11)
-    assert is_missed(tmp_path, name, checkout(tmp_path / "changed", hidden=20))
-    assert not is_missed(tmp_path, name, moved)
-
-
-def test_a_program_arrives_as_one(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
+def test_a_program_arrives_as_one(cache: Path, name: str, tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "main.cpp"
     path.write_text('#include <cstdio>\nint main() { puts("hello"); }\n')
     made = opjit.load(name, [str(path)], is_python_module=False, is_standalone=True)
-    assert cache_command("pack", str(tmp_path / "all.tar")).exit_code == 0
+    assert cache_command("push", held.as_uri(), "--unsigned").exit_code == 0
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
-    assert cache_command("unpack", str(tmp_path / "all.tar")).exit_code == 0
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    assert cache_command("pull", held.as_uri()).exit_code == 0
     code = f"import opjit, subprocess\nsubprocess.run([opjit.load({name!r}, [{str(path)!r}], is_python_module=False, is_standalone=True)])"
     assert fresh(code, {"OPJIT_OFFLINE": "1"}).stdout == "hello\n"
     assert (tmp_path / "elsewhere" / Path(str(made)).relative_to(cache)).is_file()
 
 
-def test_an_entry_under_another_extensions_name_is_not_unpacked(
-    cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
+def test_an_entry_under_another_extensions_name_is_not_pulled(
+    cache: Path, name: str, source: Path, tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(name, source)
-    transfer.pack(tmp_path / "good.tar")
-    with tarfile.open(tmp_path / "good.tar") as good, tarfile.open(tmp_path / "bad.tar", "w", format=tarfile.USTAR_FORMAT) as bad:
-        for member in good:
-            content = good.extractfile(member)
-            member.name = member.name.replace(name, "innocent")
-            bad.addfile(member, content)
+    transfer.push(held.as_uri(), sign=None)
+    folder = held / "v1" / f"cpp_extension.{name}"
+    folder.rename(folder.with_name("cpp_extension.innocent"))
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
-    report = transfer.unpack(tmp_path / "bad.tar")
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    report = transfer.pull(held.as_uri())
     assert report.moved == []
     assert [problem for problem in report.problems if f"an entry of the extension {name}, not the one in its name" in problem]
     assert helpers.entries(tmp_path / "elsewhere") == []
