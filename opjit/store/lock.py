@@ -1,17 +1,16 @@
 """One builder per key and machine. The lock only saves work: without it, two builders publish the same bytes, and one wins.
 
-    <tmp>/opjit-<uid>/<key>.lock    filelock's, over flock(2): the kernel releases it when its holder dies
-    <tmp>/opjit-<uid>/<key>.json    the holder's note: process, start time and step, rewritten every second as a heartbeat
+    <tmp>/opjit-<uid>/<key>.lock    flock(2): the kernel releases it when its holder dies
+    <tmp>/opjit-<uid>/<key>.note    who holds it, since when and for which step, rewritten every second as a heartbeat
 
-A separate thread acquires and releases the lock and writes the note, so a lock service that hangs cannot block the build. A waiter
-measures the heartbeat by its own clock. If the note does not change for HEARTBEAT_TIMEOUT, the waiter takes the holder for stopped and
-builds without the lock. Lock files are never removed: two waiters could then lock different files.
+A separate thread acquires and releases the lock and writes the note, so a lock service that hangs cannot block the build. If the note does
+not change for HEARTBEAT_TIMEOUT, a waiter takes the holder for stopped and builds without the lock. Lock files are never removed: two
+waiters could then lock different files.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import queue
 import tempfile
@@ -21,33 +20,25 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from filelock import Timeout, UnixFileLock
-
-from opjit import files, processes, progress
+from opjit import files, progress
 from opjit.errors import CacheWarning, EntryError
-
-processes.watch_forks()  # again, as filelock has registered fork hooks of its own
 
 POLL = 0.05  # seconds between a waiter's checks
 HEARTBEAT = 1.0  # seconds between a holder's notes
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a new note until a waiter builds without the lock
-STEP_TIMEOUT = 3600.0  # seconds in one step until a holder stops its heartbeat
-_NOTE_BYTES = 1 << 16  # the largest note of a holder
+_NOTE_BYTES = 200
 _RELEASE_TIMEOUT = 5.0  # seconds that a holder waits for its thread to release the lock
+_open: set[int] = set()  # descriptors of this process's lock files
 
 
-class Holder(NamedTuple):
-    """A holder's note: its process, when it acquired the lock (seconds since 1970), and its step."""
+def _close_all() -> None:
+    """Let go of a parent's locks in a forked child, which would keep them beyond the parent's death."""
+    while _open:
+        os.close(_open.pop())
 
-    pid: int
-    since: float
-    step: str
 
-    def __str__(self) -> str:
-        since = time.strftime("%H:%M:%S", time.localtime(self.since))
-        return f"process {self.pid}, which has been building it since {since} ({self.step})"
+os.register_at_fork(after_in_child=_close_all)
 
 
 def folder() -> Path:
@@ -59,15 +50,8 @@ def folder() -> Path:
 def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a key during the block. If locks do not work, or the holder hangs, warn and go on without it.
 
-    The block reports its steps with `progress.step`; waiters see them.
-
-    Args:
-        on_wait: called with the holder's process, start time and step, as text, whenever one of them changes.
-
-    Example:
-        >>> with lock.held(key, print):
-        ...     build()
-        process 4711, which has been building it since 10:02:31 (compiling)
+    The block reports its steps with `progress.step`; `on_wait` of a waiter is called with the holder's process, start time and step, as
+    text, whenever one of them changes.
     """
     thread = _LockThread(key)
     try:
@@ -78,17 +62,25 @@ def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         thread.release()
 
 
+def holder(note: Path) -> str:
+    """Say who holds a lock, as far as its note can be read."""
+    with suppress(OSError, EntryError, UnicodeDecodeError):
+        text = files.read(note, _NOTE_BYTES).decode()
+        if text and text.isprintable():
+            return text
+    return "another process, which is building it"
+
+
 class _LockThread(threading.Thread):
     """Acquires a lock, sends heartbeats, and releases the lock on request."""
 
     def __init__(self, key: str) -> None:
         super().__init__(name="opjit-lock", daemon=True)
-        self.key = key
+        self._lock, self._note = folder() / f"{key}.lock", folder() / f"{key}.note"
         self._owner = os.getpid()
         self._settled = threading.Event()  # acquired or failed
         self._trouble: str | None = None  # why it failed
         self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._note: Path | None = None
         self._acquired = self._released = False
 
     # --- called by the building thread
@@ -104,18 +96,17 @@ class _LockThread(threading.Thread):
             warnings.warn(CacheWarning(f"building without a lock, so another process may build the same: {trouble}"), stacklevel=4)
 
     def _wait(self, on_wait: Callable[[str], None]) -> str | None:
-        reported, seen, silent, last = "", None, 0.0, time.monotonic()
+        reported, seen, since = "", None, time.monotonic()
         while not self._settled.wait(POLL):
-            sign = files.stamp(self._note) if self._note is not None else None
-            now = time.monotonic()
-            # At most a second per check: this process may have been stopped itself.
-            silent, seen, last = (silent + min(now - last, 1.0) if sign == seen else 0.0), sign, now
-            text = str((holder(self._note) if self._note is not None else None) or "another process, which is building it")
-            if text != reported and not self._acquired:  # once acquired, the note is this process's own
+            stamp, now = files.stamp(self._note), time.monotonic()
+            if stamp != seen:
+                seen, since = stamp, now
+            text = holder(self._note)
+            if text != reported and not self._acquired:  # then the note is this process's own
                 reported = text
                 on_wait(text)
-            if silent > HEARTBEAT_TIMEOUT:
-                return f"waited for {text}; it has given no sign of life for {silent:.0f} s"
+            if now - since > HEARTBEAT_TIMEOUT:
+                return f"waited for {text}; it has given no sign of life for {now - since:.0f} s"
         return self._trouble
 
     def step(self, name: str) -> None:
@@ -137,65 +128,40 @@ class _LockThread(threading.Thread):
     # --- run by this thread
 
     def run(self) -> None:
+        descriptor = -1
         try:
-            place = folder()
-            files.make_private(place)
-            problem = files.distrusted(place)
+            files.make_private(folder())
+            problem = files.distrusted(folder())
             if problem:
                 raise OSError(problem)
-            self._note = place / f"{self.key}.json"
-            _probe(place)
-            lock = UnixFileLock(place / f"{self.key}.lock", mode=0o600, fallback_to_soft=False, thread_local=False)
-            if not self._acquire(lock):
-                return
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            _open.add(descriptor)
+            if self._flock(descriptor):
+                self._hold()
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not free it while a child that is being forked has it, too
         except Exception as error:  # the build must not wait for any failure here
             self._fail(error)
-            return
-        try:
-            self._hold(self._note)
         finally:
-            with suppress(OSError):  # closing the file frees the lock all the same
-                lock.release(force=True)
+            if descriptor in _open:
+                _open.remove(descriptor)
+                os.close(descriptor)
 
-    def _acquire(self, lock: UnixFileLock) -> bool:
+    def _flock(self, descriptor: int) -> bool:
         while not self._released:
             try:
-                lock.acquire(timeout=0)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._acquired = True
                 return True
-            except Timeout:
+            except BlockingIOError:
                 time.sleep(POLL)
         return False
 
-    def _hold(self, note: Path) -> None:
-        fields = {"pid": os.getpid(), "since": time.time()}
-        step: str | None = "compiling"
-        began = time.monotonic()
-        self._acquired = True
-        while step is not None:
-            if time.monotonic() - began < STEP_TIMEOUT:
-                files.write_note(note, json.dumps({**fields, "step": step}))
+    def _hold(self) -> None:
+        since, step = time.strftime("%H:%M:%S"), "compiling"
+        while step:
+            files.write_note(self._note, f"process {self._owner}, which has been building it since {since} ({step[:40]})")
             self._settled.set()
             with suppress(queue.Empty):
-                step = self._steps.get(timeout=HEARTBEAT)
-                began = time.monotonic()
+                step = self._steps.get(timeout=HEARTBEAT) or ""
         with suppress(OSError):
-            note.unlink()
-
-
-def _probe(place: Path) -> None:
-    """Call flock once. If it hangs, it hangs this thread; inside filelock it would hang every fork of the process."""
-    descriptor = os.open(place / "probe", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    finally:
-        os.close(descriptor)
-
-
-def holder(note: Path) -> Holder | None:
-    """Read a holder's note; None if it is missing or damaged."""
-    try:
-        fields = json.loads(files.read(note, _NOTE_BYTES))
-        time.localtime(float(fields["since"]))  # raises if it is not a date
-        return Holder(int(fields["pid"]), float(fields["since"]), str(fields["step"])[:40])
-    except (OSError, EntryError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+            self._note.unlink()

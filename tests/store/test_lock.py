@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import signal
 import subprocess
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,32 +145,6 @@ def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, 
         assert builder.communicate() == ("[2.0]\n", "")
 
 
-def test_a_step_that_takes_an_hour_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "STEP_TIMEOUT", 0.5)
-    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 0.5)
-    monkeypatch.setattr(lock, "HEARTBEAT", 0.1)
-    with lock.held("key", lambda holder: None):
-        assert len(hold()) == 1
-
-
-@pytest.mark.slow
-def test_the_time_that_a_waiter_was_stopped_itself_is_no_silence_of_its_holder() -> None:
-    code = ("import warnings\nfrom opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.5\nwarnings.simplefilter('error')\n"
-            "with lock.held('key', lambda holder: print('waits', flush=True)): print('took it')\n")
-    with holder() as running, process(code) as waiter:
-        assert line(waiter) == "waits"
-        for stopped in (waiter, running):
-            os.kill(stopped.pid, signal.SIGSTOP)
-        time.sleep(3)
-        os.kill(waiter.pid, signal.SIGCONT)
-        time.sleep(0.2)
-        os.kill(running.pid, signal.SIGCONT)
-        time.sleep(0.5)
-        assert waiter.poll() is None
-        os.kill(running.pid, signal.SIGKILL)
-        assert waiter.communicate() == ("took it\n", "")
-
-
 def test_a_waiter_that_is_interrupted_leaves_nothing_behind() -> None:
     with holder() as running:
 
@@ -271,7 +243,7 @@ with lock.held("key", print):
     child = os.fork()
     if child:
         os.waitpid(child, 0)
-        print(os.path.exists(lock.folder() / "key.json"), flush=True)
+        print(os.path.exists(lock.folder() / "key.note"), flush=True)
         sys.stdin.read()
     else:
         progress.step("a step of the child")
@@ -308,8 +280,8 @@ with lock.held("key", print):
 
 def test_the_lock_s_folder_is_the_user_s_alone_and_the_note_goes_with_the_lock(here: Path) -> None:
     with lock.held("key", lambda holder: None):
-        assert json.loads((lock.folder() / "key.json").read_text())["pid"] == os.getpid()
-    assert not (lock.folder() / "key.json").exists()
+        assert f"process {os.getpid()}, " in (lock.folder() / "key.note").read_text()
+    assert not (lock.folder() / "key.note").exists()
     assert lock.folder().stat().st_mode & 0o777 == 0o700
     assert (lock.folder() / "key.lock").stat().st_mode & 0o077 == 0
 
@@ -326,7 +298,7 @@ def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(here: Path, tmp
     assert len(hold()) == 1
     assert not (tmp_path / "missing").exists()
     (lock.folder() / "key.lock").unlink()
-    (lock.folder() / "key.json").symlink_to(tmp_path / "precious")  # the holder's note is replaced
+    (lock.folder() / "key.note").symlink_to(tmp_path / "precious")  # the holder's note is replaced
     assert hold() == []
     assert (tmp_path / "precious").read_text() == "content"
 
@@ -356,8 +328,6 @@ def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, 
     "error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")]
 )
 def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    import fcntl
-
     def fail(*args: object) -> None:
         raise error
 
@@ -365,12 +335,8 @@ def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: p
     assert len(hold()) == 1
 
 
-@pytest.mark.parametrize(
-    "note",
-    ["", "{", "[]", "null", '{"pid": "x"}', '{"pid": 1}', '{"pid": 1, "since": "y"}', '{"pid": 1e999, "since": 0, "step": "x"}',
-     '{"pid": 1, "since": 1e999, "step": "x"}', '{"pid": 1, "since": 0}', "\udc80"],
-)
-def test_a_damaged_note_about_the_holder_is_no_trouble(here: Path, note: str) -> None:
+@pytest.mark.parametrize("note", ["", "\x1b[2J", "\n", "x" * 1000, "\udc80"])
+def test_a_damaged_note_about_the_holder_is_not_shown(here: Path, note: str) -> None:
     hold()
-    (lock.folder() / "key.json").write_text(note, errors="surrogateescape")
-    assert lock.holder(lock.folder() / "key.json") is None
+    (lock.folder() / "key.note").write_text(note, errors="surrogateescape")
+    assert lock.holder(lock.folder() / "key.note") == "another process, which is building it"
