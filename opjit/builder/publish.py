@@ -89,7 +89,7 @@ def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     finally:
         files.remove_tree(staged)
     if store.root == default_root():  # other stores are never pruned
-        prune.after_build(store, entry.folder)
+        prune.after_build(store)
     return entry
 
 

@@ -98,7 +98,6 @@ class Nvrtc(NamedTuple):
 
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minutes
 _NOTE_BYTES = 1 << 20  # the largest note on a compiler
-NOTE = re.compile(r"(cc|cxx|nvcc|own-[0-9a-f]{8})-[0-9a-f]{16}\.json")  # the name of a note
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that would change a compiler's output without changing the key.

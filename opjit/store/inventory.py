@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,18 +44,15 @@ class Item(NamedTuple):
 
 def scan(store: Store) -> Iterator[Item]:
     """Yield all entries, unordered. Skips other folders, and entries that are being removed."""
-    for op in folders(store.base):
-        if op.name in SPECIAL:
-            continue
-        for arch in folders(op.path):
-            for entry in folders(arch.path):
+    for op in _folders(store.base):
+        for arch in _folders(op.path) if op.name not in SPECIAL else ():
+            for entry in _folders(arch.path):
                 if _KEY.fullmatch(entry.name):
-                    item = _item(entry, op.name.replace(".", "::", 1), arch.name)
-                    if item is not None:
-                        yield item
+                    with suppress(OSError):
+                        yield _item(entry, op.name.replace(".", "::", 1), arch.name)
 
 
-def folders(path: str | Path) -> list[os.DirEntry[str]]:
+def _folders(path: str | Path) -> list[os.DirEntry[str]]:
     """Return the folders in a folder, without symbolic links; none if it cannot be read."""
     try:
         with os.scandir(path) as found:
@@ -63,16 +61,13 @@ def folders(path: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item | None:
-    try:
-        own = entry.stat(follow_symlinks=False)
-        size, read, written = 0, 0.0, 0.0
-        with os.scandir(entry.path) as found:
-            for file in found:
-                status = file.stat(follow_symlinks=False)
-                size += status.st_size
-                if file.name.endswith(".so") or status.st_mode & 0o100:  # the library or program
-                    read, written = max(read, status.st_atime), max(written, status.st_mtime)
-    except OSError:
-        return None
-    return Item(Path(entry.path), op, arch, entry.name, size, read, written, own.st_ctime)
+def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item:
+    published = entry.stat(follow_symlinks=False).st_ctime
+    size, read, written = 0, 0.0, 0.0
+    with os.scandir(entry.path) as found:
+        for file in found:
+            status = file.stat(follow_symlinks=False)
+            size += status.st_size
+            if file.name.endswith(".so") or status.st_mode & 0o100:  # the library or program
+                read, written = max(read, status.st_atime), max(written, status.st_mtime)
+    return Item(Path(entry.path), op, arch, entry.name, size, read, written, published)

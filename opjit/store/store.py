@@ -140,15 +140,23 @@ class Store(NamedTuple):
         if problem is not None:
             raise UntrustedFolder(problem)
 
-    def stage(self) -> Path:
-        """Create a private folder on the store's filesystem. Raises OSError if the store is not writable, UntrustedFolder if other users
-        could replace the store."""
+    def staging(self) -> Path:
+        """Return the folder of builds in progress, without those that were killed a day ago. Raises OSError if it cannot be made,
+        UntrustedFolder if other users could replace the store."""
         staging = self.base / "staging"
         self._require_trusted()  # before creating anything there
         files.make_private(staging)
         self._require_trusted(staging)
-        self._sweep(staging)
-        folder = staging / files.unique()
+        with suppress(OSError):
+            for leftover in os.scandir(staging):
+                with suppress(OSError):
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
+                        files.remove_tree(Path(leftover.path))
+        return staging
+
+    def stage(self) -> Path:
+        """Create a private folder on the store's filesystem. Raises the errors of `staging`, and OSError if the store is not writable."""
+        folder = self.staging() / files.unique()
         folder.mkdir(mode=0o700)
         return folder
 
@@ -198,14 +206,6 @@ class Store(NamedTuple):
                                        "to a folder of your own"), stacklevel=3)
         private = Store(files.until_exit())
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
-
-    def _sweep(self, staging: Path) -> None:
-        """Remove the folders of killed builders, once no running build can own them."""
-        with suppress(OSError):
-            for leftover in os.scandir(staging):
-                with suppress(OSError):
-                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
-                        files.remove_tree(Path(leftover.path))
 
 
 def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
