@@ -134,8 +134,10 @@ class Objects(NamedTuple):
         url = urlsplit(self.url)
         address = urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2], path=f"{url.path.rstrip('/')}/{quote(name)}"))
         request = urllib.request.Request(address)
-        for header, value in self._headers().items():
-            request.add_unredirected_header(header, value)  # not sent to a server that this one redirects to
+        if url.username is not None:
+            pair = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
+            credentials = f"Basic {base64.b64encode(pair).decode('ascii')}"
+            request.add_unredirected_header("Authorization", credentials)  # not sent to a server that this one redirects to
         try:
             response: HTTPResponse
             with urllib.request.build_opener().open(request, timeout=max(until - time.monotonic(), 0.01)) as response:
@@ -145,21 +147,6 @@ class Objects(NamedTuple):
             if error.code in (404, 410):
                 raise FileNotFoundError(name) from None
             raise RemoteError(f"it answers {error.code} {error.reason}") from None
-
-    def _headers(self) -> dict[str, str]:
-        """Return headers for the URL's user and password, and those in fsspec's configuration, such as a token."""
-        from fsspec.config import conf
-
-        url = urlsplit(self.url)
-        headers: dict[str, str] = {}
-        if url.username is not None:
-            pair = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
-        configured = conf.get(self.scheme, {})
-        unknown = configured.keys() - {"headers"}
-        if unknown:
-            raise RemoteError(f"fsspec's configuration of {self.scheme} sets {', '.join(sorted(unknown))}; opjit supports `headers` only")
-        return {**headers, **configured.get("headers", {})}
 
 
 def with_timeout(call: Callable[[], _Result], seconds: float) -> _Result:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import os
 import re
 import stat
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -187,18 +187,14 @@ def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, st
     private, public = (Path(directory) / f"{name}.{suffix}" for suffix in ("key", "pub"))
     texts = {private: (key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
              public: (key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)}
-    written: list[Path] = []
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
+        for path in filter(os.path.lexists, texts):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         for path, (text, mode) in texts.items():
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            written.append(path)
-            with open(descriptor, "wb") as file:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
                 file.write(text)
     except OSError as error:
-        for path in written:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
         raise RemoteError(f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder") from error
     return private, f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}"
 

@@ -47,16 +47,16 @@ def find(ways: Iterable[Keyed], store: Store, warn: bool, everywhere: bool) -> E
     """
     ways = list(ways)
     for root in layers.named() if everywhere else ():
-        found = _find_in(ways, Store(root), warn, layers.ADVICE)
+        found = _find_in(ways, Store(root), warn)
         if found is not None:
             return replace(found, origin="layer")
-    return _find_in(ways, store, warn, stores.ADVICE)
+    return _find_in(ways, store, warn)
 
 
-def _find_in(ways: Iterable[Keyed], store: Store, warn: bool, advice: str) -> Entry | None:
+def _find_in(ways: Iterable[Keyed], store: Store, warn: bool) -> Entry | None:
     for way in ways:
         folder, wanted = store.base / way.place_of_entries, way.document()
-        if store.trusted(folder.parent, folder, advice=advice):
+        if store.trusted(folder.parent, folder):
             found = stores.first(folder, None, functools.partial(fits, way, wanted), warn)
             if found is not None:
                 return found

@@ -12,8 +12,6 @@ from opjit.recipe.recipe import Recipe
 from opjit.store.entry import Entry
 from opjit.store.store import Store, first
 
-ADVICE = "deny others write access, or take it out of OPJIT_LAYERS"
-BESIDE = "deny others write access, or install the package where only you can write"
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
@@ -37,10 +35,10 @@ def _entries(recipe: Recipe) -> Iterator[Entry | None]:
     if os.path.isdir(beside):
         store, wanted = Store(beside), _as_shipped(recipe.document())
         folder = store.folder(recipe.schema.qualified, recipe.target)
-        if store.trusted(folder.parent, folder, advice=BESIDE, trusted_as=recipe.source):
+        if store.trusted(folder.parent, folder, trusted_as=recipe.source):
             yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source)
     for root in named():
-        yield Store(root).find(recipe, advice=ADVICE)
+        yield Store(root).find(recipe)
 
 
 def named() -> list[Path]:

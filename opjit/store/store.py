@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 SPECIAL = frozenset({"staging", "toolchain", "parts", "logs"})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
-ADVICE = "ops are built for this process only until you deny others write access, or set OPJIT_CACHE to a folder of your own"
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`
 _warned: set[str] = set()  # warnings given about the other roots
@@ -79,7 +78,7 @@ class Store(NamedTuple):
         """Return the folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
-    def find(self, recipe: Recipe, warn: bool = True, advice: str = ADVICE) -> Entry | None:
+    def find(self, recipe: Recipe, warn: bool = True) -> Entry | None:
         """Return the verified entry of a recipe, or None.
 
         Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
@@ -87,10 +86,9 @@ class Store(NamedTuple):
 
         Args:
             warn: about an entry that fails verification.
-            advice: see `trusted`.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
-        if not self.trusted(folder.parent, folder, advice=advice):
+        if not self.trusted(folder.parent, folder):
             return None
         for key in recipe.keys:
             found = _read(folder / key, recipe.target, warn)
@@ -122,18 +120,19 @@ class Store(NamedTuple):
                 problem = problem or files.distrusted(folder, trusted_as)
         return problem
 
-    def trusted(self, *folders: Path, advice: str = ADVICE, trusted_as: Path | None = None) -> bool:
-        """Return whether `problem` finds none; warns of the one it finds, with `advice`."""
+    def trusted(self, *folders: Path, trusted_as: Path | None = None) -> bool:
+        """Return whether `problem` finds none; warns of the one it finds."""
         problem = self.problem(*folders, trusted_as=trusted_as)
         if problem is not None:
-            self.warn_unused(problem, advice)
+            self.warn_unused(problem)
         return problem is None
 
-    def warn_unused(self, problem: str, advice: str = ADVICE) -> None:
+    def warn_unused(self, problem: str) -> None:
         """Warn, once per process and problem, that the store is not used."""
         if problem not in _warned:
             _warned.add(problem)
-            warnings.warn(CacheWarning(f"the cache {self.root} is not used: {problem}; {advice}"), stacklevel=3)
+            warnings.warn(CacheWarning(f"the cache {self.root} is not used: {problem}; deny others write access, or use a folder of your "
+                                       "own: OPJIT_CACHE names the cache, OPJIT_LAYERS the layers"), stacklevel=3)
 
     def _require_trusted(self, *folders: Path) -> None:
         problem = self.problem(*folders)
