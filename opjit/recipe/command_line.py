@@ -12,15 +12,8 @@ _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
 
 
 class CommandLine:
-    """Collects the folders and files that flags name.
-
-    Args:
-        work: the folder where torch runs the linker, from which relative folders of libraries start.
-
-    Attributes:
-        include: folders of headers, in order.
-        forced: files that ``-include`` and ``-imacros`` name.
-    """
+    """Collects the folders and files that flags name: folders of headers, in order, and files that ``-include`` and ``-imacros`` force in.
+    Relative folders of libraries start from `work`, the folder where torch runs the linker."""
 
     def __init__(self, work: str) -> None:
         self._work = work

@@ -45,10 +45,8 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
     (r"-Werror", "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla"),
     (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)"),
     (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
-    (r"-fno-exceptions|-fno-unwind-tables", "torch's exceptions pass through the op's library; leave it out"),
-    (r"-f(fat-)?lto.*", "an op is compiled from one source, so there is nothing to gain; leave it out"),
-    (r"-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|visibility).*",
-     "opjit's part of the library relies on the default; leave it out"),
+    (r"-fno-exceptions|-fno-unwind-tables|-f(fat-)?lto.*|-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|"
+     r"visibility).*", "opjit's part of the library relies on the default; leave it out"),
     (r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
      r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
      "it reads or writes files that the key does not cover, or runs other programs; leave it out"),
@@ -61,14 +59,8 @@ _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-
 def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
           include_paths: Sequence[str | os.PathLike[str]], cuda_ldflags: Sequence[str] = (),
           sources: Sequence[str | os.PathLike[str]] = ()) -> Flags:
-    """Check the flags of an op's declaration and return them as Flags.
-
-    Args:
-        folder: the op's; relative paths are relative to it.
-
-    Raises:
-        DeclarationError: a flag is rejected; the message names it and an alternative.
-    """
+    """Check the flags of an op's declaration and return them as Flags; relative paths start from the op's folder. Raises DeclarationError
+    for a rejected flag, with an alternative."""
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
         _refuse_other_than_list(op, parameter, flags)
     return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),

@@ -69,11 +69,8 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     also reports the missing ones.
 
     An unreadable file gets a unique text instead of a digest, so a key that covers it is never found or shared; see `unreadable`. Raises
-    FileNotFoundError if a root is missing, DeclarationError if a file includes a pipe or a device.
-
-    Args:
-        scan: shares the results of other scans of this moment.
-        flags: the compiler's, whose -D may name a header.
+    FileNotFoundError if a root is missing, DeclarationError if a file includes a pipe or a device. `scan` shares the results of other
+    scans of this moment; `flags` are the compiler's, whose -D may name a header.
     """
     scan, waiting = scan or Scan(), list(roots)
     digests: dict[str, str] = {}
@@ -122,13 +119,8 @@ def normalized(path: str) -> str:
 
 
 def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] = ()) -> str:
-    """Return a file's name in a key, the same on every machine.
-
-    Args:
-        folder: the op's folder.
-        include: the folder of opjit's headers.
-        added: the author's include folders, which may lie anywhere.
-    """
+    """Return a file's name in a key, the same on every machine, by its place in the op's folder, in the one of opjit's headers, or in the
+    author's include folders, which may lie anywhere."""
     if path.startswith(folder + os.sep):
         return path[len(folder) + 1:]
     if path.startswith(include + os.sep):

@@ -31,15 +31,9 @@ _SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
 
 
 def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
-    """Check an author's linker arguments. Returns them with the absolute paths of objects, of archives, and of libraries in folders that -L
-    names.
-
-    Args:
-        folder: the op's; relative paths are relative to it.
-
-    Raises:
-        DeclarationError: an argument would tie the binary to this machine, or names no file; the message names an alternative.
-    """
+    """Check an author's linker arguments; relative paths start from the op's folder. Returns them with the absolute paths of objects, of
+    archives, and of libraries in folders that -L names. Raises DeclarationError for an argument that would tie the binary to this machine,
+    or names no file, with an alternative."""
     def refuse(flag: str, reason: str) -> DeclarationError:
         return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
 
@@ -85,11 +79,7 @@ def _first_bytes(path: str, count: int) -> bytes:
 
 
 def require_plain(op: str, flags: Flags) -> None:
-    """Refuse files to link with that hold LTO code, which has options for the assembler: they may write any file.
-
-    Raises:
-        DeclarationError: one of them does.
-    """
+    """Refuse files to link with that hold LTO code, which has options for the assembler: they may write any file."""
     for path in files(flags):
         if _LTO.search(Path(path).read_bytes()):
             raise DeclarationError(f"{op} links with {path}, which holds code for link-time optimisation; compile that with -fno-lto, or "
@@ -111,11 +101,8 @@ def for_cuda(flags: Flags, runtime: str) -> Flags:
 
 
 def find_cuda_library(name: str, runtime: str) -> Shared | None:
-    """Find a CUDA library: as this process has loaded it, else where pip, the CUDA Toolkit or the system put it.
-
-    Args:
-        runtime: such as ``"cuda13"``; a library in a folder with another version of CUDA's runtime is left out.
-    """
+    """Find a CUDA library: as this process has loaded it, else where pip, the CUDA Toolkit or the system put it. One in a folder with
+    another version of CUDA's runtime than `runtime`, such as ``"cuda13"``, is left out."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         loaded = re.search(rf"^.* (/.*/(lib{re.escape(name)}\.so\.\d+)[\d.]*)$", maps.read(), re.MULTILINE)
     if loaded:

@@ -61,14 +61,8 @@ class Result(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A parsed schema.
-
-    Attributes:
-        text: canonical text with the namespace, as torch prints it.
-        namespace, name: the two halves of the qualified name.
-        results: what the kernel makes; none for an op that returns the arguments which it writes.
-        returned: the places of those arguments, in the order of the schema's results.
-    """
+    """A parsed schema; `text` is canonical, as torch prints it. `results` are what the kernel makes: none for an op that returns the
+    arguments which it writes. `returned` are then the places of those, in the order of the schema's results."""
 
     text: str
     namespace: str
@@ -101,9 +95,6 @@ def parse(text: str) -> Schema:
         # torch's message about a non-ASCII letter quotes only a part of it, or is empty; that about a number is "stod".
         reason = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
         reason = "a default is a number beyond the range of its type" if isinstance(error, IndexError) else reason
-        behind = re.search(r"Non-default positional argument follows default argument\. Parameter (\w+)", reason)
-        if behind:
-            reason = f"argument `{behind[1]}` has no default and comes after one that has; give it one, or move it before"
         raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
@@ -117,9 +108,9 @@ def parse(text: str) -> Schema:
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
         raise SchemaError(f"schema {text!r} takes or returns any number of values; declare each of them, or take a list")
     names = [argument.name for argument in arguments]
-    for repeated in names:
-        if names.count(repeated) > 1:
-            raise SchemaError(f"schema {text!r} has two arguments named `{repeated}`; rename one")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise SchemaError(f"schema {text!r} has two arguments named `{repeated}`; rename one")
     if not any(argument.kind == "Tensor" for argument in arguments):
         raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot choose a device's kernel; "
                           "add one, such as a tensor on the result's device")

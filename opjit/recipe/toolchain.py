@@ -27,14 +27,8 @@ INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-c
 
 
 class Compiler(NamedTuple):
-    """The C compiler.
-
-    Attributes:
-        path: absolute path of the executable.
-        version: such as ``"gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)"``.
-        machine: the target triple.
-        includes: the default include folders, joined by ``:``.
-    """
+    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and the default include folders, joined
+    by ``:``."""
 
     path: str
     version: str
@@ -43,13 +37,8 @@ class Compiler(NamedTuple):
 
 
 class Nvcc(NamedTuple):
-    """The CUDA toolkit.
-
-    Attributes:
-        root: the folder that holds bin/nvcc, as nvcc reports it: the nvcc on PATH may be a wrapper script.
-        version: such as ``"13.0"``.
-        build: the full version, such as ``"V13.0.88"``.
-    """
+    """The CUDA toolkit: the folder that holds bin/nvcc, as nvcc reports it, since the nvcc on PATH may be a wrapper script; ``"13.0"``; and
+    ``"V13.0.88"``."""
 
     root: str
     version: str
@@ -57,13 +46,7 @@ class Nvcc(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A device's own compiler.
-
-    Attributes:
-        path: absolute path of the executable.
-        version: the first line that it printed when asked for its version.
-        sha256: of the executable.
-    """
+    """A device's own compiler: its absolute path, the first line that it printed when asked for its version, and its SHA-256."""
 
     path: str
     version: str
@@ -71,14 +54,8 @@ class Own(NamedTuple):
 
 
 class Nvrtc(NamedTuple):
-    """NVIDIA's compiler as a library, from pip or from the CUDA Toolkit.
-
-    Attributes:
-        library: path of libnvrtc.so.
-        headers: folders of CUDA's headers, joined by ``:``.
-        runtime: folder of libcudart.so.
-        version: such as ``"13.2 0d1c…"``: NVRTC reports no build number, so this has a digest of its files' names and sizes.
-    """
+    """NVIDIA's compiler as a library, from pip or from the CUDA Toolkit: libnvrtc.so, the folders of CUDA's headers, joined by ``:``, and
+    the folder of libcudart.so. NVRTC reports no build number, so its version has a digest of its files' names and sizes."""
 
     library: str
     headers: str
@@ -139,11 +116,7 @@ def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
 
 @cache
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
-    """Find NVRTC, as pip installs it with torch, or in the CUDA Toolkit; None if there is none.
-
-    Args:
-        runtime: such as ``"cuda13"``; an empty text takes any.
-    """
+    """Find NVRTC for a runtime (``"cuda13"``, or any for an empty text), as pip installs it with torch, or in the CUDA Toolkit."""
     major = runtime.removeprefix("cuda") or "[0-9]*"
     nvcc, wheels = working_nvcc(notes), cuda_wheels()
     targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
@@ -177,10 +150,8 @@ def lacking(nvcc: Nvcc, folder: Path) -> str:
 
 
 def _nvrtc_version(library: Path, headers: str) -> str:
-    """Return the version that the name of a library's other file holds, and a digest of the sizes of its files and CUDA's headers.
-
-    It is the same with and without the CUDA Toolkit, whose headers come last.
-    """
+    """Return the version that the name of a library's other file holds, and a digest of the sizes of its files and CUDA's headers: the
+    same with and without the CUDA Toolkit, whose headers come last."""
     builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
     sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
     sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file())

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from opjit import processes, progress
+from opjit import progress
 from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, RemoteError
 from opjit.recipe.recipe import Recipe
@@ -47,13 +47,13 @@ _EXTENSION = 20.0  # seconds for an extension that a pointer names: it is larger
 _Read = Callable[[str, int], bytes]
 _Result = TypeVar("_Result")
 _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST at that time
-_lock = processes.Lock()  # guards _failed
 
 
 class Query(NamedTuple):
-    """What to ask a remote for. str() names it in messages.
+    """What to ask a remote for.
 
     Attributes:
+        name: its name in messages.
         folder: the common prefix of its objects' names.
         keys: keys of the entries that match, in the order to ask for them.
         pointer: the name of an object with more keys; None if no other key can match.
@@ -67,9 +67,6 @@ class Query(NamedTuple):
     pointer: str | None
     target: Target | None
     fits: Callable[[str, dict[str, Any]], bool]
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def query_for(recipe: Recipe) -> Query:
@@ -89,10 +86,6 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
     """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable.
 
     Returns None if the remote does not have it. Any failure gives None, too, with one CacheWarning, and ends the use of the remote.
-
-    Example:
-        >>> os.environ.update(OPJIT_REMOTE="https://cache.example.org/opjit", OPJIT_TRUST="/etc/opjit/ci.pub")
-        >>> opjit.get("allreduce")  # fetched instead of built, if it is there
     """
     objects = Objects(os.environ["OPJIT_REMOTE"])
     identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
@@ -101,10 +94,8 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
     try:
         found = _ask(wanted, objects)
     except Exception as error:  # a failing network or hostile bytes must not keep it from being built
-        with _lock:
-            first = identity not in _failed
+        if identity not in _failed:
             _failed.add(identity)
-        if first:
             warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
                                        "built here"), stacklevel=2)
         return None
@@ -112,10 +103,10 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
         return None
     key, received = found
     try:
-        entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, str(wanted))
+        entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, wanted.name)
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
-    progress.log(f"{wanted} came from the remote: {entry.folder}")
+    progress.log(f"{wanted.name} came from the remote: {entry.folder}")
     return replace(entry, origin="remote")
 
 
@@ -164,11 +155,7 @@ def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_lea
 
 def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
-    `read`, and EntryError if an entry is not trusted or not the requested one.
-
-    Args:
-        read: returns the bytes of an object, given its name and maximum size.
-    """
+    `read`, and EntryError if an entry is not trusted or not the requested one."""
     for key in _keys(wanted, read):
         try:
             content = read(f"{wanted.folder}/{key}.opjit", MAX_BYTES)

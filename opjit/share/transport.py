@@ -67,29 +67,13 @@ class Objects(NamedTuple):
                               "protocol, such as s3fs for s3:// or gcsfs for gs://") from error
 
     def read(self, name: str, limit: int, until: float) -> bytes:
-        """Return an object's bytes.
-
-        Args:
-            limit: the maximum size in bytes.
-            until: time.monotonic() at which to give up.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            EntryError: it exceeds the limit.
-            Exception: the network failed.
-        """
+        """Return an object's bytes, until time.monotonic() is `until`. Raises FileNotFoundError if there is no such object, EntryError if
+        it has more than `limit` bytes, and any other error if the network failed."""
         if self.is_http:
             content = self._request(name, limit, until)
         else:
             system, path = self._system(name)
-            try:
-                content = bytes(system.cat_file(path, start=0, end=limit + 1))  # one request, whose answer is limited in size
-            except FileNotFoundError:
-                raise
-            except OSError:
-                if system.size(path) != 0:  # S3 has no range of an object without bytes
-                    raise
-                content = b""
+            content = bytes(system.cat_file(path, start=0, end=limit + 1))  # one request, whose answer is limited in size
         if len(content) > limit:
             raise EntryError(f"{name} is larger than {limit} bytes")
         return content

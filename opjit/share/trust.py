@@ -37,11 +37,7 @@ _warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
 
 class Trust(NamedTuple):
-    """The trusted keys.
-
-    Attributes:
-        keys: public keys, 32 bytes each; if empty, no signature is required.
-    """
+    """The trusted public keys, 32 bytes each; if there are none, no signature is required."""
 
     keys: tuple[bytes, ...]
 
@@ -129,14 +125,8 @@ def _read_public(name: str) -> bytes:
 
 
 class Signer:
-    """Signs bundles with a private key.
-
-    Args:
-        path: the path of a PEM file (PKCS #8, no password) from `opjit keygen` or ``openssl genpkey -algorithm ed25519``.
-
-    Raises:
-        RemoteError: it cannot be read, is not such a key, or is readable by other users.
-    """
+    """Signs bundles with the private key in a PEM file (PKCS #8, no password). Raises RemoteError if it cannot be read, is not such a key,
+    or is readable by other users."""
 
     def __init__(self, path: Path) -> None:
         self._key = _read_private(path)
@@ -164,19 +154,8 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
 
 
 def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:
-    """Make a pair of keys: NAME.key, readable only by you, and NAME.pub, for everyone who trusts you.
-
-    Returns:
-        The private key's path, and the public key in the form for OPJIT_TRUST.
-
-    Raises:
-        RemoteError: the name is invalid, a file exists already, or the files cannot be written.
-
-    Example:
-        >>> from opjit.share import trust
-        >>> trust.keygen("ci", "keys")
-        (PosixPath('keys/ci.key'), 'ed25519:…')
-    """
+    """Make a pair of keys: NAME.key, readable only by you, and NAME.pub, for everyone who trusts you. Returns the private key's path, and
+    the public key in the form for OPJIT_TRUST. Raises RemoteError if a file exists already, or if they cannot be written."""
     if not _NAME.fullmatch(name):
         raise RemoteError(f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
     _need_cryptography()

@@ -23,13 +23,7 @@ MAX_BYTES = 1 << 30
 
 
 class Bundle(NamedTuple):
-    """An entry's bytes.
-
-    Attributes:
-        manifest: manifest.json, byte for byte.
-        library: the shared library.
-        signature: Ed25519, 64 bytes, of `manifest`; None if unsigned.
-    """
+    """An entry's bytes: manifest.json and the library as they are, and the manifest's Ed25519 signature; None if unsigned."""
 
     manifest: bytes
     library: bytes

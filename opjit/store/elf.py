@@ -16,14 +16,7 @@ _ONLY_THIS_CHIP, _ONLY_THIS_FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
 
 
 class Binary(NamedTuple):
-    """What a shared library needs and holds.
-
-    Attributes:
-        machine: ``"x86_64"`` or ``"aarch64"``.
-        needed: libraries (DT_NEEDED).
-        run_path: DT_RUNPATH or DT_RPATH, or None.
-        cuda_archs: archs with machine code in its CUDA fat binaries, such as ``{"sm_90"}``.
-    """
+    """What a shared library needs (DT_NEEDED, DT_RUNPATH or DT_RPATH), and the archs with machine code in its CUDA fat binaries."""
 
     machine: str
     needed: frozenset[str]
@@ -128,12 +121,8 @@ def _link_name(library: str) -> str | None:
 
 def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str],
           declared: frozenset[str] = frozenset()) -> None:
-    """Check a library's machine, run path, needed libraries and CUDA archs. Raises EntryError if one of them is wrong.
-
-    Args:
-        allowed: libraries that it may need.
-        declared: more of them, by their linker names: ``"z"`` for ``libz.so.1``, or ``":libz.so.1"``.
-    """
+    """Check a library's machine, run path, needed libraries and CUDA archs. Raises EntryError if one of them is wrong. It may need those
+    that are allowed, and those that are declared by their linker names: ``"z"`` for ``libz.so.1``, or ``":libz.so.1"``."""
     found = inspect(content)
     if found.machine != machine:
         raise EntryError(f"the library is for {found.machine}, not {machine}")

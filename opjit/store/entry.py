@@ -23,15 +23,8 @@ FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redir
 
 @dataclass(frozen=True)
 class Entry:
-    """A binary that was verified when this object was made. Comparison ignores the origin.
-
-    Attributes:
-        folder: the entry's folder.
-        key: SHA-256 of the document that lists everything it was built from.
-        library: path of the shared library.
-        origin: ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``.
-        verified: the file of the library that was verified; see `files.identity`.
-    """
+    """A binary that was verified when this object was made. Its origin is ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``;
+    `verified` is the file of the library that was verified, see `files.identity`. Comparison ignores both."""
 
     folder: Path
     key: str
@@ -44,10 +37,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     """Check everything that must hold before a library is loaded: owners, modes, size, hash, machine, arch, needed libraries. Raises
     FileNotFoundError if there is no entry, EntryError or OSError if the entry must not be used.
 
-    Args:
-        target: the op's; None for a C++ extension, which may need any library.
-        key: the expected key; None is the folder's name.
-        trusted_as: see files.distrusted.
+    `target` is None for a C++ extension, which may need any library; `key` None is the folder's name; `trusted_as`: see files.distrusted.
     """
     manifest, content, verified = read(folder, trusted_as)
     if manifest.key != (key or folder.name):
@@ -83,11 +73,7 @@ def check_binary(manifest: Manifest, content: bytes, target: Target | None) -> N
 
 
 def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> None:
-    """Raise EntryError if a library does not fit the target or needs another library than an op may need.
-
-    Args:
-        link: the flags it was linked with; it may need the libraries that they name.
-    """
+    """Raise EntryError if a library does not fit the target or needs another library than an op may need, or than `link` names."""
     allowed = target.backend.flags(target.arch, target.runtime).needed
     archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
     elf.check(content, target.host, allowed, archs, elf.names(tuple(link)))

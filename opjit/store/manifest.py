@@ -17,15 +17,7 @@ class AnotherFormat(EntryError):
 
 
 class Manifest(NamedTuple):
-    """An entry's description.
-
-    Attributes:
-        key: SHA-256 of `document`; also the name of the entry's folder.
-        document: everything that decides the library's bytes (see Recipe.document).
-        library: file name of the shared library, or of an extension's program.
-        size, sha256: of the library.
-        built_with: versions and times for people; no decision depends on them.
-    """
+    """An entry's description, as FORMAT.md specifies it."""
 
     key: str
     document: dict[str, Any]

@@ -83,9 +83,6 @@ class Store(NamedTuple):
 
         Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
         does a CUDA entry that nvcc made, where there is only NVRTC, or the other way round.
-
-        Args:
-            warn: about an entry that fails verification.
         """
         folder = self.folder(recipe.schema.qualified, recipe.target)
         if not self.trusted(folder.parent, folder):
@@ -101,13 +98,11 @@ class Store(NamedTuple):
                      and recipe.takes(document["toolchain"]), warn)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
-        """Say how other users could replace the store, or the given folders in it; None if they cannot.
+        """Say how other users could replace the store, or the given folders in it; None if they cannot. For `trusted_as`, see
+        `files.distrusted`.
 
         Between its verification and its loading, an entry's path must keep its meaning, so every folder on the path is checked. The path
         to the store is checked once per process.
-
-        Args:
-            trusted_as: see `files.distrusted`.
         """
         problem = None
         if (self.root, trusted_as) not in _trusted_roots:
@@ -161,11 +156,7 @@ class Store(NamedTuple):
 
     def put(self, staged: Path, place: Path, manifest: Manifest, target: Target | None) -> Entry:
         """Publish a staged folder at `place`. If another process has published a good entry there, return that one. Raises OSError if the
-        store is not writable, EntryError if the staged folder fails verification.
-
-        Args:
-            target: see `verify`.
-        """
+        store is not writable, EntryError if the staged folder fails verification."""
         for _ in range(_TRIES):
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
@@ -176,13 +167,8 @@ class Store(NamedTuple):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
     def receive(self, bundle: "Bundle", place: Path, target: Target | None) -> Entry:
-        """Publish an entry from another machine. The caller has checked its signature. Raises OSError if the store is not writable,
-        EntryError if the bundle contradicts itself, `place` or `target`.
-
-        Args:
-            place: the entry's folder; its name must be the manifest's key.
-            target: see `verify`.
-        """
+        """Publish an entry from another machine at `place`, whose name must be its key. The caller has checked its signature. Raises
+        OSError if the store is not writable, EntryError if the bundle contradicts itself, `place` or `target`."""
         manifest = manifests.parse(bundle.manifest)
         staged = self.stage()
         try:
@@ -209,13 +195,8 @@ class Store(NamedTuple):
 
 def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
           trusted_as: Path | None = None) -> Entry | None:
-    """Return the first verified entry in a folder of entries whose document fits, or None.
-
-    Args:
-        fits: may raise EntryError about a bad document.
-        warn: about entries that fail verification.
-        target, trusted_as: see `verify`.
-    """
+    """Return the first verified entry in a folder of entries whose document fits, or None. `fits` may raise EntryError about a bad
+    document; `warn` is about entries that fail verification."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:

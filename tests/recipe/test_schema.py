@@ -65,28 +65,21 @@ def test_without_a_namespace_it_is_opjits() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(("schema", "says"), [
     ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
-    ("f(Tensor x, Device? d) -> Tensor", "take the device from a Tensor argument"),
     ("f(Tensor x, Scalar s) -> Tensor", "`s` is a Scalar, which has no form in C; use float or int"),
-    ("f(Tensor x, Scalar? s) -> Tensor", "use float or int"),
-    ("f(Tensor x, Scalar[] s) -> Tensor", "use float or int"),
+    ("f(Tensor x, Scalar[]? s) -> Tensor", "use float or int"),
     ("f(Tensor x, Generator g) -> Tensor", "SymInt seed"),
     ("f(Tensor x, flaot a) -> Tensor", "argument `a` is a flaot, which has no form in C; did you mean float?"),
-    ("f(Tensor x, float a=1.0, int b) -> Tensor", "argument `b` has no default and comes after one that has; give it one"),
-    ("f(Tensor x, Generator? g) -> Tensor", "SymInt seed"),
     ("f(Tensor x, Stream s) -> Tensor", "the kernel receives torch's current stream anyway"),
-    ("f(Tensor x, Stream? s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
     ("f(Tensor x, __torch__.torch.classes._nnapi.Compilation c) -> Tensor", "pass its parts as Tensors and numbers"),
     ("f(Tensor x, complex c) -> Tensor", "use two floats"),
     ("f(Tensor?[] xs) -> Tensor", "leave the missing ones out: Tensor[]"),
     ("f(Tensor x, str[] s) -> Tensor", "lists are of int, float, bool, Tensor"),
-    ("f(Tensor x, ScalarType[] s) -> Tensor", "`s` is a ScalarType[]"),
     ("f(Tensor x, int[][] n) -> Tensor", "`n` is a int[][], which has no form in C; use one flat list"),
     ("f(Tensor x, Layout y) -> Tensor", "`y` is a Layout, which has no form in C; use an int"),
     ("f(Tensor x, MemoryFormat y) -> Tensor", "`y` is a MemoryFormat, which has no form in C; use an int"),
     ("f(Tensor x, SymBool y) -> Tensor", "`y` is a SymBool, which has no form in C; use a bool"),
     ("f(Tensor x, (int, int) y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
-    ("f(Tensor x, Any y) -> Tensor", "use Tensor, int, float, bool, str, ScalarType or a list of them"),
     ("f(Tensor(a) x) -> Tensor(a)", "write Tensor, or Tensor(a!) if the kernel changes it"),
     ("f(Tensor x, Tensor(a!) y) -> Tensor(a!)", "return () and let the caller keep using the argument"),
     ("f(Tensor(a!) x) -> (Tensor(a!), Tensor)", "returns an alias of an argument, and there are two forms of that"),
@@ -97,14 +90,11 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor x, Tensor(a!)[]? ys) -> (Tensor, float)", "returns a plain float, which torch can neither compile nor export together"),
     ("f(Tensor x, *, Tensor(a!) y) -> (bool, Tensor)", "returns a plain bool, which torch can neither compile nor export together"),
     ("f(int n) -> Tensor", "has no Tensor argument"),
-    ("f() -> Tensor", "has no Tensor argument"),
     ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
     ("f(Tensor x) -> Tensor[]?", "returns a Tensor[]?; an op returns Tensor, int, float, bool, Tensor?, Tensor[], or several of them"),
     ("f(Tensor x) -> Tensor?[]", "returns a Tensor?[]; an op returns"),
-    ("f(Tensor x) -> int[]", "returns a int[]; an op returns"),
     ("f(Tensor x) -> float?", "returns a float?; an op returns"),
     ("f(Tensor x) -> str", "returns a str; an op returns"),
-    ("f(Tensor x) -> ScalarType", "returns a ScalarType; an op returns"),
     ("f(Tensor x, ...) -> Tensor", "any number of values"),
     ("f(Tensor x) -> ...", "any number of values"),
     ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
@@ -152,24 +142,23 @@ def test_a_backward_with_keyword_only_tensors_is_refused(make_op: Callable[..., 
             make_op(schema).backward(lambda ctx, grad: grad)
 
 
-# What C11, GNU C and C++ keep for themselves, and what the headers define as macros.
+# What C11, GNU C and C++ keep for themselves, the headers define, and the glue uses.
 C_WORDS = [
-    "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "char16_t",
-    "char32_t", "class", "compl", "concept", "const", "const_cast", "constexpr", "continue", "decltype", "default", "delete",
-    "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto",
-    "if", "inline", "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator",
-    "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "requires", "restrict", "return", "short",
-    "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw",
-    "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile",
-    "wchar_t", "while", "xor", "xor_eq", "NULL", "EOF",
+    "alignas", "and", "asm", "auto", "bool", "char", "class", "compl", "const", "constexpr", "decltype", "default", "delete", "do",
+    "double", "else", "enum", "explicit", "extern", "float", "for", "goto", "if", "inline", "int", "linux", "long", "mutable",
+    "namespace", "new", "noexcept", "not", "nullptr", "operator", "or", "private", "register", "requires", "restrict", "return",
+    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "thread_local", "throw", "typedef", "typeid",
+    "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "while", "xor", "NULL", "EOF",
 ]
-GLUE_WORDS = ["out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
-              "opjit_kernel", "i", "data", "printf", "stdin", "errno", "assert"]
-HEADER_WORDS = ["opjit_tensor", "opjit_tensors", "opjit_dtype", "opjit_status", "opjit_ints", "OPJIT_OK", "OPJIT_TRY",
-                "OPJIT_CHECK", "OPJIT_FLOAT32", "torch_ivalue", "torch_tensor", "aoti_torch_get_dim", "int64_t", "int8_t",
-                "uint64_t", "uint_fast16_t", "int_least32_t", "intptr_t", "uintmax_t", "size_t", "ptrdiff_t", "offsetof",
-                "INT64_MAX", "INT64_MIN", "UINT8_MAX", "SIZE_MAX", "INT_FAST8_MIN", "WCHAR_MAX", "INT_MAX", "LONG_MIN",
-                "CHAR_BIT", "INT64_C", "UINTMAX_C", "cudaStream_t"]
+GLUE_WORDS = [
+    "out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
+    "opjit_kernel", "i", "data", "printf", "errno", "assert",
+]
+HEADER_WORDS = [
+    "opjit_tensor", "opjit_dtype", "opjit_ints", "OPJIT_OK", "OPJIT_TRY", "OPJIT_FLOAT32", "torch_ivalue", "aoti_torch_get_dim",
+    "int64_t", "uint_fast16_t", "intptr_t", "size_t", "offsetof", "INT64_MAX", "SIZE_MAX", "INT_MAX", "CHAR_BIT", "INT64_C",
+    "cudaStream_t",
+]
 
 
 def _legal(word: str) -> bool:
@@ -183,7 +172,7 @@ def _legal(word: str) -> bool:
 def _names() -> list[list[str]]:
     words = [word for word in [*C_WORDS, *GLUE_WORDS, *HEADER_WORDS] if _legal(word)]
     assert {"default", "register", "double", "bool", "linux", "typeof"} <= {*words}
-    return [words[:60], words[60:120], words[120:]]
+    return [words[:60], words[60:]]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("int", 3), ("Tensor", torch.ones(2)), ("str?", None)])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opjit import backends, why
+from opjit import backends
 from opjit.backends import cpu, targets
 from opjit.backends.targets import Target
 from opjit.cache import transfer
@@ -22,7 +22,7 @@ from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests import helpers, remotes
-from tests.helpers import built, cache_command, cache_warnings, describe, write_op
+from tests.helpers import built, cache_warnings, describe, write_op
 
 HOSTS = tuple(elf.MACHINES)
 ORDERS = [*itertools.permutations(HOSTS), (*HOSTS, HOSTS[0]), (*reversed(HOSTS), HOSTS[1])]
@@ -109,17 +109,6 @@ def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(t
     entry = plant(op, of_cuda("aarch64"), tmp_path)
     with pytest.raises(EntryError, match="is for aarch64, not x86_64"):
         verify(entry.folder, of_cuda("x86_64"))
-
-
-def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
-    for host in HOSTS:
-        plant(op, of_cuda(host), tmp_path)
-    listed = cache_command("ls").output
-    assert all(f"sm_90.cuda13.{host}" in listed for host in HOSTS)
-    one, other = (recipe(op, of_cuda(host), True) for host in HOSTS)
-    described = manifest.Manifest(other.key or "", other.document(), "x.so", 1, "", {})
-    assert "host" in [each.what for each in why.differences(described, one)]
 
 
 @pytest.mark.parametrize(("machine", "features", "level"), [
