@@ -104,17 +104,6 @@ def test_only_the_ops_that_are_named_are_pushed_and_pulled(
     assert "nobody::nothing is left out: " + url + " has no entry of it" in missing.output
 
 
-def test_entries_for_other_machines_are_pushed_and_pulled_too(published: Published, tmp_path: Path, receive: Callable[..., None]) -> None:
-    from opjit import request
-
-    here = targets.here(helpers.cpu()).arch
-    request.entry(published.op, targets.named("x86-64-v2" if here != "x86-64-v2" else "x86-64-v3"))
-    url = (tmp_path / "remote").as_uri()
-    assert len(transfer.push(url, sign=published.private, ops=[published.op.qualified]).moved) == 2
-    receive()
-    assert len(transfer.pull(url).moved) == 2
-
-
 def test_a_push_says_whether_it_signs(published: Published, tmp_path: Path) -> None:
     url = (tmp_path / "remote").as_uri()
     for words in ((), ("--unsigned", "--sign", published.private)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import string
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from platform import machine
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from opjit import backends, resources
 from opjit.backends import Flags, targets
@@ -82,32 +79,6 @@ def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key
         changed = key(op)
     recipe.glue_digest.cache_clear()
     assert changed != before == key(op)
-
-
-@pytest.mark.parametrize("kind", ["c", "cuda", "link", "stubs"])
-def test_each_kind_of_flag_and_its_order_flip_the_key(op: Path, kind: str) -> None:
-    flags = describe(op, compiler=GCC).flags
-
-    def with_more(*more: str) -> Flags:
-        return Flags(**{**flags._asdict(), kind: (*getattr(flags, kind), *more)})
-
-    assert len({key(op), key(op, flags=with_more("-a")), key(op, flags=with_more("-a", "-b")), key(op, flags=with_more("-b", "-a"))}) == 4
-
-
-def test_the_arch_the_backend_and_the_runtime_flip_the_key(op: Path) -> None:
-    cuda = targets.named("sm_90", cuda_version="13.0")
-    others = [
-        targets.named("x86-64-v2"), targets.named("x86-64-v3"), cuda, targets.named("sm_80", cuda_version="13.0"),
-        cuda._replace(runtime="cuda12"),
-    ]
-    keys = {describe(op, target, compiler=GCC).key for target in others}
-    assert len(keys) == len(others)
-
-
-def test_the_schema_flips_the_key(op: Path) -> None:
-    texts = ["keytest::plus(Tensor x) -> Tensor", "keytest::plus(Tensor y) -> Tensor", "keytest::plus(Tensor? x) -> Tensor",
-             "other::plus(Tensor x) -> Tensor", *(f"keytest::plus(Tensor x, int n={n}) -> Tensor" for n in (0, 1))]
-    assert len({describe(op, text=text, compiler=GCC).key for text in texts}) == len(texts)
 
 
 def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,26 +159,12 @@ def test_content_counts_and_its_date_does_not(op: Path) -> None:
 # --- the document ------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_document_is_canonical_and_its_hash_is_the_key(op: Path) -> None:
-    described = describe(op, compiler=GCC)
-    shuffled = dict(reversed(described.document().items()))
-    assert recipe.document_key(shuffled) == described.key
-    assert recipe.document_key(json.loads(json.dumps(described.document()))) == described.key
-    assert described.key is not None
-    assert len(described.key) == 64
-    assert set(described.key) <= set("0123456789abcdef")
-
-
 def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> None:
     text = json.dumps(describe(op).document())
     for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
         assert part not in text
     ours = ".h _convert.c _convert.h _cuda.h _elementwise.c _elementwise.h _glue.h _half.h _pack.h _runtime.c _shim.h"
     assert set(describe(op).inputs) == {"plus.c", "amount.h", *(f"<opjit>/opjit{name}" for name in ours.split())}
-
-
-def test_without_a_compiler_there_is_no_key(op: Path) -> None:
-    assert describe(op)._replace(toolchain=None).key is None
 
 
 # --- the header scan -----------------------------------------------------------------------------------------------------------------
@@ -354,17 +311,6 @@ def test_a_header_that_cannot_be_read_gives_a_key_that_never_comes_again(op: Pat
 
     monkeypatch.setattr(os, "open", refuse)
     assert len({before, describe(op, compiler=GCC).key, describe(op, compiler=GCC).key}) == 3
-
-
-NAMES = st.text(alphabet=string.ascii_letters + "äß $#\\'%{}()[]~&;!,+=@^", min_size=1, max_size=12)
-
-
-@given(names=st.lists(NAMES.filter(lambda name: name.strip() == name), min_size=1, max_size=4))
-def test_a_dependency_file_gives_back_the_names_that_were_written_into_it(names: list[str]) -> None:
-    plain = [name.replace("\\", "") or "x" for name in names]  # gcc leaves backslashes in names ambiguous
-    escaped = [name.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ") for name in plain]
-    text = "glue.o: \\\n " + " \\\n ".join(escaped) + "\n\n" + "".join(f"{name}:\n\n" for name in escaped)
-    assert [str(path) for path in headers.read_dependencies(text)][: len(plain)] == plain
 
 
 def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> None:

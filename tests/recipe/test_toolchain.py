@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from opjit.backends import targets
 from opjit.builder import build
-from opjit.errors import CompileError, ToolMissing
+from opjit.errors import ToolMissing
 from opjit.recipe import toolchain
 from opjit.store.store import Store
 from tests import helpers
@@ -46,11 +45,8 @@ def test_a_cc_that_is_a_relative_path_works(op: Path, tmp_path: Path, monkeypatc
 
 
 GARBAGE = {
-    "silent": "#!/bin/sh\n",
     "words": "#!/bin/sh\necho hello\n",
     "bytes": "#!/bin/sh\nprintf '\\377\\376\\0Target: '\n",
-    "fails": "#!/bin/sh\necho broken >&2; exit 1\n",
-    "no-format": "\x00\x01\x02",
     "no-interpreter": "#!/no/such/interpreter\n",
 }
 
@@ -73,13 +69,6 @@ def test_a_missing_ninja_says_what_to_install(op: Path, tmp_path: Path, monkeypa
     with pytest.raises(ToolMissing, match="pip install ninja") as caught:
         built(op, tmp_path / "cache")
     assert caught.value.tool == "ninja"
-
-
-def test_a_ninja_that_does_not_work_is_quoted(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "bin" / "ninja", "#!/bin/sh\necho no such luck >&2; exit 3\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(CompileError, match="no such luck"):
-        built(op, tmp_path / "cache")
 
 
 def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,16 +123,6 @@ def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not
     assert helpers.snapshot(parts.parent) == before
 
 
-def test_a_process_that_gets_an_op_there_warns_once_and_is_right(op: Path, root: Path) -> None:
-    DANGERS["link-to-where-others-write"](root)
-    code = helpers.declare(op) + (
-        "with warnings.catch_warnings(record=True) as seen:\n"
-        "    warnings.simplefilter('always')\n"
-        "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n"
-    )
-    assert fresh(code, {"OPJIT_CACHE": str(root)}).stdout == "[2.0] ['CacheWarning']\n"
-
-
 def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once(
     op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from opjit import cache, files
-from opjit.errors import EntryError
-from opjit.recipe import toolchain
+from opjit import cache
 from opjit.store.entry import Entry
-from opjit.store.store import Store
 from tests import helpers
 from tests.helpers import as_root, caught
 
@@ -51,17 +48,6 @@ def test_an_op_is_built_whatever_took_the_place_of_a_file(entry: Entry, op: Path
 
 
 @pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
-def test_what_took_the_place_of_a_note_of_a_compiler_is_no_note(tmp_path: Path, kind: str) -> None:
-    notes = Store(tmp_path / "cache").notes
-    assert notes is not None
-    found = toolchain.find_compiler(notes)
-    (note,) = notes.iterdir()
-    note.unlink()
-    KINDS[kind](note)
-    assert toolchain.find_compiler(notes) == found
-
-
-@pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
 def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(entry: Entry, tmp_path: Path, kind: str) -> None:
     for name in ("manifest.json", "keytest.plus.so"):
         shutil.move(entry.folder / name, tmp_path / name)
@@ -70,13 +56,6 @@ def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(ent
         assert finding.verdict == "bad", finding
         os.rmdir(entry.folder / name) if kind == "folder" else (entry.folder / name).unlink()
         shutil.move(tmp_path / name, entry.folder / name)
-
-
-def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"12345")
-    assert files.read(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(EntryError, match="has 5 bytes, more than 4"):
-        files.read(tmp_path / "file", 4)
 
 
 @as_root

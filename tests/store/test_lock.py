@@ -93,18 +93,6 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
 # --- a holder that dies, stops or hangs ----------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_holder_costs_a_warning_and_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
-    with holder() as running:
-        os.kill(running.pid, signal.SIGSTOP)
-        (warning,) = hold()
-        assert f"waited for process {running.pid}, which has been building it since" in warning
-        assert "no sign of life" in warning
-        assert not is_free()
-        os.kill(running.pid, signal.SIGKILL)
-        until(is_free)  # also of the thread that waited here
-
-
 def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -330,21 +329,6 @@ def test_a_bound_that_makes_no_sense_is_one_warning_and_the_op_is_built(old: Ent
     assert len(after.warnings) == 1
     assert "OPJIT_CACHE_SIZE" in after.warnings[0]
     assert old.folder.exists()
-
-
-def test_a_folder_is_asked_once_whether_it_is_empty_however_many_entries_go(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time takes as long as the folder is large: 20,001 entries took 286 s."""
-    helpers.planted(entry, 50)
-    real, asked = os.rmdir, list[object]()
-
-    def rmdir(path: Any, **how: Any) -> None:
-        asked.append(path)
-        real(path, **how)
-
-    monkeypatch.setattr(os, "rmdir", rmdir)
-    assert cache.clear().removed == 51
-    assert asked.count(entry.folder.parent) == 1
-    assert not entry.folder.parents[1].exists()
 
 
 # --- clear, while others look, open and publish ----------------------------------------------------------------------------------
