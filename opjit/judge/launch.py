@@ -183,6 +183,7 @@ class GuardedResults:
     """
 
     def __init__(self, spec: Sequence[dict[str, Any]], calls: int, device: str) -> None:
+        self._device = device
         self._buffers, self._inner, columns = [], [], []
         for each in spec:
             dtype, shape = DTYPES[each["dtype"]], torch.Size(each["shape"])
@@ -204,7 +205,7 @@ class GuardedResults:
         """Whether a guard was written, as a tensor: nothing waits for the device."""
         written = [part.ne(_GUARDED).any() for buffer, inner in zip(self._buffers, self._inner, strict=True)
                    for part in (buffer[:, :_GUARD], buffer[:, _GUARD + inner.shape[1]:])]
-        return torch.stack(written).any() if written else torch.tensor(False)
+        return torch.stack(written).any() if written else torch.zeros((), dtype=torch.bool, device=self._device)
 
 
 def _checked(cuda: ctypes.CDLL, code: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +31,7 @@ from opjit.judge.bench import Bench, Mistake
 from opjit.judge.command import lint
 from opjit.judge.task import Expected, Task
 from opjit.recipe import toolchain
+from opjit.recipe.schema import parse
 from tests.helpers import ROOT
 
 HERE = Path(__file__).parent
@@ -273,6 +277,36 @@ def test_results_are_filled_without_their_guards_and_without_the_inputs() -> Non
         memory.zero_()
         assert results.overrun()
         memory.copy_(kept)
+
+
+DRIVER = """#include <stdint.h>
+int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **arguments, void **extra)
+{
+    const float *from = *(const float **)arguments[0], a = *(float *)arguments[2];
+    float *to = *(float **)arguments[1];
+    for (int64_t i = 0; i < *(int64_t *)arguments[3] && i < gx * bx; i++)
+        to[i] = a * from[i];
+    return 0;
+}
+"""
+
+
+def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver whose only kernel runs on the CPU."""
+    (tmp_path / "driver.c").write_text(DRIVER, encoding="utf-8")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "driver.so", tmp_path / "driver.c"], check=True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    schema = parse("judged::scale(Tensor x, float a) -> Tensor")
+    kernel = launch.Kernel(b"", "scale", schema, ("*", "*", "float", "int64_t"), "x, out, a, x.numel", "4", "256", "0", 0, 0)
+    loaded = launch.LoadedKernel(kernel, ctypes.CDLL(str(tmp_path / "driver.so")), ctypes.c_void_p(), ctypes.c_void_p())
+    results = launch.GuardedResults([{"dtype": "float32", "shape": [1000]}], 20, "cpu")
+    inputs = [torch.rand(1000) for _ in range(20)]
+    launches = [loaded.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)]
+    gc.collect()
+    for each in launches:
+        each()
+    assert all(made.equal(2.5 * x) for x, [made] in zip(inputs, results.of_calls, strict=True))
 
 
 class Pretended:
