@@ -93,8 +93,11 @@ def obtain(wanted: W, store: Store) -> Entry:
     if progress.is_logged():
         progress.log(wanted.miss(store))
     if is_on("OPJIT_OFFLINE"):
+        from opjit.store import layers, sets
+
+        listed = sets.holding(str(wanted).partition(" for ")[0], (store, *map(Store, layers.named())))
         raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
-                             "with `opjit precompile`, or unset OPJIT_OFFLINE")
+                             f"with `opjit precompile`, or unset OPJIT_OFFLINE{listed}")
     if wanted.by_torch:
         import_builder()
     with processes.importing:

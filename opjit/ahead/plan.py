@@ -46,6 +46,7 @@ class Plan(NamedTuple):
         shared: the user named the store, so it must be complete without the cache, and readable for everyone.
         remarks: what the user should know before the builds start.
         failed: the names of those that cannot be built, with the errors.
+        recorded: the list; None of ops by name.
     """
 
     wanted: list[Wanted]
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     shared: bool
     remarks: Sequence[str] = ()
     failed: Sequence[tuple[str, OpjitError]] = ()
+    recorded: Path | None = None
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
@@ -114,7 +116,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     # A declared op may replace several recorded ones, which differ.
     ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed)
     others = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
-    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed)
+    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed, Path(path))
 
 
 def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],

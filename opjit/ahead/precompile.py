@@ -20,7 +20,7 @@ from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, logger
-from opjit.store import inventory
+from opjit.store import inventory, sets
 from opjit.store.store import Store
 from opjit.wanted import Wanted
 
@@ -136,6 +136,8 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
     finally:
         if plan.shared:
             _make_readable(plan.store)
+    if plan.recorded is not None and not report.failed:
+        sets.mark(plan.store, plan.recorded, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
 
 

@@ -5,6 +5,7 @@
     <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/identity.py
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
+    <root>/v1/sets/<SHA-256>                    lists whose entries are all there; see opjit/store/sets.py
     <root>/v1/pruned                            an empty file whose date is that of the last pruning
 
 Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
@@ -32,7 +33,8 @@ from opjit.store.manifest import Manifest
 if TYPE_CHECKING:
     from opjit.store.bundle import Bundle
 
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs"})  # folders that hold no entries
+SETS = "sets"  # the folder of complete sets
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", SETS})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`

@@ -1,0 +1,38 @@
+"""Complete sets: which entries a list of `opjit record` had when `opjit precompile --from` ended. An error under OPJIT_OFFLINE names the
+list that has the op, for another target or from another source.
+
+    <root>/v1/sets/<SHA-256 of the list>        JSON: the list's path, and the names of its entries
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from opjit import files
+from opjit.errors import EntryError
+from opjit.store.store import SETS, Store
+
+_MAX_BYTES = 64 << 20
+
+
+def mark(store: Store, path: Path, names: list[str], shared: bool) -> None:
+    """Note that all entries of the list at `path` are there; everyone may read that in a shared store."""
+    marker = store.base / SETS / files.digest(str(path))
+    files.write_note(marker, json.dumps({"list": str(path.absolute()), "entries": names}))
+    if shared and marker.exists():
+        files.let_read(marker.parent, store.base)
+
+
+def holding(op: str, stores: Iterable[Store]) -> str:
+    """Return the end of a sentence that names the complete set with an op; empty if none has it."""
+    for marker in (marker for store in stores for marker in sorted((store.base / SETS).glob("*"))):
+        try:
+            fields = json.loads(files.read(marker, _MAX_BYTES))
+            names = [name for name in fields["entries"] if name.startswith(f"{op} for ")]
+            if names:
+                return f". The complete set of {fields['list']} has {', '.join(names)}: see `opjit precompile --check {fields['list']}`"
+        except (OSError, EntryError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue  # damaged, or others could have written it
+    return ""
