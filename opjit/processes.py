@@ -86,22 +86,25 @@ def watch_forks() -> None:
 watch_forks()
 
 
-def run(command: Any, *, check: bool = False, echo: int | None = None, limit: float | None = None,
+def run(command: Any, *, check: bool = False, limit: float | None = None,
         **settings: Any) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails.
 
     Args:
-        echo: a file descriptor that gets stdout, too, as it comes; stdout is a pipe then, and the only one.
         limit: seconds after which the command is ended in the same way. It has failed then, and the last line of its output says so.
         settings: of `subprocess.Popen`; stdin is no pipe.
 
     Raises:
         subprocess.CalledProcessError: `check` is set and the command failed.
     """
-    with _waiting(), _started(command, settings) as process, _ended_after(process, limit) as late:
+    late = False
+    with _waiting(), _started(command, settings) as process:
         _running.add(process)
         try:
-            output, errors = process.communicate() if echo is None else (_echoed(process, echo), None)
+            output, errors = process.communicate(timeout=limit or None)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            late, (output, errors) = True, process.communicate()
         except BaseException:
             _end(process)
             raise
@@ -150,24 +153,6 @@ def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-@contextmanager
-def _ended_after(process: subprocess.Popen[Any], limit: float | None) -> Iterator[list[bool]]:
-    """End a process that runs for longer than `limit` seconds. Yields a list that is empty unless it did."""
-    late: list[bool] = []
-
-    def end() -> None:
-        late.append(True)
-        _end(process)
-
-    timer = threading.Timer(limit or 0, end)
-    if limit:
-        timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
-
-
 def _started(command: Any, settings: dict[str, Any]) -> subprocess.Popen[Any]:
     with starting:
         return subprocess.Popen(command, **settings)
@@ -192,15 +177,3 @@ def _waiting() -> Iterator[None]:
             _waiters.pop()
             if not _waiters:
                 change(signal.SIGCHLD, signal.SIG_IGN)
-
-
-def _echoed(process: subprocess.Popen[bytes], to: int) -> bytes:
-    """Copy a command's stdout to a file descriptor, while it is open. Returns all of it."""
-    assert process.stdout is not None
-    output = b""
-    while part := os.read(process.stdout.fileno(), 1 << 16):
-        output += part
-        with suppress(OSError):
-            os.write(to, part)
-    process.wait()
-    return output

@@ -4,7 +4,7 @@ The logger ``opjit`` records at INFO where each op was found, why it was not, ho
 the compilers' commands. OPJIT_VERBOSE=1 prints INFO lines to stderr for programs that have not configured logging. A build or a wait that
 takes LONG is logged as a warning, so that no program seems to hang without a reason.
 
-Many builds share one live display on a terminal. Elsewhere, each gets a line when it ends or takes LONG.
+Many builds share one live display on a terminal. Elsewhere, each gets a line when it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from opjit.environment import is_on
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from rich.progress import Progress, TaskID
 
 
 _status_listener: ContextVar[Callable[[str], None] | None] = ContextVar("status_listener", default=None)
@@ -81,7 +81,8 @@ def status(message: str) -> Iterator[Callable[[str], None]]:
     if listener is not None:
         logger.info(message)
         listener(message)
-        yield listener
+        with _warning_when_long(message, listener) as change:
+            yield change
         return
     log(message)
     if not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
@@ -124,42 +125,34 @@ def ago(seconds: float) -> str:
 
 
 class Display:
-    """Shows many builds: on a screen those that run or failed, and how many are done; elsewhere a line for each that ends or takes LONG.
-    Threads may report to it; one calls `tick`."""
+    """Shows builds that run side by side: in place on a terminal, elsewhere a line for each that ends. Threads may report to it."""
 
-    def __init__(self, write: Callable[[str], object], count: int, screen: Live | None = None) -> None:
-        self._write, self._count, self._screen = write, count, screen
-        self._running: dict[int, tuple[float, str]] = {}  # start and status of each build
-        self._ended: list[str] = []
-        self._long: set[int] = set()
+    def __init__(self, write: Callable[[str], object], count: int, screen: Progress | None = None) -> None:
+        self._write, self._count, self._screen, self._done = write, count, screen, 0
+        self._running: dict[int, tuple[float, TaskID | None]] = {}  # start and line of each build
+        self._head = self._line(f"0 of {count} done")
+
+    def _line(self, text: str) -> TaskID | None:
+        return self._screen.add_task(text, total=None) if self._screen is not None else None
 
     def changed(self, number: int, text: str) -> None:
         """A build began, waits, or has reached another step."""
-        since = self._running[number][0] if number in self._running else time.monotonic()
-        self._running[number] = since, text
+        _, line = self._running.setdefault(number, (time.monotonic(), self._line(text)))
+        if self._screen is not None and line is not None:
+            self._screen.update(line, description=text)
 
     def ended(self, number: int, name: str, state: str) -> None:
         """A build ended: "built", "already there" or "failed"."""
-        since, _ = self._running.pop(number)
-        self._ended.append(f"{state}: {name}, {time.monotonic() - since:.1f} s")
-        if self._screen is None:
-            self._write(self._ended[-1])
-
-    def tick(self) -> None:
-        """Something has happened, or time has passed."""
-        running = [(number, text, time.monotonic() - since) for number, (since, text) in list(self._running.items())]
-        if self._screen is not None:
-            from rich.text import Text
-
-            failed = [line for line in self._ended if line.startswith("failed")]
-            head = f"{len(self._ended)} of {self._count} done, {len(failed)} failed"
-            lines = [head, *failed, *(f"{text}, {seconds:.0f} s" for _, text, seconds in running)]
-            self._screen.update(Text("\n  ".join(lines)), refresh=True)
+        since, line = self._running.pop(number)
+        text = f"{state}: {name}, {time.monotonic() - since:.1f} s"
+        self._done += 1
+        if self._screen is None or line is None or self._head is None:
+            self._write(text)
             return
-        for number, text, seconds in running:
-            if seconds > LONG and number not in self._long:
-                self._long.add(number)
-                self._write(f"{LONG:.0f} s, and still {text}")
+        self._screen.remove_task(line)
+        self._screen.update(self._head, description=f"{self._done} of {self._count} done")
+        if state == "failed":
+            self._screen.console.print(text, markup=False)
 
 
 @contextmanager
@@ -169,8 +162,8 @@ def display(stream: TextIO | None, write: Callable[[str], object], count: int) -
         yield Display(write, count)
         return
     from rich.console import Console
-    from rich.live import Live
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    # No refresh thread: it could hold the console's lock during a fork.
-    with Live(console=Console(file=stream), auto_refresh=False, transient=True) as screen:
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(file=stream), transient=True) as screen:
         yield Display(write, count, screen)

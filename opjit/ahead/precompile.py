@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import as_completed
 from typing import NamedTuple, TextIO
 
 from opjit import distributed, files, processes, progress, request
@@ -23,8 +23,6 @@ from opjit.progress import Display, logger
 from opjit.store import inventory, sets
 from opjit.store.store import Store
 from opjit.wanted import Wanted
-
-_TICK = 0.2  # seconds between two changes of the display
 
 
 class Report(NamedTuple):
@@ -172,10 +170,8 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
             running = {pool.submit(_build_one, number, wanted, plan.store, display): wanted for number, wanted in enumerate(missing)}
-            while running:
-                for done in wait(running, _TICK, FIRST_COMPLETED).done:
-                    _add(running.pop(done), *done.result(), report)
-                display.tick()
+            for done in as_completed(running):
+                _add(running[done], *done.result(), report)
     _warn_again(seen)
 
 

@@ -208,8 +208,10 @@ def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: 
     """Run ninja as torch does, and return its output. Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
     jobs = environment.get("MAX_JOBS", "")
     done = processes.run([os.path.join(ninja, "ninja"), "-v", *(["-j", jobs] if jobs.isdigit() else [])], cwd=work, env=environment,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, echo=1 if verbose else None, limit=toolchain.time_limit())
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, limit=toolchain.time_limit())
     output = str(done.stdout, errors="replace")
+    if verbose:
+        print(output, end="", flush=True)
     for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):
         progress.logger.debug("%s", command)
     if done.returncode:

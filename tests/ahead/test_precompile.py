@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import cli, files, progress
+from opjit import cli, files
 from opjit.ahead import precompile
 from opjit.ahead.plan import plan_ops
 from opjit.ahead.precompile import Report
@@ -337,25 +337,9 @@ def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_pa
     assert code == 0
     assert all(name in text for name in names)
     assert "building " in text
-    assert ", 0 s" in text
+    assert "2 of 2 done" in text
     assert "built: " not in text
     assert text.rstrip().splitlines()[-1].startswith("\x1b") or "2 built, 0 already there" in text.splitlines()[-1]
-
-
-def test_a_log_is_told_once_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    shown = progress.Display(lines.append, 3)
-    shown.changed(0, "building one")
-    shown.changed(1, "building two")
-    shown.changed(2, "building three")
-    shown.changed(1, "waiting for two: process 4711")
-    shown.tick()
-    shown.ended(2, "three", "built")
-    monkeypatch.setattr("opjit.progress.LONG", -1.0)
-    shown.tick()
-    shown.changed(1, "building two")
-    shown.tick()
-    assert lines == ["built: three, 0.0 s", "-1 s, and still building one", "-1 s, and still waiting for two: process 4711"]
 
 
 def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_and_writes_nothing(tmp_path: Path, here: Path) -> None:

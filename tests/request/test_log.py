@@ -81,7 +81,7 @@ def test_without_a_reader_nothing_is_explained_and_no_command_is_listed(op: opji
     def never(*arguments: object) -> None:
         raise AssertionError("somebody looked")
 
-    monkeypatch.setattr(why, "miss", never)
+    monkeypatch.setattr(why, "compare", never)
     monkeypatch.setattr(processes, "run", run)
     request(op)
     request(op)
