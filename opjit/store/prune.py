@@ -149,8 +149,8 @@ def _take(path: Path, staging: Path) -> bool:
 
 
 def _sweep(store: Store, staging: Path, before: float | None = None) -> None:
-    """Remove compiler notes, logs of failed builds and linked parts that were last used before a time; if it is None, all but the parts,
-    with which a build that is under way may be linking."""
+    """Remove compiler notes, logs of failed builds, complete sets and linked parts that were last used before a time; if it is None, all
+    but the parts, with which a build that is under way may be linking."""
     for kind in SPECIAL - {"staging"} - ({"parts"} if before is None else set()):
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:
