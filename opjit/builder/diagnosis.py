@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -28,10 +27,8 @@ _REMARK = re.compile(r"note: each undeclared identifier is reported only once|so
                      r"^\d+ errors? detected in the compilation of ")
 _OF_REMARK = re.compile(r" *(?:\d+|\+\+\+)? *\||.*: note: include '<")  # its excerpt, and that note
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
-# Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
-_TORCHS = re.compile(r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
-                     r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)")
 _NO_TORCH = "an op cannot use torch's headers; build C++ code with opjit.load"
+# Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
 _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
     (r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
      r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
@@ -41,8 +38,11 @@ _OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
     (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\""),
 ]]
 _OF_OPS = [
-    (re.compile(r"\bint (?:512|CAFFE_CUDA_NUM_THREADS) = 512|\bint CAFFE_GET_BLOCKS\("),  # NVRTC shows what opjit's macro made of it
-     "; opjit_caffe.h has Caffe's macros, too: include it after this header, or leave this one out"),
+    (re.compile(r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
+                r"int 512 = 512"),  # what opjit_caffe.h makes of Caffe's own line
+     "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them"),
+    (re.compile(r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
+                r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)"), f"{_NOT_C}{_NO_TORCH}"),
     (re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
      "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp"),
     (re.compile(r"undefined reference to |Unresolved extern function "),
@@ -51,25 +51,9 @@ _OF_OPS = [
      "; a block has 48 KiB by default: for more, declare it extern __shared__, pass its bytes at the launch, and raise the kernel's "
      "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute"),
 ]
-# About any line of the complaint: nvcc names Caffe's loop after the variable that it would declare.
-_OF_CUDA = re.compile(r"[\"'](?:CUDA_(?:KERNEL_LOOP|POST_KERNEL_CHECK|CHECK)|CAFFE_(?:GET_BLOCKS|CUDA_NUM_THREADS))"
-                      r"(?:\" is undefined|' was not declared)|fatal error: .*caffe.*(?:No such file|file not found)")
-_CAFFE = "; Caffe's macros are in opjit_caffe.h: #include \"opjit_caffe.h\""
 _OF_ALL = [
-    # Code of torch's years before 2.
-    (re.compile(r"DeprecatedTypeProperties"), "; where old code has x.type(), write x.scalar_type()"),
-    (re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
-     "; where old code has x.data<T>(), write x.data_ptr<T>()"),
-    (re.compile(r"['\"]AT_CHECK['\"]"), "; AT_CHECK is TORCH_CHECK now"),
-    (re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
-     "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
-     "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch"),
-    (re.compile(r"cannot find -l(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
-     r"; pip's packages have it as lib\1.so.N in site-packages/nvidia: give -LFOLDER and -l:lib\1.so.N, or install the CUDA Toolkit"),
-    (re.compile(r"fatal error: '?(cu(?:blas|fft|rand|solver|sparse))"),
-     r"; neither the CUDA Toolkit nor pip's packages have it here: pip install nvidia-\1 (with CUDA 12 nvidia-\1-cu12)"),
-    (re.compile(r"fatal error: '?(cudnn|nccl)"),
-     r"; neither the system nor pip's packages have it here: pip install nvidia-\1-cu13 (with CUDA 12 nvidia-\1-cu12)"),
+    (re.compile(r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
+     r"; neither the CUDA Toolkit nor pip's packages have it here: install the package of pip whose name starts with nvidia-\1"),
     (re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"), "; install binutils (Debian and Ubuntu: apt install binutils)"),
     (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
     (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
@@ -81,7 +65,7 @@ _SHOWN = 16  # lines of the compiler's output in the message
 _NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
 _HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
 _PLACE = re.compile(r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)")
-_UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?P<parameters>\(.*\))?'")
+_UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'")
 
 
 def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
@@ -108,7 +92,7 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
         message = f"{op} for {target} was not built: {text}"
     else:
         source = expected[0] if expected else None
-        hint = _hint(lines[first:first + _SHOWN], source)
+        hint = _hint(lines[first:], source)
         complaint, *more = _at_author(lines[first:], source)[:_SHOWN] if source else lines[first:first + _SHOWN]
         more = [] if hint.endswith(_NO_TORCH) else more
         message = "\n".join([f"{complaint.strip().rstrip('.')}{hint}" if hint else complaint.strip(),
@@ -189,16 +173,7 @@ def _definitions(source: str) -> dict[str, tuple[str, str]]:
 
 
 def _hint(lines: list[str], source: str | None) -> str:
-    """Return advice on a complaint, or an empty text. Only hints about macros look beyond its next line."""
-    if source and source.endswith(".cu") and any(map(_OF_CUDA.search, lines)):
-        return _CAFFE
+    """Return advice on a complaint, or an empty text."""
     complaint = "\n".join(lines[:2])
-    if source and _TORCHS.search(complaint):
-        return f"{_NOT_C if source.endswith('.c') else _NOT_C.replace('plain C', 'plain CUDA C')}{_NO_TORCH}"
-    undefined = _UNDEFINED.search(lines[0])
-    if source and undefined and undefined["parameters"]:
-        for file in sorted(Path(source).parent.glob("*.c")):
-            if undefined["name"] in _definitions(str(file)):
-                return f"; {file.name} defines it in C: declare it extern \"C\" in {os.path.basename(source)}"
-    hints = [*(_OF_C if source and source.endswith(".c") else []), *(_OF_OPS if source else []), *_OF_ALL]
+    hints = [*(_OF_OPS if source else []), *(_OF_C if source and source.endswith(".c") else []), *_OF_ALL]
     return next((found.expand(hint) for pattern, hint in hints if (found := pattern.search(complaint))), "")

@@ -373,12 +373,12 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path
 
 
 @pytest.mark.parametrize(("suffix", "output", "told"), [
-    (".cu", "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'",
-     '/plus.cu:3: error: undefined reference to `helper(int)\'; helper.c defines it in C: declare it extern "C" in plus.cu\n'),
+    (".c", "plus.c:(.text+0x30): undefined reference to `helper'", "/plus.c:3: error: undefined reference to `helper'; define it in"),
     (".cu", "ptxas fatal   : Unresolved extern function '_Z1gf'", "'; define it in the op's source, add the file that does"),
     (".cu", "ptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'",
      "; features of one arch alone need a target that ends in a, such as sm_90a"),
     (".cu", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
+    (".cpp", "k.cpp:1:10: fatal error: cusparse.h: No such file or directory", "whose name starts with nvidia-cusparse"),
     (".cpp", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
     (".c", "plus.c:(.text+0x30): undefined reference to `GOMP_parallel'", "; an op runs on torch's threads: call opjit_parallel_for"),
     (".cu", "/x/include/torch/all.h:9:2: error: #error C++20 or later compatible compiler is required to use PyTorch.\nmore\nmore",
@@ -387,26 +387,11 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path
     (".cu", "nvcc warning : incompatible redefinition for option 'std', the last value of this option was used\n"
             "ptxas error   : Entry function 'k' uses too much shared data (0x27100 bytes, 0xc000 max)",
      "max); a block has 48 KiB by default: "),
-    (".cpp", "a.cpp:3:7: error: cannot convert 'at::DeprecatedTypeProperties' to 'c10::ScalarType'", "write x.scalar_type()"),
-    (".cpp", "a.cpp:3:7: error: 'class at::Tensor' has no member named 'data'", "write x.data_ptr<T>()"),
-    (".cpp", "a.cpp:3:7: error: 'AT_CHECK' was not declared in this scope", "AT_CHECK is TORCH_CHECK now"),
-    (".cpp", "a.cpp:1:10: fatal error: THC/THC.h: No such file or directory", "THC left torch with 1.11"),
-    (".cu", 'a.cu(3): error: identifier "THCState" is undefined', "in an op its last argument"),
 ])
 def test_advice_names_the_way_out(suffix: str, output: str, told: str, tmp_path: Path) -> None:
     source = tmp_path / f"plus{suffix}"
     source.write_text("int helper(int x);\n\nint plus(void) { return helper(3); }\n")
-    (tmp_path / "helper.c").write_text("int helper(int x) { return x; }\n")
     expected = (str(source), "opjit_status plus_cpu(const opjit_tensor *x)") if suffix != ".cpp" else None
     error = diagnosis.diagnose(output, "keytest::plus", "cpu", tmp_path / "logs", expected)
     assert told in str(error), error
     assert str(error).startswith(("ptxas", str(source), output.splitlines()[0].rstrip("."))), error
-
-
-@pytest.mark.parametrize(("complaint", "advice"), [
-    ("k.cpp:1:10: fatal error: cusparse.h: No such file or directory", "pip install nvidia-cusparse (with CUDA 12 nvidia-cusparse-cu12)"),
-    ("k.cpp:1:10: fatal error: cudnn_v9.h: No such file or directory", "pip install nvidia-cudnn-cu13 (with CUDA 12 nvidia-cudnn-cu12)"),
-    ("/usr/bin/ld: cannot find -lcusparse: No such file or directory", "-l:libcusparse.so.N, or install the CUDA Toolkit"),
-])
-def test_advice_on_a_part_of_cuda_names_that_part(tmp_path: Path, complaint: str, advice: str) -> None:
-    assert advice in str(diagnosis.diagnose(complaint, "part", "torch", tmp_path)).splitlines()[0]
