@@ -23,13 +23,8 @@ _UNLIMITED = 1 << 60  # bytes
 
 
 def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
-    """Return the number of jobs to run at once, at least 1. Raises OpjitError if OPJIT_JOBS or `asked` is not a positive integer.
-
-    Args:
-        need: memory of one job in bytes.
-        asked: the user's choice; None means OPJIT_JOBS, else as many as fit.
-        root: the root of the filesystem with /proc and the control groups.
-    """
+    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else as many as fit that need so many bytes each. Raises
+    OpjitError if a given number is not positive."""
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
     if setting:
         if not setting.strip().isdecimal() or int(setting) < 1:

@@ -30,7 +30,7 @@ from opjit.recipe import headers, libraries, nvcc_flags, toolchain
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvrtc, Own
+from opjit.recipe.toolchain import Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
@@ -45,16 +45,8 @@ _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
-    """Build a recipe and publish the entry. If the store is not writable, keep it for this process only.
-
-    Args:
-        must_store: raise instead of keeping it for this process only.
-
-    Raises:
-        ToolMissing: there is no compiler or no ninja.
-        CompileError: the op's source does not compile or link.
-        BuildError: the tools left no valid binary, or `must_store` is set and the store failed.
-    """
+    """Build a recipe and publish the entry: for this process only if the store is not writable, unless `must_store`. Raises ToolMissing,
+    CompileError or, where the tools left no valid binary or the store failed, BuildError."""
     tools = _tools(recipe, store)
     subject = Subject(recipe.schema.qualified, str(recipe.target), recipe.target, store.folder(recipe.schema.qualified, recipe.target),
                       headers.unreadable(recipe.inputs), must_store)
@@ -149,17 +141,11 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path,
 
 
 class _CompiledLibrary(NamedTuple):
-    """A library that was compiled and linked.
+    """A library that was compiled and linked."""
 
-    Attributes:
-        toolchain: the compilers' identity.
-        output: theirs, with their warnings.
-        remark: the manifest's remark on them.
-    """
-
-    toolchain: dict[str, str]
-    output: str
-    remark: Mapping[str, str] = MappingProxyType({})
+    toolchain: dict[str, str]  # the compilers' identity
+    output: str  # theirs, with their warnings
+    remark: Mapping[str, str] = MappingProxyType({})  # on them, for the manifest
 
 
 def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path) -> _CompiledLibrary:
@@ -184,7 +170,12 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
         shown = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)))
         linked = _parts(base, tools.compiler, flags, work)
         every = [*sources, *_including(shown, work)]
-        kernels, said = _by_own_compiler(shown, every[1:], work, tools.own, base) if tools.own else ([], "")
+        kernels, said = list[Path](), ""
+        if tools.own:
+            try:
+                kernels, said = device.compile_kernels(shown, every[1:], work, tools.own)
+            except CompilerFailed as failed:
+                raise _diagnosed(shown, str(failed), base) from None
         objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
         output = _link(shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base)
         return _CompiledLibrary(toolchain.identity(tools.compiler, tools.nvcc or tools.own), said + output)
@@ -194,14 +185,6 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
     if remark.startswith("nvcc") and hidden & {*recipe.flags.cuda}:
         remark += "; without line information, in which nvcc names folders of this machine"
     return library._replace(remark={"cuda": remark} if remark else {})
-
-
-def _by_own_compiler(recipe: Recipe, sources: list[Path], work: Path, own: Own, base: Path) -> tuple[list[Path], str]:
-    """Compile a device's kernels with its own compiler. Returns the object files, and the compiler's output."""
-    try:
-        return device.compile_kernels(recipe, sources, work, own)
-    except CompilerFailed as failed:
-        raise _diagnosed(recipe, str(failed), base) from None
 
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:

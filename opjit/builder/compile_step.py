@@ -28,21 +28,14 @@ class NvccOnly(Exception):
 
 
 class BuildTools(NamedTuple):
-    """The tools of a build.
+    """The tools of a build."""
 
-    Attributes:
-        compiler: the compiler of the host's code, which is C in an op and C++ in an extension.
-        ninja: folder of its executable.
-        own: the device's compiler.
-        nvccs: nvcc's compiler of the host's code in an extension, for the key.
-    """
-
-    compiler: Compiler
+    compiler: Compiler  # of the host's code, which is C in an op and C++ in an extension
     nvcc: Nvcc | None
     nvrtc: Nvrtc | None
-    ninja: str
-    own: Own | None = None
-    nvccs: Compiler | None = None
+    ninja: str  # folder of the executable
+    own: Own | None = None  # the device's compiler
+    nvccs: Compiler | None = None  # nvcc's compiler of the host's code in an extension, for the key
 
 
 @contextmanager
@@ -69,14 +62,7 @@ def run_tool(command: Sequence[str], work: Path) -> str:
 def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _Result], by_nvcc: Callable[[], _Result],
                      diagnose: Callable[[str], BuildError]) -> tuple[_Result, str]:
     """Compile with NVRTC, or else with nvcc. Returns the result, and a remark on the compiler for the manifest, empty without either.
-
-    Args:
-        name: the op's or the extension's, for messages.
-        diagnose: makes an error of a compiler's output.
-
-    Raises:
-        ToolMissing: only nvcc can compile it, and there is none.
-    """
+    Raises ToolMissing if only nvcc can compile it, and there is none."""
     reason = ""
     if tools.nvrtc is not None:
         try:

@@ -33,9 +33,7 @@ class Found(NamedTuple):
 
 
 def find(output: str, own: Callable[[str], str | None], source: str) -> list[Found]:
-    """Return the warnings about the author's files in compilers' output, each once.
-
-    A warning about a macro of opjit's is at the line that uses the macro. Warnings about other files are left out.
+    """Return the warnings about the author's files in compilers' output, each once; about a macro of opjit's at the line that uses it.
 
     Args:
         own: the path of a file that a compiler names, if it is the author's, else None.
@@ -88,11 +86,7 @@ def launches_without_stream(path: Path) -> list[Found]:
 
 
 def emit(found: Iterable[Found], source: Path, label: str | None) -> None:
-    """Give Python's warnings, at the author's lines.
-
-    Args:
-        label: name of an inline source, whose path the author does not know; the message then holds the line.
-    """
+    """Give Python's warnings, at the author's lines. An inline source has a label, and its messages hold the line."""
     for each in found:
         inline = label is not None and each.file == str(source)
         text = f"{each.text}\n{_line(source, each.line)}" if inline else each.text

@@ -44,31 +44,18 @@ class CompiledKernel(NamedTuple):
 
 
 class CudaFile(NamedTuple):
-    """A .cu file to compile.
+    """A .cu file to compile."""
 
-    Attributes:
-        main: the place of the file that is compiled.
-        texts: the files to split, by path: those that have the author's code.
-        names: their places below the folder of a part, by path.
-        host: flags of the C++ compiler, folders included.
-        device: flags of NVRTC, folders included.
-        archs: such as ``["sm_80", "sm_90"]``; ``"compute_90"`` is PTX.
-        shown: a function from a file's path to its name in the device's part.
-        headers: texts for NVRTC by the names in #include lines.
-        first: code that the host reads before it pretends to be nvcc.
-        spaces: execution spaces of macros from headers that are not split.
-    """
-
-    main: str
-    texts: Mapping[str, str]
-    names: Mapping[str, str]
-    host: Sequence[str]
-    device: Sequence[str]
-    archs: Sequence[str]
-    shown: Callable[[str], str]
-    headers: Mapping[str, str]
-    first: str = ""
-    spaces: Mapping[str, set[str]] = MappingProxyType({})
+    main: str  # the place of the file that is compiled
+    texts: Mapping[str, str]  # the files to split, by path: those that have the author's code
+    names: Mapping[str, str]  # their places below the folder of a part, by path
+    host: Sequence[str]  # flags of the C++ compiler, folders included
+    device: Sequence[str]  # flags of NVRTC, folders included
+    archs: Sequence[str]  # such as ["sm_80", "sm_90"]; "compute_90" is PTX
+    shown: Callable[[str], str]  # from a file's path to its name in the device's part
+    headers: Mapping[str, str]  # texts for NVRTC by the names in #include lines
+    first: str = ""  # code that the host reads before it pretends to be nvcc
+    spaces: Mapping[str, set[str]] = MappingProxyType({})  # execution spaces of macros from headers that are not split
 
 
 def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc) -> list[CompiledKernel]:
@@ -87,16 +74,8 @@ def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc
 
 
 def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> CompiledKernel:
-    """Compile one source of an op in a folder.
-
-    Args:
-        glue: the generated .cu file, which includes the source.
-
-    Raises:
-        NvccOnly: only nvcc takes the file or a flag.
-        CompilerFailed: a compiler refused it.
-        OSError: the disk is full.
-    """
+    """Compile one source of an op, which the generated .cu file `glue` includes, in a folder. Raises NvccOnly if only nvcc takes the file
+    or a flag, CompilerFailed if a compiler refused it, OSError if the disk is full."""
     device_flags, host_flags = translated(recipe.flags.cuda)
     folders, paths = recipe.include_path, recipe.places(work)
     own = headers.closure([str(source), f"{folders[1]}/opjit_cuda.h"], tuple(folders))
@@ -111,11 +90,8 @@ def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compile
 
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output.
-
-    Raises:
-        NvccOnly, CompilerFailed, OSError: see `compile_kernel`.
-    """
+    """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output. Raises
+    what `compile_kernel` raises."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
     parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)
@@ -192,12 +168,8 @@ class _HostObject(NamedTuple):
 
 def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, first: Iterable[str],
                   kernels: Collection[str]) -> _HostObject:
-    """Compile the host's part into opjit_host.o.
-
-    Args:
-        first: headers that it reads before it pretends to be nvcc.
-        kernels: names in C++, without template arguments.
-    """
+    """Compile the host's part into opjit_host.o. It reads the headers `first` before it pretends to be nvcc; `kernels` are names in C++,
+    without template arguments."""
     text = "".join(f"#include <{name}>\n" for name in first)
     text += f'{unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{unit.main}"\n'
     (work / "opjit_host.cpp").write_text(text, "utf-8")
@@ -241,11 +213,7 @@ class _DeviceBinary(NamedTuple):
 
 
 def _compile_device(unit: CudaFile, work: Path, found: Nvrtc, expressions: Sequence[str]) -> _DeviceBinary:
-    """Compile the device's part for each arch.
-
-    Args:
-        expressions: kernels' instances and variables.
-    """
+    """Compile the device's part for each arch. The expressions name kernels' instances and variables."""
     folders = [Path(folder) for folder in found.headers.split(":")]
     own = {} if any((folder / "nv/target").is_file() for folder in folders) else {"nv/target": nvrtc.own_header("nv_target.h")}
     # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
@@ -279,11 +247,8 @@ class _Symbols(NamedTuple):
 
 
 def _registration(kernels: Mapping[str, str], variables: Sequence[_Symbols]) -> str:
-    """Return C code that registers the fat binary, its kernels and its variables, as nvcc's code does when a library is loaded.
-
-    Args:
-        kernels: the device's symbols by the host's.
-    """
+    """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables, as nvcc's code does
+    when a library is loaded."""
     symbols = [*kernels, *(each.host for each in variables)]
     declarations = [f'extern char opjit_{index} __asm__("{symbol}");' for index, symbol in enumerate(symbols)]
     calls = [f'    __cudaRegisterFunction(handle, &opjit_{index}, "{name}", "{name}", -1, 0, 0, 0, 0, 0);'

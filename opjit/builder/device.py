@@ -14,13 +14,8 @@ from opjit.recipe.toolchain import Own
 
 
 def compile_kernels(recipe: Recipe, sources: Sequence[Path], work: Path, own: Own) -> tuple[list[Path], str]:
-    """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output.
-
-    Raises:
-        CompilerFailed: the compiler refused a source.
-        BuildError: it was killed, or left no object file or no list of the files that it read.
-        OSError: the disk is full.
-    """
+    """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
+    the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""
     objects, output = [], ""
     for source in sources:
         compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"

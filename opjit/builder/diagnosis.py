@@ -69,14 +69,8 @@ _UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'")
 
 
 def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
-    """Make the error for a failed cpp_extension.load: a CompileError if a tool refused the source, and not if it was killed, which another
-    rank's may not be.
-
-    Args:
-        output: ninja's whole output, from torch's error.
-        logs: folder for the complete output.
-        expected: an op's source, and the prototype of the function that it must define.
-    """
+    """Make the error of a failed build from the tools' output, which a file in `logs` keeps: a CompileError if a tool refused the source,
+    and not if it was killed, which another rank's may not be. `expected` is an op's source, and the prototype that it must define."""
     log = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
     files.write_note(log, output)
     command = next((following for line, following in zip(output.splitlines(), output.splitlines()[1:], strict=False)

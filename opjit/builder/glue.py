@@ -84,12 +84,8 @@ def write(schema: Schema, backend: Backend, source: str, folder: Path) -> list[P
 
 
 def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
-    """Return the glue files of an op for a backend, by file name: the C glue, which includes a kernel in C; for a device with a compiler of
-    its own, beside it the file that this compiler takes.
-
-    Args:
-        source: file name of the author's kernel, on the include path.
-    """
+    """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
+    device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
             "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "dispatch_key": backend.dispatch_key,
@@ -133,13 +129,8 @@ def _device(stream: Stream, name: str) -> str:
 
 
 def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, kernel: str, function: str, stream: str | None) -> str:
-    """Return the C glue.
-
-    Args:
-        device: declarations for `opjit_enter_device`.
-        declared: the prototype of `function`, which the glue calls.
-        stream: the expression that passes the stream; None for no stream.
-    """
+    """Return the C glue, which calls `function`, whose prototype is `declared`. `device` has declarations for `opjit_enter_device`, and
+    `stream` is the expression that passes the stream, if there is one."""
     count = range(len(schema.arguments))
     results = range(len(schema.results))
     run_parameters = [*(f"torch_ivalue boxed{i}" for i in count),

@@ -36,17 +36,12 @@ class Variable(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """A split file.
-
-    Attributes:
-        kernels: names with namespaces.
-        templates: whether a kernel is a template.
-    """
+    """A split file."""
 
     host: str
     device: str
-    kernels: frozenset[str]
-    templates: bool
+    kernels: frozenset[str]  # names with namespaces
+    templates: bool  # whether a kernel is one
     variables: tuple[Variable, ...]
 
 
@@ -65,14 +60,8 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
 
 
 def split(text: str, macros: Mapping[str, set[str]]) -> Halves:
-    """Split a file.
-
-    Args:
-        macros: execution spaces of the macros in it and in its headers; see `macros_of`.
-
-    Raises:
-        NvccOnly: only nvcc compiles it.
-    """
+    """Split a file with the execution spaces of the macros in it and in its headers; see `macros_of`. Raises NvccOnly if only nvcc compiles
+    it."""
     splitter = _Splitter(text, macros)
     splitter.scope(0, len(splitter.tokens), ())
     return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), splitter.templates,

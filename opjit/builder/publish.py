@@ -24,23 +24,14 @@ MakeEntry = Callable[[Path, Path], Manifest]
 
 
 class Subject(NamedTuple):
-    """A binary to build.
+    """A binary to build."""
 
-    Attributes:
-        name: qualified name of an op, or name of a C++ extension.
-        purpose: the target, or the versions of torch and Python.
-        target: the op's; None for an extension.
-        folder: the store's folder of its entries.
-        unread: names the inputs that cannot be read, so that the binary has no key; None if there are none.
-        must_store: do not fall back to a folder of this process.
-    """
-
-    name: str
-    purpose: str
-    target: Target | None
-    folder: Path
-    unread: str | None = None
-    must_store: bool = False
+    name: str  # qualified name of an op, or name of a C++ extension
+    purpose: str  # the target, or the versions of torch and Python
+    target: Target | None  # the op's
+    folder: Path  # the store's folder of its entries
+    unread: str | None = None  # names the inputs that cannot be read, so that the binary has no key
+    must_store: bool = False  # do not fall back to a folder of this process
 
     def __str__(self) -> str:
         return f"{self.name} for {self.purpose}"
@@ -51,13 +42,11 @@ class Subject(NamedTuple):
 
 
 def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
-    """Build an entry and publish it: in the store or, if the store fails, in a folder of this process.
+    """Build an entry and publish it: in the store or, if the store fails, in a folder of this process. Raises BuildError if neither can be
+    written, or the binary must be in the store.
 
     Args:
         make: makes the entry, a folder ``entry``, in a folder; the second argument is the one for parts and logs. Returns its manifest.
-
-    Raises:
-        BuildError: neither can be written, or the binary must be in the store.
     """
     started = time.perf_counter()
     try:
@@ -117,16 +106,7 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
 
 def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Path], document: dict[str, Any],
                 built_with: Mapping[str, str], mode: int | None = None) -> Manifest:
-    """Write the files of an entry, and return its manifest.
-
-    Args:
-        folder: the entry's, which is made.
-        library: its name. Its bytes are `content`.
-        others: files to copy.
-        document: whose hash is the key.
-        built_with: remarks for people.
-        mode: permissions of the library; None leaves it to its owner.
-    """
+    """Make the folder of an entry with its files, and return its manifest. The hash of `document` is the key; people read `built_with`."""
     folder.mkdir(mode=0o700)
     for path in others:
         files.write_synced(folder / path.name, path.read_bytes())

@@ -34,12 +34,8 @@ _UNUSED = ("c10", "torch", "c10_cuda", "torch_cuda")  # named by torch's own lin
 
 
 def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
-    """Return the folder with the parts for a compiler and a backend's flags. Verifies them, and replaces damaged ones. Raises OSError if
-    the folder is not writable, UntrustedFolder if others can write it, BuildError if the compiler failed.
-
-    Args:
-        base: folder of the store.
-    """
+    """Return the folder, in that of the store, with the parts for a compiler and a backend's flags. Raises OSError if the folder is not
+    writable, UntrustedFolder if others can write it, BuildError if the compiler failed."""
     include = str(resources.folder("kernels_c"))
     sources = headers.closure([f"{include}/{source}" for source in RUNTIME], (include,))
     content = [sorted(sources.values()), compiler.version, compiler.machine, flags.c, flags.stubs]
@@ -47,16 +43,8 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
 
 
 def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
-    """Return a folder of parts that `make` writes, once for each content. Verifies them, and replaces damaged ones.
-
-    Args:
-        base: folder of the store.
-        content: decides the bytes of the parts, as JSON.
-        needed: the names of parts that must be there.
-
-    Raises:
-        UntrustedFolder: others can write the store's folder of parts.
-    """
+    """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
+    ones. Raises UntrustedFolder if others can write the store's folder of parts."""
     def is_whole(place: Path) -> bool:
         return _is_whole(place, needed)
 

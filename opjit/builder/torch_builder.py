@@ -135,7 +135,6 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
     NinjaFailed if a tool failed, OSError if the disk is full.
 
     Args:
-        function: ``"load"`` or ``"load_inline"``.
         ninja: folder of the executable.
         environment: changes that only torch and the compilers see; None removes a variable.
         variables: changes of torch's module during the call.

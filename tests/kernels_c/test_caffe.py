@@ -54,7 +54,7 @@ def test_a_header_of_caffes_own_may_come_first_and_else_the_error_says_so(tmp_pa
     first = opjit.inline(schema, cuda=f'#include "own.h"{FAILING}', like="x", extra_include_paths=[tmp_path])
     assert opjit.build_library(first.qualified, tmp_path, arch="sm_90").is_file()
     second = opjit.inline(schema, cuda=late, like="x", extra_include_paths=[tmp_path])
-    with pytest.raises(CompileError, match=r"own\.h\S+ error: .*; Caffe's macros are in opjit_caffe\.h: include it, after any other header"):
+    with pytest.raises(CompileError, match=r"own\.h\S+ error: .*; Caffe's macros are in opjit_caffe\.h: include it, after any other"):
         opjit.build_library(second.qualified, tmp_path, arch="sm_90")
 
 
