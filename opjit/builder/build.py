@@ -15,15 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from opjit import files, processes, progress, resources
+from opjit import files, progress, resources
 from opjit.backends import Flags
-from opjit.builder import compile_warnings, device, glue, runtime_objects, torch_builder
+from opjit.builder import compile_warnings, cuda, device, glue, kernel_usage, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
+from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
 from opjit.recipe import headers, libraries, nvcc_flags, toolchain
@@ -35,9 +36,6 @@ from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
-
-if TYPE_CHECKING:
-    from opjit.builder.kernel_usage import KernelUsage
 
 _FROM_COMPILER = re.compile(r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*")  # an assembler's own input
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
@@ -77,8 +75,6 @@ def check(recipe: Recipe, store: Store) -> None:
 
 def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
     """Compile a recipe for CUDA, and return what its kernels take of a GPU. Keeps nothing. Raises what `build` raises."""
-    from opjit.builder import kernel_usage
-
     return kernel_usage.parse(_output(recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))), store))
 
 
@@ -155,16 +151,13 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
     flags = for_debugger(flags) if recipe.flags.debug else flags
 
     def by_nvrtc(nvrtc: Nvrtc) -> _CompiledLibrary:
-        with processes.importing:
-            from opjit.builder import cuda
         with ThreadPoolExecutor(1) as pool:
             linking = pool.submit(_parts, base, tools.compiler, flags, work)
-            kernels = cuda.compile_kernels(recipe, work, tools.compiler, nvrtc)
+            kernels = cuda.compile_kernels(recipe, [*sources[1:], *_including(recipe, work)], work, tools.compiler, nvrtc)
             linked = linking.result()
-        objects = [*(each for kernel in kernels for each in kernel.objects), *(linked / part for part in runtime_objects.OBJECTS)]
-        output = _link(recipe, name, [sources[0], *(kernel.source for kernel in kernels)], objects, kernels[0].link, linked, work,
-                       tools._replace(nvcc=None), base)
-        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), "".join([*(kernel.output for kernel in kernels), output]))
+        objects = [*kernels.objects, *(linked / part for part in runtime_objects.OBJECTS)]
+        output = _link(recipe, name, [sources[0], *kernels.sources], objects, kernels.link, linked, work, tools._replace(nvcc=None), base)
+        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), kernels.output + output)
 
     def by_others() -> _CompiledLibrary:
         shown = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)))
@@ -189,11 +182,9 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
     """Return the folder of parts to link with, by a path that a build file can name."""
-    folder = runtime_objects.folder(base, compiler, flags)
-    if not _UNNAMEABLE.search(str(folder)):
-        return folder
-    link = work / "parts"
-    link.symlink_to(folder)
+    folder, link = runtime_objects.folder(base, compiler, flags), work / "parts"
+    if not link.is_symlink():  # as it is where nvcc follows NVRTC
+        link.symlink_to(folder)
     return link
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -89,10 +90,5 @@ def emit(found: Iterable[Found], source: Path, label: str | None) -> None:
     """Give Python's warnings, at the author's lines. An inline source has a label, and its messages hold the line."""
     for each in found:
         inline = label is not None and each.file == str(source)
-        text = f"{each.text}\n{_line(source, each.line)}" if inline else each.text
+        text = f"{each.text}\n  {linecache.getline(str(source), each.line).strip()}" if inline else each.text
         warnings.warn_explicit(CompileWarning(text), CompileWarning, str(label) if inline else each.file, each.line)
-
-
-def _line(source: Path, number: int) -> str:
-    lines = source.read_text("utf-8", "replace").splitlines()
-    return f"  {lines[number - 1].strip()}" if number <= len(lines) else ""

@@ -11,7 +11,6 @@ nvcc parses CUDA's headers three times, in five processes one after another: 0.6
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,13 +33,13 @@ _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|exp
                    r"ldexp|frexp|scalbl?n|div)\s*\()")
 
 
-class CompiledKernel(NamedTuple):
-    """Files for the link, and flags for it."""
+class CompiledKernels(NamedTuple):
+    """Files for the link, flags for it, and the compilers' output."""
 
-    source: Path
-    objects: tuple[Path, ...]
+    sources: list[Path]
+    objects: list[Path]
     link: tuple[str, ...]
-    output: str  # the compilers'
+    output: str
 
 
 class CudaFile(NamedTuple):
@@ -58,40 +57,38 @@ class CudaFile(NamedTuple):
     spaces: Mapping[str, set[str]] = MappingProxyType({})  # execution spaces of macros from headers that are not split
 
 
-def compile_kernels(recipe: Recipe, work: Path, compiler: Compiler, found: Nvrtc) -> list[CompiledKernel]:
-    """Compile an op's kernel and its author's other sources. Raises what `compile_kernel` raises."""
-    kernels = [compile_kernel(recipe, recipe.source, work / "opjit_kernel.cu", work, compiler, found)]
-    for number, source in enumerate(recipe.flags.sources, 1):
-        folder = work / f"source{number}"
+def compile_kernels(recipe: Recipe, sources: Iterable[Path], work: Path, compiler: Compiler, found: Nvrtc) -> CompiledKernels:
+    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own. Raises NvccOnly if only nvcc takes
+    a file or a flag, CompilerFailed if a compiler refused it, OSError if the disk is full."""
+    runtime = f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
+    compiled = CompiledKernels([], [], (f"-L{found.runtime}", runtime), "")
+    for source in sources:
+        folder = work / source.stem
         folder.mkdir()
-        including = folder / "opjit_kernel.cu"
-        including.write_text(f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape")
-        one = compile_kernel(recipe, Path(source), including, folder, compiler, found)
-        registration = work / f"opjit_fatbin{number}.c"  # torch's builder takes no two files of one name
-        registration.write_text(one.source.read_text("utf-8").replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8")
-        kernels.append(one._replace(source=registration))
-    return kernels
+        output = compile_unit(_unit(recipe, source, folder), folder, compiler, found)
+        registration = work / f"{source.stem}_fatbin.c"  # torch's builder takes no two files of one name
+        text = (folder / "opjit_fatbin.c").read_text("utf-8")
+        registration.write_text(text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8")
+        compiled.sources.append(registration)
+        compiled.objects.append(folder / "opjit_host.o")
+        compiled = compiled._replace(output=compiled.output + output)
+    return compiled
 
 
-def compile_kernel(recipe: Recipe, source: Path, glue: Path, work: Path, compiler: Compiler, found: Nvrtc) -> CompiledKernel:
-    """Compile one source of an op, which the generated .cu file `glue` includes, in a folder. Raises NvccOnly if only nvcc takes the file
-    or a flag, CompilerFailed if a compiler refused it, OSError if the disk is full."""
+def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
     device_flags, host_flags = translated(recipe.flags.cuda)
     folders, paths = recipe.include_path, recipe.places(work)
     own = headers.closure([str(source), f"{folders[1]}/opjit_cuda.h"], tuple(folders))
-    names = {str(glue): glue.name, **{path: f"files{path}" for path in own}}
+    names = {path: source.name if path == str(source) else f"files{path}" for path in own}
     host = [*(flag.format(**paths) for flag in host_flags), *(f"-I{work}/host/files{place}" for place in folders)]
     device = [*(flag.format(**paths) for flag in device_flags), *(f"--include-path={work}/device/files{place}" for place in folders)]
-    unit = CudaFile(glue.name, {path: Path(path).read_text("utf-8", "surrogateescape") for path in names}, names, host, device,
+    return CudaFile(source.name, {path: Path(path).read_text("utf-8", "surrogateescape") for path in names}, names, host, device,
                     recipe.target.arch.split("+"), _shown(recipe), {})
-    output = compile_unit(unit, work, compiler, found)
-    major = recipe.target.runtime.removeprefix("cuda")
-    return CompiledKernel(work / "opjit_fatbin.c", (work / "opjit_host.o",), (f"-L{found.runtime}", f"-l:libcudart.so.{major}"), output)
 
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
     """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output. Raises
-    what `compile_kernel` raises."""
+    what `compile_kernels` raises."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
     parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)

@@ -71,15 +71,16 @@ _UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'")
 def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
     """Make the error of a failed build from the tools' output, which a file in `logs` keeps: a CompileError if a tool refused the source,
     and not if it was killed, which another rank's may not be. `expected` is an op's source, and the prototype that it must define."""
-    log = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
-    files.write_note(log, output)
-    command = next((following for line, following in zip(output.splitlines(), output.splitlines()[1:], strict=False)
-                    if line.startswith("FAILED: ")), None)
+    path = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
+    files.write_note(path, output)
+    log = path if path.exists() else None
+    found = re.search(r"^FAILED: .*\n(.*)", output, re.MULTILINE)
+    command = found[1] if found else None
     of_code = [line for line in output.splitlines() if not _FRAME.match(line) and line != command]
     lines = _left_out(of_code, _REMARK.search, _OF_REMARK.match)
     mismatch = next(filter(None, (_mismatch(line, op, expected) for line in lines)), None) if expected else None
     if mismatch is not None:
-        return CompileError(mismatch, op=op, target=target, command=command, log=log if log.exists() else None)
+        return CompileError(mismatch, op=op, target=target, command=command, log=log)
     first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
     if first is None:
         text = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
@@ -91,9 +92,9 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
         more = [] if hint.endswith(_NO_TORCH) else more
         message = "\n".join([f"{complaint.strip().rstrip('.')}{hint}" if hint else complaint.strip(),
                              f"while building {op} for {target}{':' if more else ''}", *more])
-    where = f"\nfull output: {log}" if log.exists() else ""
+    message += f"\nfull output: {log}" if log else ""
     kind = BuildError if _DIED.search(output) else CompileError
-    return kind(message + where, op=op, target=target, command=command, log=log if where else None)
+    return kind(message, op=op, target=target, command=command, log=log)
 
 
 def _at_author(lines: list[str], source: str) -> list[str]:

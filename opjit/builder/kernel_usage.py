@@ -31,14 +31,13 @@ class KernelUsage(NamedTuple):
 def parse(output: str) -> list[KernelUsage]:
     """Return the usage of each kernel in ptxas's output, in its order."""
     found = list(_entries(output))
-    symbols = [symbol for symbol, _ in found]
-    names = toolchain.run(["c++filt", "--no-params", *symbols]).stdout.splitlines() if symbols else []
+    names = toolchain.run(["c++filt", "--no-params", *(usage.kernel for usage in found)]).stdout.splitlines() if found else []
     return [usage._replace(kernel=re.sub(r"_INTERNAL_\w+::|\(anonymous namespace\)::|^void ", "", name))
-            for (_, usage), name in zip(found, names, strict=True)]
+            for usage, name in zip(found, names, strict=True)]
 
 
-def _entries(output: str) -> Iterator[tuple[str, KernelUsage]]:
-    """Yield each kernel's symbol and usage. ptxas prints the properties of the functions that a kernel calls, too."""
+def _entries(output: str) -> Iterator[KernelUsage]:
+    """Yield each kernel's usage, by its symbol. ptxas prints the properties of the functions that a kernel calls, too."""
     symbol, arch, of = "", "", ""
     stack = spilled = 0
     for line in output.splitlines():
@@ -49,7 +48,7 @@ def _entries(output: str) -> Iterator[tuple[str, KernelUsage]]:
         elif (sizes := _STACK.search(line)) and of == symbol:
             stack, spilled = int(sizes[1]), int(sizes[2]) + int(sizes[3])
         elif (used := _USED.search(line)) and symbol:
-            yield symbol, KernelUsage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
+            yield KernelUsage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
             symbol, stack, spilled = "", 0, 0
 
 

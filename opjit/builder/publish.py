@@ -16,7 +16,7 @@ from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.recipe.recipe import document_key
 from opjit.store import prune
-from opjit.store.entry import Entry, verify
+from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import Store, default_root
 
@@ -52,11 +52,13 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     try:
         if subject.unread:
             raise EntryError(f"{subject.unread}, so the binary has no key")
-        entry = _publish_in_store(subject, store, make)
+        entry = _publish_in(store, subject, make)
     except (OSError, EntryError) as reason:
         _refuse_or_warn(subject, store, reason)
         try:
-            entry = _keep_privately(subject, store, make)
+            private = Store(files.until_exit())
+            elsewhere = subject._replace(folder=private.root / subject.folder.relative_to(store.root))
+            entry = _publish_in(private, elsewhere, make)
         except (OSError, EntryError) as error:
             raise subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
                                 "folder that you can write") from error
@@ -64,7 +66,7 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     return replace(entry, origin="built")
 
 
-def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
+def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     """Move the entry to its place. If another process published it first, take that entry."""
     staged = store.stage()
     try:
@@ -80,14 +82,6 @@ def _publish_in_store(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     if store.root == default_root():  # other stores are never pruned
         prune.after_build(store)
     return entry
-
-
-def _keep_privately(subject: Subject, store: Store, make: MakeEntry) -> Entry:
-    folder = files.until_exit()
-    manifest = make(folder, folder)
-    progress.step("publishing")
-    os.rename(folder / "entry", folder / manifest.key)
-    return verify(folder / manifest.key, subject.target)[0]
 
 
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:

@@ -45,21 +45,18 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
 def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
     ones. Raises UntrustedFolder if others can write the store's folder of parts."""
-    def is_whole(place: Path) -> bool:
-        return _is_whole(place, needed)
-
     place = base / "parts" / hashlib.sha256(json.dumps(content).encode()).hexdigest()
     files.make_private(place.parent)
     problem = files.distrusted(place.parent)
     if problem is not None:  # others could exchange the parts between their check and the link
         raise UntrustedFolder(problem)
-    if not is_whole(place):
+    if not _is_whole(place, needed):
         staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
         staged.mkdir(mode=0o700)
         try:
             make(staged)
             _list(staged)
-            files.put_in_place(staged, place, aside, is_whole)
+            files.put_in_place(staged, place, aside, lambda other: _is_whole(other, needed))
         finally:
             files.remove_tree(staged)
             files.remove_tree(aside)

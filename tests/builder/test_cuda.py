@@ -281,8 +281,8 @@ def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.O
     assert NVRTC is not None
     source = tmp_path / "opjit_kernel.cu"
     source.write_text(glue.render(recipe.schema, backends.for_device("cuda"), recipe.source.name)["opjit_kernel.cu"])
-    cuda.compile_kernel(recipe, recipe.source, source, tmp_path, compiler, NVRTC)
-    fast = code_of(fat_of((tmp_path / "opjit_kernel.fatbin").read_bytes())["sm_90"])
+    cuda.compile_kernels(recipe, [source], tmp_path, compiler, NVRTC)
+    fast = code_of(fat_of((tmp_path / "opjit_kernel" / "opjit_kernel.fatbin").read_bytes())["sm_90"])
     subprocess.run([f"{nvcc.root}/bin/nvcc", "-cubin", "-arch=sm_90", "-std=c++17", f"-I{recipe.folder}",
                     f"-I{recipe.folder.parent}", "-o", "slow.cubin", source], cwd=tmp_path, check=True)
     slow = code_of((tmp_path / "slow.cubin").read_bytes())

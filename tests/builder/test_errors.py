@@ -239,7 +239,7 @@ def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(op: Path, t
     stat = os.stat
 
     def failing(path: Any, **settings: Any) -> os.stat_result:
-        if re.search(r"/staging/[0-9a-f]{32}$", str(path)):
+        if re.search(r"/cache/v1/staging/[0-9a-f]{32}$", str(path)):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return stat(path, **settings)
 

@@ -428,7 +428,7 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
     (tmp_path / "tmp").mkdir()
     code = helpers.declare(op) + (
         "import multiprocessing, os, sys\nwarnings.simplefilter('ignore')\n"
-        "def private(): return len(list(Path(os.environ['TMPDIR']).glob('opjit-*/*/*.so')))\n"
+        "def private(): return len(list(Path(os.environ['TMPDIR']).glob('opjit-*/v1/*/*/*/*.so')))\n"
         "def work(): assert opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0] and private() == 1\n"
         "worker = multiprocessing.get_context('fork').Process(target=work)\nworker.start()\nworker.join()\n"
         "print(worker.exitcode, private())\nwork()\nsys.stdout.flush()\n"
