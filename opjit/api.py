@@ -12,7 +12,7 @@ from opjit import backends, request
 from opjit.backends import targets
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
-from opjit.declare import namespaces, registry
+from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import OpjitError
 from opjit.store import layers
@@ -29,7 +29,7 @@ def declare_all() -> None:
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
     registry.declare_bundled(request.ready_for_call)
-    namespaces.watch()
+    registry.watch_torch_ops()
 
 
 def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:

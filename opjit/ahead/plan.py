@@ -181,10 +181,8 @@ def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> tuple[Op, bool]:
 def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:
     from opjit.live import inline
 
-    flags = recorded.flags
     return inline.make(recorded.schema, dict(code), None, None, "opjit.ahead.plan", "a recorded list", f"{recorded.op} (inline code)",
-                        extra_cflags=flags["c"], extra_cuda_cflags=flags["cuda"], extra_ldflags=flags["link"],
-                        extra_include_paths=flags["include"], extra_cuda_ldflags=flags["cuda_link"], extra_sources=flags["sources"])
+                       [recorded.flags[kind] for kind in oplist.FLAGS])
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:
@@ -194,8 +192,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
                           f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
     extra = None
     if any(flags.values()):
-        extra = check(recorded.op, folder, flags["c"], flags["cuda"], flags["link"], flags["include"], flags["cuda_link"],
-                      flags["sources"])
+        extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
     return Op(recorded.schema, _never_called, folder, extra)
 
 

@@ -32,8 +32,8 @@ from opjit.wanted import target_of
 
 _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
-_FLAGS = {"extra_cflags": "cflags", "extra_cuda_cflags": "cuda_cflags", "extra_ldflags": "ldflags", "extra_include_paths": "include"}
-_VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS.values())
+_FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check`
+_VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS)
 _LINE = click.Command("%%opjit", context_settings={"ignore_unknown_options": True}, add_help_option=False, params=[
     click.Argument(["schema"], nargs=-1, required=True), click.Option(["--cuda"], is_flag=True),
     *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES)])
@@ -89,9 +89,9 @@ class OpjitMagics(Magics):
         """Return a function that makes the op, in another process too."""
         fake = self._function("--fake", options["fake"]) if options["fake"] else None
         like = options["like"].split(",") if options["like"] else None
-        flags: dict[str, Any] = {parameter: shlex.split(options[name] or "") for parameter, name in _FLAGS.items()}
+        flags = [shlex.split(options[name] or "") for name in _FLAGS]
         module = self._names.get("__name__", "__main__")
-        return partial(inline.make, schema, sources, like, fake, module, "a notebook's cell", "cell", **flags)
+        return partial(inline.make, schema, sources, like, fake, module, "a notebook's cell", "cell", flags)
 
     def _test(self, make: Callable[[], Op], options: Mapping[str, Any]) -> None:
         """Print the table of checks, as it comes."""

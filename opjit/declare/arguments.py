@@ -12,11 +12,7 @@ from opjit.errors import UnknownOp
 
 
 def ops(text: str) -> list[Op]:
-    """Return the op of a name or, if the text has a slash, the ops of a folder, which need not be on any path.
-
-    Raises:
-        UnknownOp, DeclarationError: there is no such op, or none in the folder; or others can write the folder.
-    """
+    """Return the op of a name or, if the text has a slash, the ops of a folder, which need not be on any path."""
     if os.sep in text or text in (".", ".."):
         return registry.add_trusted(Path(text))
     try:

@@ -20,13 +20,11 @@ class Code(NamedTuple):
         texts: the source for each file suffix.
         module: name of the declaring module; a later declaration there replaces this one.
         shown: the text's name in compiler messages; None is the file's name.
-        debug: build it for debuggers.
     """
 
     texts: Mapping[str, str]
     module: str
     shown: str | None = None
-    debug: bool = False
 
     def write(self, name: str) -> Path:
         """Write the sources of an op of this name, unless they are there, and return their folder. It is named after their content, so

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opjit import backends, files, processes
+from opjit import backends, files, loader, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
 from opjit.declare import autograd, sharding, transforms
@@ -20,6 +20,7 @@ from opjit.loader import Loaded
 from opjit.recipe import schema
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.store.entry import Entry
 
 Function = Callable[..., Any]
 
@@ -31,19 +32,10 @@ class Op:
         schema: the schema as torch parsed it.
         folder: the folder of its C and CUDA sources.
         fake: computes the shape, dtype and device of the results, without data.
-        extra: its author's additions to a backend's flags; None for none.
-        code: its sources, if they are text.
-        where: the place of its declaration, for messages.
-        file: the Python file of its declaration; None for inline code and libraries.
-        stamp: that file's stamp when it was read; see `stamp_now`.
-        handle: all that torch knows of the op; None before and after.
         overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
         constant: whether autograd treats its results as constants.
         elementwise: as its author declared it; see `opjit.op`.
         loaded: the kernels in this process, by backend name.
-        failed: the last build that failed in this process, by backend name: the key of its inputs, and the error.
-        lock: held while the op is readied or reloaded.
-        waived: names of checks of ``opjit test`` that the op need not pass, and why.
 
     Example:
         >>> [scale] = opjit.add_path("my_ops")
@@ -65,17 +57,17 @@ class Op:
                                    "and returns new ones; leave that out")
         self.folder = folder
         self.fake = fake
-        self.extra = extra
-        self.code = code
-        self.where = where or str(folder)
-        self.file = file
-        self.stamp = self.stamp_now()
-        self.handle: torch.library.Library | None = None
+        self.extra = extra  # its author's additions to a backend's flags
+        self.code = code  # its sources, if they are text
+        self.where = where or str(folder)  # for messages
+        self.file = file  # the Python file of its declaration; None for inline code
+        self.stamp = self.stamp_now()  # as of the file that was read
+        self.handle: torch.library.Library | None = None  # all that torch knows of the op
         self.constant = constant
         self.elementwise = elementwise
         self.loaded: dict[str, Loaded] = {}
-        self.failed: dict[str, tuple[str, CompileError]] = {}
-        self.lock = processes.Lock()
+        self.failed: dict[str, tuple[str, CompileError]] = {}  # the last build that failed, by backend name, and the key of its inputs
+        self.lock = processes.Lock()  # held while the op is readied or reloaded
         self._reference: Function | None = None
         self._samples: Function | None = None
         self._workloads: Function | None = None
@@ -84,7 +76,7 @@ class Op:
         self._vmap: Function | None = None
         self._autocast: Callable[[str], torch.dtype] | None = None  # the dtype to convert to, by device
         self._sharding: Function | None = None
-        self.waived: dict[str, str] = {}
+        self.waived: dict[str, str] = {}  # checks of ``opjit test`` that the op need not pass, and why
         self._bound: set[str] = set()  # rules that torch knows
         self._forget_sharding: Callable[[], None] | None = None  # set once DTensor knows the rule
 
@@ -138,8 +130,7 @@ class Op:
             raise DeclarationError(f"{self.qualified} is declared with differentiable=False; leave that out, or the backward")
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor")
-        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
-            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no backward; make it positional")
+        self._refuse_keyword_only("backward")
         self._backward = function
         return function
 
@@ -158,11 +149,14 @@ class Op:
             ... def vmap(info, in_dims, x, a):
             ...     return torch.ops.mylib.scale(x.movedim(in_dims[0], 0), a), 0
         """
-        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
-            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no vmap rule; make it positional")
+        self._refuse_keyword_only("vmap rule")
         self._vmap = function
         self.bind_rules()
         return function
+
+    def _refuse_keyword_only(self, what: str) -> None:
+        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
+            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no {what}; make it positional")
 
     def autocast(self, dtype: torch.dtype | None = None) -> None:
         """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
@@ -222,7 +216,7 @@ class Op:
 
     def bind_sharding(self) -> None:
         """Tell DTensor the op's rule, once, if the process uses DTensor."""
-        if self._forget_sharding is None and (self._sharding is not None or self.elementwise) and sharding.wanted():
+        if self._forget_sharding is None and (self._sharding is not None or self.elementwise):
             self._forget_sharding = sharding.bind(self.overload, self._run_sharding)
 
     def forget_sharding(self) -> None:
@@ -266,6 +260,14 @@ class Op:
         """Whether it has a backward."""
         return self._backward is not None
 
+    def use(self, backend: str, entry: Entry, libraries: Sequence[str] = ()) -> None:
+        """Make torch call an entry's kernel, in place of one that is loaded. The caller holds the op's lock."""
+        loaded = self.loaded.get(backend)
+        if loaded is None:
+            self.loaded[backend] = loader.load(entry, self.qualified, libraries)
+        else:
+            loaded.replace(entry, self.qualified)
+
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
         return files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
@@ -297,22 +299,12 @@ class Op:
 
     def write_code(self) -> None:
         """Write an inline op's sources to this process's temporary folder, unless they are there."""
-        if self.code is None:
-            return
-        try:
+        if self.code is not None:
             self.folder = self.code.write(self.schema.name)
-        except OSError as error:
-            raise DeclarationError(f"the code of {self.qualified} cannot be written to a temporary folder: {error}; set TMPDIR to a folder "
-                                   "that you can write") from None
 
     def source(self, backend: Backend) -> Path:
-        """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
-
-        An inline op has its source after `write_code`.
-
-        Raises:
-            NoKernel: there is none.
-        """
+        """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`. Raises
+        NoKernel if there is none. An inline op has its source after `write_code`."""
         if self.code is not None and backend.suffix in self.code.texts:
             return self.folder / f"{self.schema.name}{backend.suffix}"
         names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
@@ -328,15 +320,11 @@ class Op:
                        f"{''.join(f', or {place}' for place in of_device)}{of_cpp(self.folder, self.schema.name, self.folder.name)}")
 
     def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
-        """Describe what the op is built from for a target, now. Reads its files; writes none.
+        """Describe what the op is built from for a target, now. Reads its files; writes none. Raises NoKernel, or OSError.
 
         Args:
             compilers: their identities, the preferred first; see `toolchain.identities_of`.
             scan: shares header scans between ops.
-
-        Raises:
-            NoKernel: there is no source for the target's backend.
-            OSError: a source cannot be read.
         """
         source, flags = self.source(target.backend), self.flags(target)
         if self.code is not None:
@@ -350,13 +338,12 @@ class Op:
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's own."""
         flags = target.backend.flags(target.arch, target.runtime)
-        debug = is_on("OPJIT_DEBUG") or (self.code is not None and self.code.debug)
-        if self.extra is None and not debug:
+        if self.extra is None and not is_on("OPJIT_DEBUG"):
             return flags
         from opjit.recipe.flags import for_debugger, join
 
         flags = join(flags, self.extra, target) if self.extra is not None else flags
-        return for_debugger(flags) if debug else flags
+        return for_debugger(flags) if is_on("OPJIT_DEBUG") else flags
 
     def libraries(self, target: Target) -> list[str]:
         """Return the shared libraries to open before the op's own."""

@@ -39,9 +39,6 @@ class RecordedOp(NamedTuple):
     """An op that was used for a target.
 
     Attributes:
-        op: the qualified name.
-        schema: the text of the declaration.
-        backend, arch, runtime: the target's.
         flags: the author's additional flags, for each kind in FLAGS.
         folder: the folder of the sources; None for an inline op.
         code: an inline op's sources, by backend.
@@ -84,11 +81,7 @@ def _expect(condition: object, what: str, found: object) -> None:
 
 
 def parse_extension(fields: Any) -> RecordedExtension:
-    """Validate one extension of a list.
-
-    Raises:
-        ValueError: the message says what is wrong.
-    """
+    """Validate one extension of a list. Raises ValueError, whose message says what is wrong."""
     _expect(isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
             f"the fields {', '.join(RecordedExtension._fields)} for each extension", fields)
     found = RecordedExtension(**fields)
@@ -97,42 +90,36 @@ def parse_extension(fields: Any) -> RecordedExtension:
     _expect(isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str), "an object with a name as 'arguments'",
             found.arguments)
     for name, value in found.arguments.items():
-        _expect(_is_argument(value), f"a string, a truth value, a list or an object of strings as {name!r}", value)
-    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
+        _expect(isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value),
+                f"a string, a truth value, a list or an object of strings as {name!r}", value)
+    _expect_encodable(fields)
     return found
 
 
-def _is_argument(value: object) -> bool:
-    return isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value)
-
-
 def parse_op(fields: Any) -> RecordedOp:
-    """Validate one op of a list.
-
-    Raises:
-        ValueError: the message says what is wrong.
-    """
+    """Validate one op of a list. Raises ValueError, whose message says what is wrong."""
     _expect(isinstance(fields, dict), "an object for each op", fields)
     place = "code" if "code" in fields else "folder"
     _expect(fields.keys() == {*_TEXTS, "flags", place}, f"the fields {', '.join(_TEXTS)}, flags and folder or code", list(fields))
     for name in _TEXTS:
         _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
     flags, sources = fields["flags"], fields[place]
-    if isinstance(flags, dict):  # an earlier opjit knew fewer kinds
-        flags = {"cuda_link": [], "sources": [], **flags}
     _expect(isinstance(flags, dict) and flags.keys() == set(FLAGS) and all(map(_are_texts, flags.values())),
             f"lists of strings named {', '.join(FLAGS)} as 'flags'", flags)
     if place == "folder":
         _expect(isinstance(sources, str), "a path as 'folder'", sources)
     else:
         _expect(isinstance(sources, dict) and sources and _are_texts(list(sources.values())), "sources by backend as 'code'", sources)
-    found = RecordedOp(**{**fields, "flags": flags})
-    "".join([*(fields[name] for name in _TEXTS), *(found.code or {}).values()]).encode()  # a ValueError for lone surrogates
-    return found
+    _expect_encodable(fields)
+    return RecordedOp(**fields)
 
 
 def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _expect_encodable(fields: object) -> None:
+    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
 
 
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
@@ -147,11 +134,7 @@ def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension]
 
 
 def read_list(path: Path) -> list[RecordedOp]:
-    """Read the ops of a list.
-
-    Raises:
-        RecordError: the file cannot be read, or is not such a list.
-    """
+    """Read the ops of a list. Raises RecordError if it cannot be read, or is not such a list."""
     return _read(path)[0]
 
 
@@ -181,10 +164,7 @@ def note(op: Op, target: Target) -> None:
 
 
 def append(name: str, fields: dict[str, Any]) -> None:
-    """Append a line about an op or an extension to that file.
-
-    It is a single write, because other processes append too. If it fails, a warning says so; the op works.
-    """
+    """Append a line about an op or an extension to that file, in a single write, as other processes append too."""
     path, text = os.environ["OPJIT_RECORD"], json.dumps(fields, sort_keys=True) + "\n"
     try:
         with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)) as file:

@@ -6,7 +6,6 @@ then on torch calls the C kernel.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,14 +29,8 @@ ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel 
 
 
 def define(op: Op, earlier: Op | None) -> None:
-    """Make an op known to torch. The caller holds `processes.declaring`.
-
-    Args:
-        earlier: the op that this name had before.
-
-    Raises:
-        DeclarationError: an op of that name is declared elsewhere, or torch refuses it.
-    """
+    """Make an op known to torch, in place of the op that the name had before. The caller holds `processes.declaring`. Raises
+    DeclarationError if an op of that name is declared elsewhere, or torch refuses it."""
     namespace, name = op.schema.namespace, op.schema.name
     if earlier is not None and earlier is not op:
         refuse_second(earlier, op)
@@ -73,15 +66,12 @@ def _register(library: torch.library.Library, op: Op) -> None:
         for key in ("Conjugate", "Negative"):
             library.impl(name, _refusal(f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; call "
                                         ".resolve_conj() or .resolve_neg() on the tensor first"), key)
-    # Saves 2 ms of each `import opjit` (benchmarks/warm.py): register_fake asks inspect for this line's module, which it would
-    # search for among all modules of torch.
-    inspect.modulesbyfile.setdefault(__file__, __name__)
     torch.library.register_fake(op.qualified, _fake_kernel(op), lib=library)
 
 
 def _functionalize(library: torch.library.Library, op: Op) -> None:
     """Give torch's compiler a form of the op without results: inductor of 2.13 and 2.14 writes over an argument that an op returns."""
-    schema, name = op.schema, _form_without_results(op.schema)
+    schema, name = op.schema, f"{op.schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
     library.define(f"{name}({arguments} -> ()", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1], "CompositeExplicitAutograd")
@@ -96,10 +86,6 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
     op.overload.py_functionalize_impl(functionalized)
 
 
-def _form_without_results(schema: Schema) -> str:
-    return f"{schema.name}_without_results"
-
-
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments of a call that the op returns."""
     found = [args[place] if place < len(args) else kwargs[schema.arguments[place].name] for place in schema.returned]
@@ -107,11 +93,7 @@ def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def refuse_second(earlier: Op, newer: Op) -> None:
-    """Refuse a second op of the same name. A later declaration from the same folder or module is the same op.
-
-    Raises:
-        DeclarationError: names both places.
-    """
+    """Refuse a second op of the same name. A later declaration from the same folder or module is the same op."""
     one, other = (op.folder if op.code is None else op.code.module for op in (earlier, newer))
     if one != other:
         raise DeclarationError(f"two ops are named {newer.qualified}: one is declared in {earlier.where}, the other in {newer.where}; "

@@ -20,14 +20,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from opjit import files, processes, resources
 from opjit.backends import Backend
 from opjit.declare import registration
 from opjit.declare.op import Function, Op, of_cpp
-from opjit.errors import DeclarationError, UnknownOp
+from opjit.errors import DeclarationError, OpjitError, UnknownOp
 
 GROUP = "opjit.ops"
+_get = torch._ops._OpNamespace.__getattr__
 
 _ops: dict[str, Op] = {}
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
@@ -98,13 +102,30 @@ def find(name: str) -> Op:
     return op
 
 
-def may_have(namespace: str) -> bool:
-    """Return whether OPJIT_PATH or an installed package may declare an op of a namespace."""
-    return any(path not in _searched for path in _path()) or namespace in _packaged_namespaces()
-
-
 def _path() -> list[str]:
     return [path for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep) if path]
+
+
+def watch_torch_ops() -> None:
+    """When torch.ops has no op of a name, search for it."""
+    torch._ops._OpNamespace.__getattr__ = _get_or_search  # type: ignore[method-assign]
+
+
+def _get_or_search(namespace: Any, name: str) -> Any:
+    try:
+        return _get(namespace, name)
+    except AttributeError:
+        unread = any(path not in _searched for path in _path())
+        if name.startswith("__") or not (unread or namespace.name in _packaged_namespaces()):
+            raise
+        qualified = f"{namespace.name}::{name}"
+        try:
+            search(qualified)
+        except OpjitError as error:  # hasattr() must not raise it
+            raise AttributeError(f"torch.ops.{namespace.name}.{name} was not found: {error}") from error
+        if declared(qualified) is None:
+            raise
+        return _get(namespace, name)
 
 
 @functools.cache
@@ -177,11 +198,7 @@ def _search_packages(namespace: str | None) -> None:
 
 
 def declare_bundled(ready: Callable[[Op, Backend], object]) -> None:
-    """Declare the ops of kernels_c, unless an earlier import of opjit did.
-
-    Args:
-        ready: gives an op its C kernel for a backend, at the first call of any op.
-    """
+    """Declare the ops of kernels_c, unless an earlier import of opjit did. `ready` gives an op its C kernel, at the first call."""
     registration.ready = ready
     if not _ops:
         for folder in op_folders(resources.folder("kernels_c")):
@@ -228,16 +245,13 @@ def op_folders(place: Path) -> list[Path]:
 def _declare(file: Path) -> list[Op]:
     """Return the ops of an op.py, which runs unless it ran before."""
     real = file.resolve()
-
-    def ops() -> list[Op]:
-        return [op for op in all_ops() if op.file == real]
-
     with processes.reading:
-        if not ops():
+        if not any(op.file == real for op in all_ops()):
             declare_folder(file.parent)
-        if not ops():
-            raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
-        return ops()
+        found = [op for op in all_ops() if op.file == real]
+    if not found:
+        raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
+    return found
 
 
 def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
@@ -345,9 +359,8 @@ def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:
     """Return the op that was pickled, maybe by another process; its op.py, if it has one, is run unless others can write it."""
-    folder = Path(declaration).parent
     if declared(qualified) is None and os.path.isfile(declaration) and Path(declaration).name == "op.py":
-        add_trusted(folder)  # the folder may be somebody else's by now
+        add_trusted(Path(declaration).parent)  # the folder may be somebody else's by now
     try:
         return find(qualified)
     except UnknownOp as error:

@@ -14,20 +14,13 @@ from torch._ops import OpOverload
 
 Function = Callable[..., Any]
 Rule = list[tuple[list[Any], list[Any]]]
-_DTENSOR = "torch.distributed.tensor"
 
 
-def wanted() -> bool:
-    """Return whether this process uses DTensor."""
-    return _DTENSOR in sys.modules
-
-
-def bind(overload: OpOverload, rule: Function) -> Function:
-    """Make a rule the op's. Returns a function that takes it back.
-
-    Args:
-        rule: as torch.distributed.tensor.experimental.register_sharding takes it.
-    """
+def bind(overload: OpOverload, rule: Function) -> Callable[[], None] | None:
+    """Make a rule the op's, as torch.distributed.tensor.experimental.register_sharding takes it, if this process uses DTensor. Returns a
+    function that takes it back."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return None
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.experimental import register_sharding

@@ -6,7 +6,6 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,19 +41,12 @@ def has_list(schema: Schema) -> bool:
 
 def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
     """Register what torch.func does with an op that has a backward."""
-    plain = functools.cache(lambda: _function(overload, rules, {}))  # made late, to keep declarations cheap
 
     def transform(*args: Any, **kwargs: Any) -> Any:
-        from torch._C._functorch import TransformType
         from torch._functorch.autograd_function import custom_function_call
-        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-        interpreter = retrieve_current_functorch_interpreter()
-        if interpreter.key() == TransformType.Functionalize:
-            return _functionalized(overload, interpreter, args, kwargs)
         args, kwargs = rules.cast(args, kwargs)
-        function = _function(overload, rules, kwargs) if kwargs else plain()
-        return custom_function_call(function, *args)
+        return custom_function_call(_function(overload, rules, kwargs), *args)
 
     library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
 
@@ -90,16 +82,6 @@ def no_forward_mode(overload: OpOverload) -> NotImplementedError:
     """Make the error of an op in forward mode, where its results' tangents would be zero."""
     return NotImplementedError(f"{overload._schema.name} has no rule for forward mode (torch.func.jvp, jacfwd, torch.autograd.forward_ad); "
                                "a backward serves reverse mode only: torch.autograd.grad")
-
-
-def _functionalized(overload: OpOverload, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the op under torch.func.functionalize; one with a backward writes no argument, so nothing has to be replaced."""
-    from torch._functorch.eager_transforms import _unwrap_all_tensors_from_functional, _wrap_all_tensors_to_functional
-
-    args, kwargs = (_unwrap_all_tensors_from_functional(each, reapply_views=False) for each in (args, kwargs))
-    with interpreter.lower():
-        result = overload(*args, **kwargs)
-    return _wrap_all_tensors_to_functional(result, interpreter.level())
 
 
 def loop(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

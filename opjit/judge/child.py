@@ -71,7 +71,7 @@ class JudgedCode:
         screen.check_source(message["text"])
         name = message["name"]
         self.op = inline.make(message["schema"], {self.device: message["text"]}, None, None, "opjit.judge", name, name,
-                              extra_include_paths=[message["folder"]])
+                              [(), (), (), [message["folder"]]])  # the folder of its headers
         target, store = target_of(self.device, None), Store(default_root())
         wanted = OpBinary(self.op, target, describe(self.op, target, store))
         found = request.look(wanted, store)

@@ -132,26 +132,20 @@ def _check(ops: Iterable[Op]) -> None:
 def _write(first: Op, target: Target, entries: dict[Op, Entry], directory: Path, name: str | None) -> Path:
     """Put the library's folder into a directory, unless it is there. Raises OSError or EntryError if that fails."""
     directory.mkdir(parents=True, exist_ok=True)
-    staged, aside = (directory / f".{files.unique()}" for _ in range(2))
+    staged = directory / f".{files.unique()}"
     staged.mkdir(mode=0o755)
     try:
         for op, entry in entries.items():
             _copy(op, target, entry, staged)
         digests = _digests(staged, seal=True)
-        if name is None:
-            digest = hashlib.sha256(repr(digests).encode()).hexdigest()
-            place = directory / f"{_dotted(first)}.{target.folder}.{digest[:20]}"
-            files.put_in_place(staged, place, aside, lambda there: _digests(there) == digests)
-        else:
-            place = directory / name
-            files.put_if_free(staged, place)
-        if _digests(place) != digests:
+        digest = hashlib.sha256(repr(digests).encode()).hexdigest()
+        place = directory / (name or f"{_dotted(first)}.{target.folder}.{digest[:20]}")
+        if not files.put_if_free(staged, place) and _digests(place) != digests:
             raise BuildError(f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
                              op=first.qualified, target=str(target))
         return place
     finally:
         files.remove_tree(staged)
-        files.remove_tree(aside)
 
 
 def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opjit import backends, files, loader, processes
+from opjit import backends, files, processes
 from opjit.backends.targets import Target
 from opjit.declare import registry
 from opjit.declare.op import Op
@@ -35,8 +35,6 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     work. An op that this process declares already keeps its declaration: the schemas must be equal, and the library replaces a kernel
     that is loaded. An op that no op.py declared is known by its schema alone: it runs, but without a backward and a fake kernel.
 
-    ``torch.ops.load_library(path)`` alone registers nothing.
-
     Args:
         path: the path of an op's ``.so`` in the library, which loads all ops of its op.py, or that of the library's folder.
 
@@ -60,7 +58,8 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     place, shown = Path(os.path.realpath(path)), Path(os.path.abspath(path))
     try:
         _refuse_swappable(shown, shown)
-        found = {folder: [_verified(shown, each) for each in _entries(folder)] for folder in _folders(place, shown, path)}
+        found = {folder: [_verified(shown, each.parent) for each in sorted((folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))]
+                 for folder in _folders(place, shown, path)}
     except (OSError, EntryError) as error:
         raise LoadError(f"{shown} is not loaded: {error}; build it again with opjit.build_library") from error
     for binary in (each for binaries in found.values() for each in binaries):
@@ -68,7 +67,8 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     with processes.reading:
         ops = [(_declared(shown, folder, each), each) for folder, binaries in found.items() for each in binaries]
     for op, binary in ops:
-        _register(op, binary)
+        with op.lock:
+            op.use(binary.target.backend.name, binary.entry, op.libraries(binary.target))
     if place.is_file():
         return next(op.overload for op, binary in ops if binary.entry.library == place)
     return [op.overload for op in sorted({op for op, _ in ops}, key=lambda op: op.qualified)]
@@ -89,11 +89,6 @@ def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Pat
         raise LoadError(f"{shown} is not loaded: it lies outside the folder of its library; copy the folder from opjit.build_library as a "
                         "whole")
     raise LoadError(f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned")
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Return the folders of the binaries beside an op.py."""
-    return sorted(each.parent for each in (folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))
 
 
 def _refuse_swappable(shown: Path, path: Path) -> None:
@@ -117,12 +112,7 @@ def _verified(shown: Path, folder: Path) -> OpInLibrary:
 
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
-    """Return the op and the target of a manifest.
-
-    Raises:
-        EntryError: it names none that this process knows.
-        SchemaError: its schema is invalid.
-    """
+    """Return the op and the target of a manifest. Raises EntryError if it names none that this process knows, or SchemaError."""
     texts = [manifest.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime", "host")]
     if not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest names no op and target")
@@ -166,19 +156,6 @@ def _run(shown: Path, folder: Path) -> None:
     """Run an op.py of a library."""
     try:
         registry.add_trusted(folder)
-    except ImportError as error:
-        raise LoadError(f"{shown} is not loaded: its {folder.name}/op.py needs what this process cannot import: {error}") from error
-    except OpjitError as error:
-        raise LoadError(f"{shown} is not loaded: {error}") from error
     except Exception as error:
-        raise LoadError(f"{shown} is not loaded: its {folder.name}/op.py raised {type(error).__name__}: {error}") from error
-
-
-def _register(op: Op, binary: OpInLibrary) -> None:
-    """Register a binary as its op's kernel, in place of one that is loaded."""
-    with op.lock:
-        loaded = op.loaded.get(binary.target.backend.name)
-        if loaded is None:
-            op.loaded[binary.target.backend.name] = loader.load(binary.entry, op.qualified, op.libraries(binary.target))
-        else:
-            loaded.replace(binary.entry, op.qualified)
+        reason = error if isinstance(error, OpjitError) else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
+        raise LoadError(f"{shown} is not loaded: {reason}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,15 +21,13 @@ from opjit.recipe import flags
 from opjit.recipe.schema import Schema, parse
 
 NAMESPACE = "inline"
-_COMMENT_OR_STRING = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
-_MAIN = re.compile(r"\bmain\s*\([^;{}]*\)\s*\{")
 
 
 def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: str | Sequence[str] | None = None,
            fake: Function | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
            extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
            extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
-           differentiable: bool = True, elementwise: bool = False, debug: bool = False) -> Op:
+           differentiable: bool = True, elementwise: bool = False) -> Op:
     """Declare an op whose sources are strings. Like any op, it is compiled at the first call or `opjit.get`.
 
     If the same module declares it again with other code, it stays the same op: its loaded kernels are rebuilt at once, and the op and
@@ -50,14 +47,13 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         extra_sources: files beside the code.
         differentiable: as in `opjit.op`.
         elementwise: as in `opjit.op`.
-        debug: build it for gdb, cuda-gdb and profilers: with debug information and frame pointers, hardly optimised.
 
     Returns:
         The op, which is also ``torch.ops.inline.<name>``. Call it, or add a backward with ``.backward``, as under `opjit.op`.
 
     Raises:
         SchemaError: torch cannot parse the schema, or C has no type for part of it.
-        DeclarationError: there is no code, the code has a main(), or `like` does not match the schema.
+        DeclarationError: there is no code, or `like` does not match the schema.
         CompileError: the new code of an op in use does not compile. Line numbers are those of the string.
 
     Example:
@@ -74,12 +70,11 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         tensor([2.5000, 2.5000])
     """
     caller = sys._getframe(1)
+    extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
     try:
         op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
-                  f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extra_cflags=extra_cflags,
-                  extra_cuda_cflags=extra_cuda_cflags, extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths,
-                  extra_cuda_ldflags=extra_cuda_ldflags, extra_sources=extra_sources, differentiable=differentiable,
-                  elementwise=elementwise, debug=debug)
+                  f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extras=extras, differentiable=differentiable,
+                  elementwise=elementwise)
         reload.install([op])
     except OpjitError as error:
         raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
@@ -89,42 +84,30 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
 
 
 def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str] | None, fake: Function | None, module: str, where: str,
-         shown: str | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
-         extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
-         extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
-         differentiable: bool = True, elementwise: bool = False, debug: bool = False) -> Op:
+         shown: str | None = None, extras: Sequence[Sequence[Any]] = (), differentiable: bool = True, elementwise: bool = False) -> Op:
     """Make an op from strings, without declaring it.
 
     Args:
         sources: the code by backend name.
         module, where, shown: see `Code` and `Op`.
+        extras: the author's flags, libraries and files, as `flags.check` takes them.
     """
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
-    texts = {name: source for name, source in sources.items() if source is not None}
+    texts = {backends.for_device(name).suffix: source for name, source in sources.items() if source is not None}
     if not texts:
-        raise DeclarationError(f"{schema.qualified} has no code: give c= with {_prototype(schema, 'cpu')}, or cuda=, or both")
-    for name, source in texts.items():
+        prototype = glue.prototype(schema, backends.for_device("cpu"))
+        raise DeclarationError(f"{schema.qualified} has no code: give c= with {prototype}, or cuda=, or both")
+    for suffix, source in texts.items():
         if not isinstance(source, str):
-            raise DeclarationError(f"{schema.qualified}: the code for {name} must be a string, not {source!r}")
-        if _MAIN.search(_COMMENT_OR_STRING.sub(" ", source)):
-            raise DeclarationError(f"the code of {schema.qualified} has a main(), which is never called: an op is the function "
-                                   f"{_prototype(schema, name)}; do in Python what main() does")
-    code = Code({backends.for_device(name).suffix: source for name, source in texts.items()}, module, shown, debug)
-    extra = None
-    extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
-    if any(extras):
-        extra = flags.check(schema.qualified, Path.cwd(), *extras)
-    op = Op(schema.text, _fake_kernel(schema, like, fake, in_cell=shown is not None), Path(), extra, code=code, where=where,
+            raise DeclarationError(f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}")
+    extra = flags.check(schema.qualified, Path.cwd(), *extras) if any(extras) else None
+    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=Code(texts, module, shown), where=where,
             constant=not differentiable, elementwise=elementwise)
     op.write_code()
     return op
 
 
-def _prototype(schema: Schema, backend: str) -> str:
-    return glue.prototype(schema, backends.for_device(backend))
-
-
-def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None, in_cell: bool) -> Function:
+def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None) -> Function:
     """Return the fake kernel for the arguments `like` and `fake`."""
     if like is not None and fake is not None:
         raise DeclarationError(f"{schema.qualified}: like= and fake= both describe the results; give one of them")
@@ -134,21 +117,16 @@ def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Functio
         def missing(*args: Any, **kwargs: Any) -> None:
             if schema.results:
                 raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: "
-                                       f"declare it with {'--like X,Y or --fake NAME' if in_cell else 'like= or fake='}")
+                                       "declare it with like= or fake=, a cell with --like X or --fake NAME")
 
         return missing
     names = [like] if isinstance(like, str) else list(like)
-    kinds = [result.kind + "[]" * result.list + "?" * result.optional for result in schema.results]
-    if len(names) != len(kinds) or any(kind != "Tensor" for kind in kinds):
-        raise DeclarationError(f"{schema.qualified}: like= takes one Tensor argument for each result, and every result must be a "
-                               f"Tensor; it has {len(names)} name{'s' * (len(names) != 1)} for the results "
-                               f"({', '.join(kinds)}); pass a function as fake= instead")
     places = {argument.name: index for index, argument in enumerate(schema.arguments)
               if argument.kind == "Tensor" and not (argument.list or argument.optional)}
-    for name in names:
-        if name not in places:
-            raise DeclarationError(f"{schema.qualified}: like= names {name!r}, which is not one of its Tensors: "
-                                   f"{', '.join(places) or 'it has none'}")
+    plain = all(result.kind == "Tensor" and not (result.list or result.optional) for result in schema.results)
+    if not plain or len(names) != len(schema.results) or not set(names) <= set(places):
+        raise DeclarationError(f"{schema.qualified}: like= takes the name of a Tensor argument for each result, which must be a Tensor, "
+                               f"too; it has {like!r} for {schema.text}; pass a function as fake= instead")
 
     def empty(*args: Any, **kwargs: Any) -> Any:
         results = tuple(torch.empty_like(args[places[name]] if places[name] < len(args) else kwargs[name]) for name in names)

@@ -7,10 +7,8 @@ call, and storing one function pointer replaces a loaded kernel (see loader.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -66,7 +64,9 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
         install(newer, current.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
             registry.remove(gone)
-        _replace_module(module)
+        for name, value in vars(module).items():  # its functions call the ops that torch knows
+            if isinstance(value, Op):
+                vars(module)[name] = registry.declared(value.qualified) or value
 
 
 def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
@@ -116,21 +116,7 @@ def _apply(change: _Change) -> None:
     elif op is not newer:
         op.adopt(newer)
     for name, entry in change.entries.items():
-        loaded = op.loaded.get(name)
-        if entry is None:
-            if loaded is not None:
-                op.loaded.pop(name).unload()
-        elif loaded is not None:
-            loaded.replace(entry, op.qualified)
-        else:
-            op.loaded[name] = loader.load(entry, op.qualified)
-
-
-def _replace_module(module: ModuleType) -> None:
-    """Give an imported op.py its new contents. An op of the same name stays the same object."""
-    for name, value in vars(module).items():
-        if isinstance(value, Op):
-            vars(module)[name] = registry.declared(value.qualified) or value
-    imported = sys.modules.get(module.__name__)
-    if imported is not None and getattr(imported, "__file__", None) == module.__file__:
-        vars(imported).update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+        if entry is not None:
+            op.use(name, entry)
+        elif name in op.loaded:
+            op.loaded.pop(name).unload()

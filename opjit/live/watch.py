@@ -87,11 +87,10 @@ def _reload(op: Op) -> None:
     """Update an op. An error in its files is logged once for each time they are saved."""
     try:
         reload.refresh(op)
+    except Exception as error:  # op.py may raise anything
+        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=not isinstance(error, OpjitError))
+    else:
         logger.info("%s is up to date with its files", op.qualified)
-    except OpjitError as error:
-        logger.error("%s stays as it was: %s", op.qualified, error)
-    except Exception:  # op.py may raise anything
-        logger.exception("%s stays as it was: its op.py raised", op.qualified)
 
 
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:

@@ -214,7 +214,6 @@ def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_decl
     ({"op": "keytest::other"}, "under the name keytest::other, which is another op"),
     ({"schema": "keytest::plus(", }, "keytest::plus"),
     ({"folder": None, "code": {"fpga": "int x;"}}, "no backend for device 'fpga'"),
-    ({"folder": None, "code": {"cpu": "int main() { return 0; }"}}, "has a main"),
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "backend": "fpga"},
      "no backend 'fpga'"),
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "arch": "x86-64-v9"},

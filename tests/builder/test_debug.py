@@ -93,20 +93,21 @@ def test_a_debug_build_asks_no_remote(op: Path, here: Path, monkeypatch: pytest.
     assert done.stdout == "[2.0]\n"
 
 
-def test_an_inline_op_may_be_built_for_a_debugger(here: Path) -> None:
+def test_an_inline_op_may_be_built_for_a_debugger(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
         opjit_status twice_cpu(const opjit_tensor *x, int64_t *out)
         {
             *out = 2 * x->numel;
             return OPJIT_OK;
         }"""
-    op = opjit.inline("debugtest::twice(Tensor x) -> int", c=code, debug=True)
+    op = opjit.inline("debugtest::twice(Tensor x) -> int", c=code)
+    monkeypatch.setenv("OPJIT_DEBUG", "1")
     entry = request.entry(op, targets.here(helpers.cpu()))
     assert b".debug_line" in entry.library.read_bytes()
     document = json.loads((entry.folder / "manifest.json").read_bytes())["document"]
     assert document["debug"] == str(op.folder)
-    assert b".debug_line" not in request.entry(opjit.inline("debugtest::twice(Tensor x) -> int", c=code),
-                                               targets.here(helpers.cpu())).library.read_bytes()
+    monkeypatch.delenv("OPJIT_DEBUG")
+    assert b".debug_line" not in request.entry(op, targets.here(helpers.cpu())).library.read_bytes()
 
 
 def test_the_command_line_says_how_a_debugger_is_used() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,6 @@ PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "vmap of grad": lambda f: vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y),
     "grad of vmap": lambda f: grad(lambda x: vmap(f)(x, Y).sin().sum())(X),
     "jacrev of vmap of grad": lambda f: jacrev(lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y))(X),
-    "functionalize": lambda f: torch.func.functionalize(f)(X, Y),
     "vjp": lambda f: torch.func.vjp(f, X, Y)[1](torch.ones_like(X)),
     "autograd around grad": lambda f: torch.autograd.grad(
         grad(lambda x: (f(x, Y) ** 2).sum())(x := X.clone().requires_grad_()).sum(), x),
@@ -108,19 +106,6 @@ def test_a_declared_rule_is_called_once_for_the_batch(scale: Op) -> None:
     torch.testing.assert_close(vmap(lambda x, y: scale.overload(x, y, 7.0, b=2), in_dims=(1, 0))(X, Y.t()), plain(X, Y, 7.0, 2).t())
     assert seen == [(4, (1, 0, None), (7.0,), {"b": 2})]
     torch.testing.assert_close(vmap(grad(lambda x, y: scale.overload(x, y).sum()))(X, Y), 3 * Y)
-
-
-def test_an_op_without_a_backward_takes_a_rule_too(make_op: MakeOp) -> None:
-    op = make_op("scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=fake)
-    calls: list[Any] = []
-
-    @op.vmap
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        calls.append(in_dims)
-        return op.overload(*args), in_dims[0]
-
-    torch.testing.assert_close(vmap(op.overload, in_dims=1)(X, Y), plain(X, Y).t())
-    assert calls == [(1, 1)]
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["no backward", "backward"])
@@ -237,9 +222,3 @@ def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
     assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
 
 
-def test_an_inline_op_that_the_other_process_did_not_declare_is_named(tmp_path: Path) -> None:
-    op = opjit.inline("pickled(Tensor x) -> int", c=ONE.replace("one", "pickled"))
-    (tmp_path / "op.pkl").write_bytes(pickle.dumps(op))
-    done = helpers.ended(f"import opjit, pickle\npickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))")
-    assert re.search(rf"UnknownOp: inline::pickled was pickled by a process that declared it in inline code at {re.escape(__file__)}:\d+; "
-                     "import or load that here first", done.stderr)

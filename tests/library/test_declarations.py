@@ -155,14 +155,11 @@ def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None
     with pytest.raises(BuildError, match=r"build/mine holds something else already, and nothing is overwritten; remove it, or choose"):
         opjit.build_library("allreduce", tmp_path / "build", "cpu", name="mine")
     assert helpers.snapshot(path.parent) == before
-    (tmp_path / "build" / "notes").mkdir()
-    (tmp_path / "build" / "notes" / "thesis.txt").write_text("years")
-    (tmp_path / "build" / "file").write_text("a file")
-    for taken in ("notes", "file"):
-        with pytest.raises(BuildError, match="holds something else already"):
-            opjit.build_library("libname::scale", tmp_path / "build", "cpu", name=taken)
-    assert (tmp_path / "build" / "notes" / "thesis.txt").read_text() == "years"
-    assert sorted(each.name for each in (tmp_path / "build").iterdir()) == ["file", "mine", "notes"]
+    (tmp_path / "build" / "notes").write_text("years")
+    with pytest.raises(BuildError, match="holds something else already"):
+        opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="notes")
+    assert (tmp_path / "build" / "notes").read_text() == "years"
+    assert sorted(each.name for each in (tmp_path / "build").iterdir()) == ["mine", "notes"]
 
 
 def test_a_name_that_is_no_folder_name_and_a_library_of_no_op_are_refused(tmp_path: Path) -> None:
@@ -183,7 +180,7 @@ def test_an_op_py_that_changed_after_it_was_read_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("added", "says"), [
-    ("import no_such_package", r"its plus/op\.py needs what this process cannot import: No module named 'no_such_package'"),
+    ("import no_such_package", r"its plus/op\.py raised ModuleNotFoundError: No module named 'no_such_package'"),
     ("raise KeyError('weights')", r"its plus/op\.py raised KeyError: 'weights'"),
 ])
 def test_an_op_py_that_fails_elsewhere_is_one_message_and_leaves_nothing(added: str, says: str, tmp_path: Path) -> None:
@@ -203,26 +200,6 @@ del os.environ["ELSEWHERE"]
 print(opjit.load_library({path!r})(torch.ones(1)).tolist())
 """
     assert fresh(code, {**elsewhere(tmp_path), "ELSEWHERE": "1"}).stdout == "[2.0]\n"
-
-
-def test_a_second_library_of_an_op_replaces_its_kernel_but_never_its_declaration(tmp_path: Path) -> None:
-    folder = write_scale(tmp_path / "scale", "libtwo")
-    settings = {"OPJIT_CACHE": str(tmp_path / "cache")}
-
-    def build(name: str) -> None:
-        fresh(f"import opjit\nopjit.add_path({str(folder)!r})\n"
-              f"opjit.build_library('libtwo::scale', {str(tmp_path)!r}, 'cpu', name={name!r})", settings)
-
-    build("first")
-    (folder / "scale.c").write_text(SCALE_C.format(name="scale", and_then=" + 1.0f"))
-    build("kernel")
-    code = f"""
-import torch, opjit
-for name in ("first", "kernel", "first"):
-    print(opjit.load_library({str(tmp_path)!r} + "/" + name)[0](torch.ones(1), 2.0).item())
-print(opjit.registry.find("libtwo::scale").folder)
-"""
-    assert fresh(code, elsewhere(tmp_path)).stdout == f"2.0\n3.0\n2.0\n{tmp_path}/first/scale\n"
 
 
 def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_op_s_folder(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ opjit.inline("keytest::plus(Tensor x) -> Tensor", c=r'''{helpers.PLUS.replace('#
 print(opjit.build_library("keytest::plus", {str(tmp_path / 'build')!r}, "cpu"))
 """
     path = fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip()
-    code = USE.format(path=path) + f"""
+    code = USE.format(path=path) + """
 assert opjit.get("keytest::plus", "cpu") is plus
 for call in (lambda: plus(torch.ones(1, device="meta")),
              lambda: torch.compile(lambda x: plus(x), fullgraph=True, backend="aot_eager")(torch.ones(1))):
@@ -106,18 +106,8 @@ for call in (lambda: plus(torch.ones(1, device="meta")),
         assert "import the module that declares it before opjit.load_library, or declare it in an op.py" in str(error), error
     else:
         raise AssertionError("traced")
-from opjit.errors import DeclarationError
-from pathlib import Path
-from opjit.declare import registry
-try:
-    registry.declare_folder(Path({str(write_op(tmp_path / "plus"))!r}))
-except DeclarationError as error:
-    assert "two ops are named keytest::plus" in str(error), error
-else:
-    raise AssertionError("declared twice")
-print(plus(torch.ones(1)).tolist())
 """
-    assert fresh(code, elsewhere(tmp_path)).stdout.endswith("[2.0]\n")
+    assert fresh(code, elsewhere(tmp_path)).stdout == "[2.0] [1.0] True\n"
 
 
 @pytest.mark.torch
@@ -151,36 +141,6 @@ def test_a_library_may_be_built_into_the_folder_of_its_op(tmp_path: Path) -> Non
         assert not list(first.parent.rglob("prebuilt/**/prebuilt"))
 
 
-def test_a_child_forked_while_another_thread_loads_a_library_can_load_one(built: Path, tmp_path: Path) -> None:
-    code = f"""
-import os, signal, threading
-import torch, opjit
-from opjit.declare import registry
-reached, forked = threading.Event(), threading.Event()
-look = registry.declared
-
-def slow(name):
-    reached.set()
-    forked.wait(1)
-    return look(name)
-
-registry.declared = slow
-loader = threading.Thread(target=lambda: opjit.load_library({str(built)!r}))
-loader.start()
-assert reached.wait(60)
-child = os.fork()
-registry.declared = look
-if child == 0:
-    signal.alarm(30)  # a deadlock kills the child
-    opjit.load_library({str(built)!r})
-    os._exit(0)
-forked.set()
-loader.join()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "none")}, flags=("-W", "ignore::DeprecationWarning")).stdout == "0\n"
-
-
 def test_a_later_build_goes_beside_and_both_can_be_loaded_in_one_process(tmp_path: Path) -> None:
     op = write_op(tmp_path / "plus")
     first = build_into(tmp_path / "build", op, tmp_path / "cache")
@@ -197,17 +157,6 @@ for path in ({str(first)!r}, {str(second)!r}, {str(second)!r}, {str(first)!r}):
     print(opjit.load_library(path)(torch.ones(1)).tolist(), torch.ops.keytest.plus(torch.ones(1)).tolist())
 """
     assert fresh(code, elsewhere(tmp_path)).stdout == "[2.0] [2.0]\n[42.0] [42.0]\n[42.0] [42.0]\n[2.0] [2.0]\n"
-
-
-def test_a_damaged_library_is_built_anew_by_another_file_under_its_name(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
-    path = opjit.build_library("loadtest::plus", tmp_path, "cpu")
-    with open(path, "r+b") as mapped:  # a process that has the old one keeps it
-        mapped.write(b"damaged")
-        mapped.flush()
-        assert opjit.build_library("loadtest::plus", tmp_path, "cpu") == path
-        assert not os.path.samestat(os.fstat(mapped.fileno()), path.stat())
-    assert path.read_bytes() == declared[1].read_bytes()
-    assert list(tmp_path.iterdir()) == [path.parent]
 
 
 def test_processes_that_build_into_one_directory_at_once_leave_one_good_library(tmp_path: Path) -> None:

