@@ -126,7 +126,7 @@ def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
     ("scale(Tensor x) -> Tensor --over n=3", "--over is about --bench, which the line does not have"),
     ('scale(Tensor x) -> Tensor --test "x"', "--test compares with a reference: --reference NAME"),
     ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"),
-    ("scale(Tensor x) -> Tensor --like y", "like= names 'y'"),
+    ("scale(Tensor x) -> Tensor --like y", "like= takes the name of a Tensor argument"),
 ])
 def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(kernel: Kernel, line: str, message: str) -> None:
     outputs = kernel.run(f"%%opjit {line}\nnonsense")
