@@ -161,12 +161,12 @@ class Judge:
         self._pool.shutdown(cancel_futures=True)
 
     @cached_property
-    def bursts(self) -> list[Burst]:
+    def bursts(self) -> list[HiddenCalls]:
         """Calls to time in processes of their own; no such process sees one twice."""
         found = []
         for number in range(ROUNDS):
             calls = [Expected.of(sample, self.task.results(sample)) for sample in self.task.burst(self.seed + number)]
-            found.append(Burst(calls, saved([call.sample.values for call in calls])))
+            found.append(HiddenCalls(calls, saved([call.sample.values for call in calls])))
         return found
 
     @cached_property
@@ -370,7 +370,7 @@ class _Trial:
             return "cheat", "its process's clock goes slower than the judge's: a function of time was replaced"
         return self._rated(times, references)
 
-    def _timed(self, lane: _Lane, burst: Burst) -> tuple[float, float]:
+    def _timed(self, lane: _Lane, burst: HiddenCalls) -> tuple[float, float]:
         """Time a burst. Returns the seconds of a call by the judge's clock, and by the child's."""
         limit, count = self.judge.seconds, len(burst.calls)
         lane.ask({"do": "prepare", "results": _described(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
@@ -378,7 +378,7 @@ class _Trial:
         message, _ = lane.ask({"do": "run"}, seconds=limit * count)
         return (time.perf_counter() - started) / count, float(message["seconds"]) / count
 
-    def _compare_timed(self, burst: Burst) -> None:
+    def _compare_timed(self, burst: HiddenCalls) -> None:
         answer, [data] = self.lane.ask({"do": "results"}, seconds=self.judge.seconds * 2)
         at = [0]
         for description, call in zip(answer["results"], burst.calls, strict=True):
@@ -401,7 +401,7 @@ class _Trial:
         return "correct", "nondeterministic" * self.facts["nondeterministic"]
 
 
-class Burst(NamedTuple):
+class HiddenCalls(NamedTuple):
     """Calls with their results, and a file of memory with their arguments."""
 
     calls: list[Expected]

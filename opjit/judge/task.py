@@ -45,7 +45,7 @@ class Expected(NamedTuple):
         return cls(sample, [_moved(each, device) for each in results], [_moved(each, device) for each in allowed])
 
 
-class TimedCall(NamedTuple):
+class TimedSample(NamedTuple):
     """The call that is timed, the fewest bytes and operations that it takes (0 if nobody says), and how many calls a burst has."""
 
     sample: Sample
@@ -150,7 +150,7 @@ class Task:
         return _varied_copies(self.timed.sample, torch.Generator(self.device).manual_seed(seed), self.timed.calls)
 
     @cached_property
-    def timed(self) -> TimedCall:
+    def timed(self) -> TimedSample:
         sample, moved, flops = self._chosen_workload()
         each = _size(sample) + sum(t.nbytes for t in tensors_of(self.results(sample)))
         self._wait()
@@ -159,7 +159,8 @@ class Task:
             self.results(sample)
         self._wait()
         seconds = (time.perf_counter() - started) / 3
-        return TimedCall(sample, moved, flops, max(2, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each)))))
+        calls = min(_MOST_CALLS, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each)))
+        return TimedSample(sample, moved, flops, max(2, calls))
 
     def _chosen_workload(self) -> tuple[Sample, int, int]:
         if self.op is not None and self.op._workloads is not None:
