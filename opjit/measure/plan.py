@@ -19,40 +19,26 @@ class Inputs(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = {}  # never changed
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
     @property
     def nbytes(self) -> int:
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return sum(each.numel() * each.element_size() for each in self.tensors())
 
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """Functions to measure with the same inputs, in turns.
-
-    Attributes:
-        sides: the functions by their names; the caller has checked their results.
-        inputs: one set, or several at different addresses through which the calls rotate; `plan_of` makes copies of one.
-        device: the type of the device on which the functions work, such as ``"cuda"``.
-        cold: each burst begins with caches that hold none of the inputs.
-        bytes, flops: the fewest bytes that a call must move and operations that it must do; 0 if they do not bound its time.
-        rounds: bursts of each side that are timed.
-        seconds: about how long a burst takes. Short ones leave a GPU's clocks alone.
-
-    Example:
-        >>> x = torch.rand(1 << 20)
-        >>> plan = plan_of({"exp": torch.exp, "sin": torch.sin}, Inputs((x,)), "cpu", cold=True, moved=2 * x.nbytes)
-        >>> exp, sin = measure(plan).values()
-        >>> assert exp.lower <= exp.median <= exp.upper
-    """
+    """Functions to measure with the same inputs, in turns. The caller has checked their results; `plan_of` makes copies of inputs."""
 
     sides: Mapping[str, Callable[..., Any]]
-    inputs: Sequence[Inputs]
+    inputs: Sequence[Inputs]  # one set, or several at different addresses through which the calls rotate
     device: str
-    cold: bool
-    bytes: int = 0
-    flops: int = 0
-    rounds: int = 9
-    seconds: float = 0.02
+    cold: bool  # each burst begins with caches that hold none of the inputs
+    bytes: int = 0  # the fewest that a call must move, and
+    flops: int = 0  # operations that it must do; 0 if they do not bound its time
+    rounds: int = 9  # bursts of each side that are timed
+    seconds: float = 0.02  # about how long a burst takes; short ones leave a GPU's clocks alone
 
 
 @dataclass(frozen=True)
@@ -67,8 +53,7 @@ class Measurement:
         calls, inputs: the calls of a burst, and the sets of inputs that it rotates through.
         bound: seconds that the device takes at least for the plan's bytes and operations (roofline); None where its peaks are unknown.
         floor: the part of the bound that no cache explains away: a shorter time is impossible.
-        agrees: on CUDA, events and a synchronisation of the whole device measured the same in most bursts; work on another stream makes it
-            False.
+        agrees: on CUDA, events and a synchronisation of the whole device measured the same in most bursts: no work on another stream.
         clock: MHz of a GPU's multiprocessors before and after all rounds; None where no library tells.
     """
 
@@ -90,8 +75,7 @@ class Measurement:
     upper: float = field(init=False)
 
     def __post_init__(self) -> None:
-        quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else self.seconds * 3
-        for name, value in zip(("lower", "median", "upper"), quartiles, strict=True):
+        for name, value in zip(("lower", "median", "upper"), _quartiles(self.seconds), strict=True):
             object.__setattr__(self, name, value)
 
     @property
@@ -107,9 +91,12 @@ class Measurement:
 
 def ratio(one: Measurement, other: Measurement) -> tuple[float, float]:
     """Return the median of one side's time over the other's, and half of the distance between the quartiles, relative to it."""
-    ratios = [mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = _quartiles([mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)])
     return middle, (high - low) / 2 / middle
+
+
+def _quartiles(values: Sequence[float]) -> Sequence[float]:
+    return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
 def copies(inputs: Inputs, cache: int) -> list[Inputs]:
@@ -122,16 +109,8 @@ def copies(inputs: Inputs, cache: int) -> list[Inputs]:
 
 
 def _copied(inputs: Inputs) -> Inputs:
-    duplicates: dict[int, torch.Tensor] = {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in duplicates:
-            duplicates[id(value)] = _copy(value)
-        return duplicates[id(value)]
-
-    return Inputs(*tree_map(copy, (inputs.args, dict(inputs.kwargs))))
+    made = {id(each): _copy(each) for each in inputs.tensors()}
+    return Inputs(*tree_map(lambda value: made.get(id(value), value), (inputs.args, dict(inputs.kwargs))))
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:

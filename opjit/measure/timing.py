@@ -54,7 +54,7 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
 
 def _measurement(plan: TimingPlan, side: str, seconds: tuple[float, ...], burst: _HostBurst | _DeviceBurst,
                  clock: tuple[int, int] | None) -> Measurement:
-    sizes = [leaf.element_size() for leaf in tree_leaves(plan.inputs[0]) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    sizes = [each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()]
     held = machine.cache_bytes(plan.device) // (burst.calls if plan.cold else 1)  # bytes of a call that stay in the cache
     return Measurement(side, seconds, burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes, plan.flops,
                        machine.bound(plan.device, plan.bytes, plan.flops, min(sizes, default=4)),

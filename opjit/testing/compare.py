@@ -55,15 +55,9 @@ def as_list(result: Any) -> list[Any]:
 
 
 def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str = "", within: Tolerance | None = None) -> None:
-    """Compare structure, dtypes, devices and values.
+    """Compare structure, dtypes, devices and values, of results or of `what`; raise AssertionError with the first difference in one line.
 
-    Args:
-        sample: the call; its tolerance counts.
-        what: what is compared, unless results are.
-        within: replaces the sample's tolerance.
-
-    Raises:
-        AssertionError: the first difference, in one line.
+    The tolerance is `within`, or else the sample's.
     """
     mine, theirs = as_list(got), as_list(expected)
     where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,27 +10,22 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import assert_same
-from opjit.testing.samples import Skipped, effects, effects_in_place, replica, samples, storage_bytes
-from opjit.testing.trials import trials
+from opjit.testing.samples import Skipped, effects, effects_in_place, replica, samples, storage_bytes, trials
 
 CHECKS: list[Check] = []
 
 
-def _zeroed(sample: Sample) -> tuple[Sample, Callable[[], None]]:
-    """A copy full of zeros, and a function that fills it with the sample's data."""
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros, with the same strides and gaps."""
+    copy = replica(tensor)
+    storage_bytes(copy).zero_()
+    return copy
 
-    def make(tensor: torch.Tensor) -> torch.Tensor:
-        copy = replica(tensor)
-        storage_bytes(copy).zero_()
-        copies.append((copy, tensor))
-        return copy
 
-    def fill() -> None:
-        for copy, tensor in copies:
-            storage_bytes(copy).copy_(storage_bytes(tensor))
-
-    return sample.map(make), fill
+def _fill(copies: list[Sample], calls: list[Sample]) -> None:
+    for copy, sample in zip(copies, calls, strict=True):
+        for to, tensor in zip(copy.tensors(), sample.tensors(), strict=True):
+            storage_bytes(to).copy_(storage_bytes(tensor))
 
 
 def _assert_all_same(calls: list[Sample], found: list[list[Any]], expected: list[list[Any]]) -> None:
@@ -47,12 +41,11 @@ def _cuda_graph(op: Op, device: str) -> str:
         raise Skipped("the op writes its arguments, so each replay starts from other values")
     calls = list(trials(samples(op, device)))
     expected = [effects(op.overload, op, sample) for sample in calls]
-    zeroed = list(map(_zeroed, calls))
+    copies = [sample.map(_zeros) for sample in calls]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [effects_in_place(op.overload, op, sample) for sample, _ in zeroed]
-    for _, fill in zeroed:
-        fill()
+        found = [effects_in_place(op.overload, op, sample) for sample in copies]
+    _fill(copies, calls)
     for _ in range(2):
         graph.replay()
         _assert_all_same(calls, found, expected)
@@ -64,12 +57,11 @@ def _cuda_stream(op: Op, device: str) -> str:
     """The op runs on the current stream: the data arrives there late, so on any other stream the op would read zeros."""
     calls = list(trials(samples(op, device)))
     expected = [effects(op.overload, op, sample) for sample in calls]
-    zeroed = list(map(_zeroed, calls))
+    copies = [sample.map(_zeros) for sample in calls]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(100_000_000)
-        for _, fill in zeroed:
-            fill()
-        found = [effects_in_place(op.overload, op, sample) for sample, _ in zeroed]
+        _fill(copies, calls)
+        found = [effects_in_place(op.overload, op, sample) for sample in copies]
     _assert_all_same(calls, found, expected)
     return tally(len(calls), "sample")

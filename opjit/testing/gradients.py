@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,44 +13,27 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, samples
-from opjit.testing.trials import trials
+from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, samples, trials
 
 CHECKS: list[Check] = []
 _TIMEOUT_FACTOR = 6
-
-
-def needs_backward(op: Op) -> None:
-    """Skip a check of gradients for an op without one."""
-    if not op.differentiable:
-        raise Skipped("the op has no backward")
 
 
 def with_gradients(sample: Sample) -> Sample:
     return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
 
 
-def gradient_seeds(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Weights for the elements of results, all different; for complex ones with an imaginary part."""
-    def seed(r: torch.Tensor) -> torch.Tensor:
-        steps = torch.linspace(-1, 2, r.numel(), device=r.device, dtype=torch.float64)
-        return (torch.complex(steps.cos(), steps) if r.is_complex() else steps.cos()).to(r.dtype).reshape(r.shape)
-
-    return [seed(r) for r in results]
-
-
-def assert_same_gradients(sample: Sample, *calls: Callable[..., Any]) -> bool:
-    """Compare the gradients of the calls, the reference's first. Returns whether there are any."""
-    found = _gradients_of(sample, *calls)
+def assert_same_gradients(sample: Sample, reference: Callable[..., Any], call: Callable[..., Any]) -> bool:
+    """Compare the gradients of two calls. Returns whether there are any."""
+    found = _gradients_of(sample, reference, call)
     places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
-    for other in found[1:]:
-        for index, mine, theirs in zip(places, other, found[0], strict=True):
-            assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
-                                                        "none; return it from the backward, or detach the tensor in the reference")
-            assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
-                                                        "none; return None for it from the backward")
-            if mine is not None and theirs is not None:
-                assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
+    for index, theirs, mine in zip(places, *found, strict=True) if found else ():
+        assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
+                                                    "none; return it from the backward, or detach the tensor in the reference")
+        assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
+                                                    "none; return None for it from the backward")
+        if mine is not None and theirs is not None:
+            assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
     return bool(found)
 
 
@@ -67,9 +50,16 @@ def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch
     counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
     if not counted:
         return []
-    seeds = gradient_seeds([results[0][index] for index in counted])
+    seeds = [_weights(results[0][index]) for index in counted]
     return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
                                      allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
+
+
+def _weights(result: torch.Tensor) -> torch.Tensor:
+    """A weight for each element of a result, all different; for complex ones with an imaginary part."""
+    steps = torch.linspace(-1, 2, result.numel(), device=result.device, dtype=torch.float64)
+    weights = torch.complex(steps.cos(), steps) if result.is_complex() else steps.cos()
+    return weights.to(result.dtype).reshape(result.shape)
 
 
 def _is_continuous(tensor: torch.Tensor) -> bool:
@@ -84,10 +74,15 @@ def _rounding(gradient: torch.Tensor) -> Tolerance | None:
     return Tolerance(2 * eps, 8 * eps * largest)
 
 
+def _needs_backward(op: Op) -> None:
+    if not op.differentiable:
+        raise Skipped("the op has no backward")
+
+
 @add(CHECKS, "gradients", _TIMEOUT_FACTOR)
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
-    needs_backward(op)
+    _needs_backward(op)
     compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(samples(op, device)))
     if not compared:
         raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
@@ -120,7 +115,7 @@ def _second(op: Op, device: str) -> str:
 
 
 def _float64(op: Op, device: str, at_most: int) -> list[Sample]:
-    needs_backward(op)
+    _needs_backward(op)
     return distinct_samples(op, device, at_most, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
                             "with float64 and at most 500 elements")
 
@@ -166,25 +161,10 @@ def _complex(op: Op, device: str) -> str:
 @add(CHECKS, "saved tensors")
 def _saved(op: Op, device: str) -> str:
     """The forward keeps tensors with ctx.save_for_backward: one that is an attribute of ctx is never freed, and misses later writes."""
-    needs_backward(op)
-    contexts: list[Any] = []
-    original = op._setup_context
-
-    def setup_context(**arguments: Any) -> None:
-        contexts.append(arguments["ctx"])
-        if original is not None:
-            original(**arguments)
-
-    op._setup_context = setup_context
-    try:
-        for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
-            own = with_gradients(sample)
-            results = op.overload(*own.args, **own.kwargs)
-            for ctx in contexts:
-                kept = [name for name, value in getattr(ctx, "__dict__", {}).items() if tensors_of(value)]
-                assert not kept, f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
-            del results
-            contexts.clear()
-    finally:
-        op._setup_context = original
+    _needs_backward(op)
+    for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
+        own = with_gradients(sample)
+        for result in tensors_of(op.overload(*own.args, **own.kwargs)):
+            kept = [name for name, value in getattr(result.grad_fn, "__dict__", {}).items() if tensors_of(value)]
+            assert not kept, f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
     return "none kept on ctx"

@@ -1,4 +1,4 @@
-"""Checks of an op within torch: opcheck, torch.compile and torch.export."""
+"""Checks of an op within torch: its fake kernel, opcheck, torch.compile, torch.export and torch.vmap."""
 
 from __future__ import annotations
 
@@ -6,17 +6,39 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.op import Op
-from opjit.declare.sample import Sample
+from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import assert_same
+from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
-from opjit.testing.samples import distinct_samples, effects, floating, replica
-from opjit.testing.trials import trials
+from opjit.testing.samples import Skipped, distinct_samples, effects, floating, meta, replica, rolled, samples, trials
 
 CHECKS: list[Check] = []
-_TIMEOUT_FACTOR = 6
+_TIMEOUT_FACTOR = 12
+
+
+@add(CHECKS, "fake kernel")
+def _fake(op: Op, device: str) -> str:
+    """Results have the shapes, dtypes and strides that the fake kernel gives."""
+    for sample in trials(samples(op, device)):
+        own, fake = sample.map(replica), sample.map(meta)
+        got = tensors_of(op.overload(*own.args, **own.kwargs))
+        try:
+            fake_results = tensors_of(op.overload(*fake.args, **fake.kwargs))
+        except RuntimeError as error:
+            if "output Tensor with data-dependent shape" in str(error):  # torch's message for new_dynamic_size()
+                raise Skipped("a size of the result depends on elements, which meta tensors do not have") from None
+            raise
+        if not got:
+            raise Skipped("the op returns no tensor")
+        actual, promised = ([(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, fake_results))
+        assert actual == promised, (f"on ({sample}) the kernel makes {actual}, but the fake kernel {promised} "
+                                    "(shape, dtype, strides, layout)")
+        assert {r.device.type for r in got} == {device}, f"on ({sample}) a result is not on {device}"
+        assert {r.device.type for r in fake_results} == {"meta"}, f"on ({sample}) the fake kernel's result is not on its inputs' device"
+    return "shapes, dtypes, strides"
 
 
 @add(CHECKS, "opcheck", _TIMEOUT_FACTOR)
@@ -37,15 +59,20 @@ def _has_arithmetic(sample: Sample) -> bool:
     return not any(t.dtype.is_floating_point and t.element_size() == 1 for t in sample.tensors())
 
 
-def _compiled(op: Op, device: str, dynamic: bool | None) -> str:
+@add(CHECKS, "compile", _TIMEOUT_FACTOR)
+def _compile(op: Op, device: str) -> str:
+    """torch.compile captures the op in one graph, with the same results, also with symbolic shapes."""
     calls = distinct_samples(op, device, 4)
     for sample in trials(calls):
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda *args, **kwargs: op.overload(*args, **kwargs), fullgraph=True, backend="aot_eager", dynamic=dynamic)
-        with torch.no_grad():
-            assert_same(effects(compiled, op, sample), effects(op.overload, op, sample), sample)
-        if op.differentiable:
-            assert_same_gradients(sample, op.overload, compiled)
+        for dynamic in (None, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda *args, **kwargs: op.overload(*args, **kwargs), fullgraph=True, backend="aot_eager",
+                                     dynamic=dynamic)
+            with torch.no_grad():
+                expected = effects(op.overload, op, sample)
+                assert_same(effects(compiled, op, sample), expected, sample, f"torch.compile with dynamic={dynamic}")
+            if op.differentiable:
+                assert_same_gradients(sample, op.overload, compiled)
     return f"fullgraph, {tally(len(calls), 'sample')}"
 
 
@@ -60,25 +87,47 @@ class _Call(torch.nn.Module):
         return self.overload(*args, **kwargs)
 
 
-def _exported(op: Op, device: str, strict: bool) -> str:
+@add(CHECKS, "export", _TIMEOUT_FACTOR)
+def _export(op: Op, device: str) -> str:
+    """Exported, the op is one node with the same results, also in strict mode."""
     calls = distinct_samples(op, device, 4)
     for sample in trials(calls):
-        torch._dynamo.reset()
-        own = sample.map(replica)
-        program = torch.export.export(_Call(op), own.args, own.kwargs, strict=strict)
-        called = [node.target for node in program.graph.nodes if node.op == "call_function"]
-        assert called.count(op.overload) == 1, f"on ({sample}) the exported graph calls {called}"
-        assert_same(effects(program.module(), op, sample), effects(op.overload, op, sample), sample)
+        for strict in (False, True):
+            torch._dynamo.reset()
+            own = sample.map(replica)
+            program = torch.export.export(_Call(op), own.args, own.kwargs, strict=strict)
+            called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+            assert called.count(op.overload) == 1, f"on ({sample}) the exported graph calls {called}"
+            assert_same(effects(program.module(), op, sample), effects(op.overload, op, sample), sample)
     return f"one node, {tally(len(calls), 'sample')}"
 
 
-CHECKS += [
-    Check("compile static", "torch.compile captures the op in one graph, with the same results",
-          lambda op, device: _compiled(op, device, dynamic=None), _TIMEOUT_FACTOR),
-    Check("compile dynamic", "Compiled with symbolic shapes, the op gives the same results",
-          lambda op, device: _compiled(op, device, dynamic=True), _TIMEOUT_FACTOR),
-    Check("export", "Exported, the op is one node with the same results",
-          lambda op, device: _exported(op, device, strict=False), _TIMEOUT_FACTOR),
-    Check("export strict", "Exported in strict mode, the op is one node with the same results",
-          lambda op, device: _exported(op, device, strict=True), _TIMEOUT_FACTOR),
-]
+@add(CHECKS, "vmap")
+def _vmap(op: Op, device: str) -> str:
+    """torch.vmap gives the results of a call for each element of the batch."""
+    if not op.batches:
+        raise Skipped("the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap")
+    calls = distinct_samples(op, device, 8, lambda sample: bool(tensors_of(sample.args)) and not tensors_of(sample.kwargs),
+                             "without tensors by name")
+    for sample in trials(calls):
+        count = len(tensors_of(sample.args))
+        for dims in {(0,) * count, (-1,) * count, (0, *(None,) * (count - 1)), (*(None,) * (count - 1), 0)}:
+            _compare_with_loop(op, sample, dims)
+    return tally(len(calls), "sample")
+
+
+def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> None:
+    """Compare a batch of three with three calls; tensors without a dimension in `dims` are the same in each."""
+    values, spec = tree_flatten(sample.args)
+    waiting = iter(dims)
+    places = [next(waiting) if isinstance(value, torch.Tensor) else None for value in values]
+    elements = [[value, rolled(value, 1), value] if place is not None else [value] * 3 for value, place in zip(values, places, strict=True)]
+    batched = [each[0] if place is None else torch.stack(each, place) for each, place in zip(elements, places, strict=True)]
+
+    def call(*flat: Any) -> Any:
+        return op.overload(*tree_unflatten(list(flat), spec), **sample.kwargs)
+
+    got = torch.vmap(call, in_dims=tuple(places))(*batched)
+    one_by_one = [as_list(call(*(each[number] for each in elements))) for number in range(3)]
+    expected = [torch.stack(results) for results in zip(*one_by_one, strict=True)]
+    assert_same(as_list(got), expected, sample, f"torch.vmap with in_dims={dims}")

@@ -15,33 +15,21 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opjit.declare.op import Op
 from opjit.errors import OpjitError
 from opjit.testing.checks import Check, Line, outcome_of
-from opjit.testing.trials import CallWatch, watch
+from opjit.testing.samples import CallWatch, watch
 
 _PR_SET_PDEATHSIG, _M_PERTURB = 1, -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
-_ASLEEP = 1.0  # seconds without a thread that runs, after which none will
 _MOST = 1 << 20  # bytes of stderr
 _FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
-
-
-class Limits(NamedTuple):
-    """What ends a call.
-
-    Attributes:
-        seconds: for one call of a check; checks within torch, which compiles, get their multiple of it.
-        on_limit: the signal for a call that takes longer; sanitizers answer SIGABRT with the place.
-    """
-
-    seconds: float
-    on_limit: signal.Signals = signal.SIGKILL
 
 
 class Child:
@@ -54,7 +42,7 @@ class Child:
     def __init__(self, work: Callable[[Connection], object]) -> None:
         self._errors, self._read = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed in __exit__
         self.messages, theirs = Pipe(duplex=False)
-        self._process = get_context("fork").Process(target=self._run, args=(work, theirs, os.getpid()))
+        self._process = get_context("fork").Process(target=self._run, args=(work, theirs))
         self._process.start()
         theirs.close()
 
@@ -63,13 +51,11 @@ class Child:
         assert self._process.pid is not None
         return self._process.pid
 
-    def _run(self, work: Callable[[Connection], object], pipe: Connection, parent: int) -> None:
+    def _run(self, work: Callable[[Connection], object], pipe: Connection) -> None:
         """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         end_with_parent()
-        if os.getppid() not in (parent, 0):  # it has ended; 0 is one outside of this process's namespace
-            os._exit(1)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -87,9 +73,13 @@ class Child:
         self._read += len(text)
         return text.decode(errors="replace")
 
-    def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+    def abort(self) -> None:
+        """End a call that takes too long: by SIGABRT, which sanitizers answer with the place, else by SIGKILL."""
+        for number in (signal.SIGABRT, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+            if self.messages.poll(_DYING):
+                return
 
     def end(self) -> str:
         """Wait for the process, and say how it ended."""
@@ -131,48 +121,8 @@ def _echo(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)
 
 
-class _Clock:
-    """The time that a call takes: the CPU time of a process's busiest thread, as other processes may have the processors."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.start = pid, {tid: seconds for tid, seconds, _ in _threads(pid)}
-
-    def await_message(self, messages: Connection, limit: float) -> bool:
-        """Whether a message arrives before a thread has run for so many seconds, or all have waited so long for nothing."""
-        left = limit
-        while not messages.poll(left):
-            before = _threads(self.pid)
-            left = limit - max((seconds - self.start.get(tid, 0) for tid, seconds, _ in before), default=limit)
-            if left <= 0:
-                return False
-            if all(state == "S" for _, _, state in before):  # they wait for each other, or for what never comes
-                if messages.poll(_ASLEEP):
-                    return True
-                if _threads(self.pid) == before:
-                    return False
-        return True
-
-
-def _threads(pid: int) -> list[tuple[str, float, str]]:
-    """The threads of a process: each one's number, its CPU time in seconds and its state, as proc(5) calls it."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):  # it has ended
-            state, *fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
-            found.append((path.parent.name, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"), state))
-    return found
-
-
 class Death(NamedTuple):
-    """The end of a child in a check.
-
-    Attributes:
-        number, sample: of the call; None and "" if the check had not made one.
-        how: such as ``"died of SIGSEGV"``.
-        stderr: the last that the process wrote there.
-        late: whether it was ended because it took too long.
-        subject: what ran: ``"kernel"`` or ``"reference"``.
-    """
+    """The end of a child in a check; `number` and `sample` are the call's, if there was one, and `subject` is what ran."""
 
     check: str
     number: int | None
@@ -180,7 +130,7 @@ class Death(NamedTuple):
     how: str
     stderr: str
     late: bool
-    subject: str = "kernel"
+    subject: str
 
     def line(self) -> Line:
         said = [text for text in self.stderr.strip().splitlines() if text.strip()]
@@ -188,18 +138,19 @@ class Death(NamedTuple):
         return Line(self.check, "failed", f"the {self.subject} {self.how}{where}{f': {said[-1].strip()}' if said else ''}", self.number)
 
 
-def supervise(op: Op, device: str, checks: Sequence[Check], limits: Limits, prepare: Callable[[], object],
+def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prepare: Callable[[], object],
               only: int | None = None) -> Iterator[Line | Death]:
     """Run checks, in one child while none dies. Yields each check's line, or its death.
 
     Args:
-        prepare: runs first in each child, and makes the op's kernel known to torch. If it raises an error, no check is run.
-        only: the number of the only call to make; None is all.
+        seconds: for one call of a check; one within torch, which compiles, gets a multiple.
+        prepare: runs first in each child. If it raises an error, no check is run.
+        only: the number of the only call to make.
     """
     left, late = list(checks), 0
     while left:
         with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:
-            for event in _events(child, left, limits):
+            for event in _events(child, left, seconds):
                 yield event
                 late += isinstance(event, Death) and event.late
                 if isinstance(event, Line) and event.name == "build":
@@ -209,17 +160,15 @@ def supervise(op: Op, device: str, checks: Sequence[Check], limits: Limits, prep
             return
 
 
-def _events(child: Child, left: list[Check], limits: Limits) -> Iterator[Line | Death]:
-    """Lines until the child ends, and its death if it ends early; takes their checks from the list. The time limit is for each call."""
+def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | Death]:
+    """Lines until the child ends, and its death if it ends early; takes their checks from the list."""
     number, sample, late, subject = None, "", False, "kernel"
     while left:
-        limit = limits.seconds * left[0].timeout_factor
+        limit = seconds * left[0].timeout_factor
         try:
-            if number is not None and not _Clock(child.pid).await_message(child.messages, limit):
+            if number is not None and not child.messages.poll(limit):
                 late = True
-                child.send(limits.on_limit)
-                if not child.messages.poll(_DYING):
-                    child.send(signal.SIGKILL)
+                child.abort()
             message = child.messages.recv()
         except (EOFError, ConnectionResetError):
             ended = child.end()
@@ -247,37 +196,27 @@ def _is_lost(line: Line) -> bool:
 
 def _run(pipe: Connection, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object], only: int | None) -> None:
     """In the child: make the op ready, run its checks, and say so."""
-    started = _started(prepare, op.folder)
-    if started is not None:
-        pipe.send(started)
+    unprepared = _failure_of(prepare, op.folder)
+    if unprepared is not None:
+        pipe.send(Line("build", "failed", unprepared))
         return
     for check in checks:
-        if check.name in op.waived:
-            pipe.send(Line(check.name, "waived", op.waived[check.name]))
-            continue
-        numbers: list[int] = []
-
-        def at(number: int, sample: Any, numbers: list[int] = numbers) -> None:
-            numbers.append(number)
-            pipe.send((number, str(sample)))
-
-        token = watch.set(CallWatch(at, only, running=pipe.send))
-        line = outcome_of(check.name, lambda check=check: check.run(op, device))  # type: ignore[misc]
-        watch.reset(token)
-        failed_at = numbers[-1] if numbers and line.status == "failed" else None
-        pipe.send(line._replace(number=failed_at, calls=len(numbers)))
+        watched = CallWatch(pipe.send, only)
+        watch.set(watched)
+        line = outcome_of(check.name, partial(check.__call__, op, device))
+        pipe.send(line._replace(number=watched.number) if line.status == "failed" else line)
         if _is_lost(line):
             return
 
 
-def _started(prepare: Callable[[], object], folder: Path) -> Line | None:
-    """Prepare, and return the line of an error in the op's kernel or its op.py."""
+def _failure_of(prepare: Callable[[], object], folder: Path) -> str | None:
+    """Prepare, and return the message of an error in the op's kernel or its op.py."""
     try:
         prepare()
     except OpjitError as error:
-        return Line("build", "failed", str(error))
+        return str(error)
     except Exception as error:
         places = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
         place = f"{Path(places[-1].filename).name}:{places[-1].lineno}: " if places else ""
-        return Line("build", "failed", f"{place}{type(error).__name__}: {error}")
+        return f"{place}{type(error).__name__}: {error}"
     return None

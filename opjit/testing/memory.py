@@ -1,4 +1,4 @@
-"""Checks of memory: what lies around the inputs stays as it is and has no effect, and calls keep none."""
+"""Checks of memory: inputs and what lies around them stay as they are, and calls keep none."""
 
 from __future__ import annotations
 
@@ -10,41 +10,55 @@ from contextlib import suppress
 import torch
 
 from opjit.declare.op import Op
-from opjit.declare.sample import Sample
+from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, effects_in_place, moved, replica, storage_bytes
-from opjit.testing.trials import trials, watch
+from opjit.testing.compare import as_list, assert_same
+from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, samples, storage_bytes, trials
 
 CHECKS: list[Check] = []
 _GUARD = 256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
 _FILLS = (0x00, 0xFF)  # 0xff...ff is a NaN, and -1
+_UNMARKED = ", an input that the schema does not mark: Tensor(a!)"
 _CALLS = 64
 _LEAK = 16  # bytes per call; malloc's smallest block is larger, and a cache that still grows takes less
 _WARM_UP = 200  # calls until caches are full: Python's, torch's, and the C library's of freed memory
 
 
-@add(CHECKS, "canaries")
-def _canaries(op: Op, device: str) -> str:
-    """Bytes before, after and between the elements of inputs are not written, and have no effect."""
-    calls = distinct_samples(op, device, 12)
+@add(CHECKS, "inputs kept")
+def _inputs(op: Op, device: str) -> str:
+    """Inputs and the bytes around and between their elements are not written, have no other effect, and are in no result."""
+    calls = samples(op, device)
     for sample in trials(calls):
         expected = effects(op.reference_function, op, sample)
         for fill in _FILLS:
             own = sample.map(lambda t, fill=fill: _guarded(t, fill))  # type: ignore[misc]
-            before = [_around(t) for t in own.tensors()]
-            results = effects_in_place(op.overload, op, own)
-            for index, (t, bytes_before) in enumerate(zip(own.tensors(), before, strict=True)):
-                wrong = (_around(t) != bytes_before).nonzero().flatten().tolist()
-                assert not wrong, f"on ({sample}) the kernel writes {_beside(t, wrong[0])} tensor {index}"
+            before = [(storage_bytes(t).clone(), t._version) for t in own.tensors()]
+            results = as_list(op.overload(*own.args, **own.kwargs))
+            written = _written(op, own)
+            for index, (t, (content, version)) in enumerate(zip(own.tensors(), before, strict=True)):
+                place = _changed(t, content, index in written)
+                assert place is None, f"on ({sample}) the kernel writes {place} tensor {index}{_UNMARKED if place == 'into' else ''}"
+                assert t._version == version or index in written, f"on ({sample}) the op raises the version of tensor {index}{_UNMARKED}"
+            returnable = {t.untyped_storage().data_ptr() for index, t in enumerate(own.tensors()) if index in written}
+            places = [t.untyped_storage().data_ptr() for t in (*tensors_of(results), *own.tensors()) if t.untyped_storage().nbytes()]
+            places = [place for place in places if place not in returnable]
+            assert len(set(places)) == len(places), f"on ({sample}) two tensors share memory"
+            results += own.tensors() if op.schema.mutates else []
             assert_same(results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs"))
-    return f"{_GUARD} bytes on either side of the inputs of {tally(len(calls), 'sample')}"
+    return f"nothing written, nothing shared, {_GUARD} bytes on either side"
+
+
+def _written(op: Op, sample: Sample) -> set[int]:
+    """The numbers of the tensors in arguments that the schema marks as written."""
+    values = [*sample.args, *sample.kwargs.values()]
+    names = [*(argument.name for argument in op.schema.arguments[:len(sample.args)]), *sample.kwargs]
+    marked = {argument.name for argument in op.schema.arguments if argument.writes}
+    owners = [name for name, value in zip(names, values, strict=True) for _ in tensors_of(value)]
+    return {index for index, name in enumerate(owners) if name in marked}
 
 
 def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     """A copy within more memory, with the same strides; the bytes that are not elements have a value."""
-    if tensor.layout is not torch.strided:
-        return tensor.clone()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     memory = torch.full((2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device)
     copy = moved(tensor, memory, _GUARD // tensor.element_size())
@@ -54,21 +68,19 @@ def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     return copy
 
 
-def _around(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's storage, with 0 for those of its elements."""
-    if tensor.layout is not torch.strided:
-        return torch.empty(0)
-    memory = storage_bytes(tensor).clone()
-    moved(tensor, memory).zero_()
-    return memory
-
-
-def _beside(tensor: torch.Tensor, byte: int) -> str:
-    """Where a byte of the storage lies."""
-    end = tensor.untyped_storage().nbytes() - _GUARD
+def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | None:
+    """Where a byte of a tensor's storage changed that should not have; the elements of a marked tensor may."""
+    outside = torch.ones_like(before)
+    moved(tensor, outside).zero_()
+    changed = ((storage_bytes(tensor) != before) & (outside.bool() | (not marked))).nonzero().flatten().tolist()
+    if not changed:
+        return None
+    byte, end = changed[0], before.numel() - _GUARD
     if byte < _GUARD:
         return f"{_GUARD - byte} bytes before"
-    return f"{byte - end} bytes after the end of" if byte >= end else "between the elements of"
+    if byte >= end:
+        return f"{byte - end} bytes after the end of"
+    return "between the elements of" if outside[byte] else "into"
 
 
 @add(CHECKS, "memory")
@@ -88,7 +100,6 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     """Bytes that each call keeps: of ten rounds, the one that keeps least, as caches and other processes on the GPU grow in the others."""
     def call(times: int) -> int:
         for _ in range(times):
-            watch.get().running("kernel")
             with suppress(RuntimeError):
                 effects(op.overload, op, sample)
         gc.collect()

@@ -8,8 +8,6 @@ from pathlib import Path
 _ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
 _ACCESS = re.compile(r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory", re.MULTILINE)
 _REGION = re.compile(r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)")
-_VARIABLE = re.compile(r"^\s+\[\d+, \d+\) '(?P<name>\w+)'(?: \(line (?P<line>\d+)\))? <== Memory access")
-_GLOBAL = re.compile(r"is located (?P<place>\d+ bytes \w+(?: \w+)*) global variable '(?P<name>\w+)'")
 _UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE)
 
 
@@ -18,25 +16,17 @@ def find(text: str, folder: Path) -> str | None:
 
     None if there is no report. The place is the innermost one in the op's folder.
     """
-    undefined = _UBSAN.search(text)
-    asan = _ASAN.search(text)
-    if undefined and (asan is None or undefined.start() < asan.start()):
-        return f"{_relative(undefined['file'], folder)}:{undefined['line']}: {undefined['what']}"
-    place = author_line(text, folder)
-    if asan is None:
+    undefined, address = _UBSAN.search(text), _ASAN.search(text)
+    if undefined and (address is None or undefined.start() < address.start()):
+        return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"
+    if address is None:
         return None
-    parts = [asan["kind"] if asan["kind"] != "ABRT" else "abort"]
-    access = _ACCESS.search(text)
+    access, region, place = _ACCESS.search(text), _REGION.search(text), author_line(text, folder)
+    parts = [address["kind"] if address["kind"] != "ABRT" else "abort"]
     if access:
         parts.append(access["what"] or access["signal"])
-    region, variable = _REGION.search(text), _GLOBAL.search(text)
     if region:
-        place_in = region["place"].replace("to the right of", "after").replace("to the left of", "before")
-        parts.append(f"{place_in} a {region['region']}")
-    elif variable:
-        parts.append(f"{variable['place']} the global variable {variable['name']}")
-    else:
-        parts += [f"past the variable {match['name']}" for match in map(_VARIABLE.match, text.splitlines()) if match]
+        parts.append(f"{region['place']} a {region['region']}")
     return f"{f'{place}: ' if place else ''}{', '.join(parts)}"
 
 
@@ -61,9 +51,5 @@ def leak(text: str, folder: Path) -> str | None:
 
 def author_line(text: str, folder: Path) -> str | None:
     """The innermost place of a stack trace that is in the op's folder, such as ``scale.c:12``."""
-    place = re.search(rf"^ *#\d+ .*?({re.escape(str(folder))}/[^\s:]+):(\d+)", text, re.MULTILINE)
-    return f"{_relative(place[1], folder)}:{place[2]}" if place else None
-
-
-def _relative(file: str, folder: Path) -> str:
-    return file.removeprefix(f"{folder}/")
+    place = re.search(rf"^ *#\d+ .*?{re.escape(str(folder))}/([^\s:]+):(\d+)", text, re.MULTILINE)
+    return f"{place[1]}:{place[2]}" if place else None

@@ -1,10 +1,10 @@
-"""The calls that check an op: its samples, and variants of them with other layouts and sizes."""
+"""The calls that check an op: its samples, and variants of them with other layouts and sizes. `trials` yields them one by one."""
 
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.compare import as_list
-from opjit.testing.trials import reference_runs
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 SMALL = 10_000  # elements
@@ -22,6 +21,32 @@ class Skipped(unittest.SkipTest):
     """A check does not apply to an op; the text says why. pytest reports it as a skip."""
 
 
+class CallWatch:
+    """Hears of a check's calls: the number and the sample before each, and what runs from then on, "reference" or "kernel".
+
+    `only` is the number of the only call to make, and `number` that of the last call.
+    """
+
+    def __init__(self, say: Callable[[object], object] = lambda what: None, only: int | None = None) -> None:
+        self.say, self.only = say, only
+        self.number: int | None = None
+
+
+watch = ContextVar("watch", default=CallWatch())  # noqa: B039 - nobody reads the default's number
+
+
+def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield a check's calls in an order that is always the same. A check has one loop over them, and calls the op nowhere else."""
+    watched, number = watch.get(), -1
+    for number, sample in enumerate(calls):
+        if watched.only in (None, number):
+            watched.number = number
+            watched.say((number, str(sample)))
+            yield sample
+    if watched.only is not None and watched.only > number:
+        raise AssertionError(f"there is no sample {watched.only}: this check calls the op {number + 1} times, counted from 0")
+
+
 def samples(op: Op, device: str) -> list[Sample]:
     """The op's own samples."""
     return list(op.samples_on(device))
@@ -29,14 +54,7 @@ def samples(op: Op, device: str) -> list[Sample]:
 
 def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True,
                      what: str = "of few elements") -> list[Sample]:
-    """Small samples of different kinds, spread over the declared ones.
-
-    Args:
-        what: the samples that `keep` accepts, for the message.
-
-    Raises:
-        Skipped: the op declares none that `keep` accepts.
-    """
+    """Small samples of different kinds, spread over the declared ones. Raises Skipped if `keep` accepts none: those are `what`."""
     found: dict[tuple[Any, ...], Sample] = {}
     for sample in samples(op, device):
         if sample.numel <= SMALL and keep(sample):
@@ -50,13 +68,15 @@ def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample],
 
 def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
     """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
-    with reference_runs() if call is op._reference else nullcontext():
-        return effects_in_place(call, op, sample.map(replica))
+    return effects_in_place(call, op, sample.map(replica))
 
 
 def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
     """The same of a call with the sample's own tensors, which an op may write."""
+    say = watch.get().say
+    say("reference" if call is op._reference else "kernel")  # the time limit is for either
     results = as_list(call(*sample.args, **sample.kwargs))
+    say("kernel")
     return [*results, *(sample.tensors() if op.schema.mutates else [])]
 
 

@@ -11,8 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from opjit.errors import BadSetting
 from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME
-from opjit.testing import checks
 from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import Skipped, effects, effects_in_place, moved, samples, storage_bytes
 
@@ -43,22 +41,12 @@ _REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Poten
 
 
 def parse(text: str) -> list[str]:
-    """``"address,undefined"`` as a list; ``"none"`` is none.
-
-    Raises:
-        BadSetting: a name is unknown.
-    """
+    """``"address,undefined"`` as a list; ``"none"`` is none. Raises BadSetting if a name is unknown."""
     names = [name for name in text.split(",") if name and text != "none"]
     for name in names:
         if name not in (*FOR_C, *FOR_CUDA):
             raise BadSetting(f"there is no sanitizer {name!r}; use {', '.join(FOR_C)} for C, and {', '.join(FOR_CUDA)} for CUDA")
     return names
-
-
-def lines(op: Op, names: Sequence[str]) -> Iterable[checks.Line]:
-    """Run compute-sanitizer's tools on an op's CUDA kernel, and yield a line for each."""
-    for name in names:
-        yield checks.outcome_of(name, partial(_under_tool, op, name))
 
 
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
@@ -100,34 +88,29 @@ def find_tool() -> str | None:
     return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
 
 
-def _under_tool(op: Op, name: str) -> str:
+def check(op: Op, name: str) -> str:
+    """Run one of compute-sanitizer's tools on an op's CUDA kernel. Returns the number of calls; raises Skipped where there is no tool."""
     tool = find_tool()
     if tool is None:
         raise Skipped("compute-sanitizer was not found: it comes with the CUDA Toolkit")
-    return _verdict(under_tool(tool, name, [op]), op.folder)
+    done = under_tool(tool, name, [op])
+    if done.returncode == 0:
+        return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
+    report = _REPORT.search(done.stdout)
+    message = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
+    raise AssertionError(f"exit code {done.returncode}: {message}")
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
     """Call ops' samples under one of compute-sanitizer's tools. The ops are built first, as the compilers would be slow under it."""
     for op in ops:
+        need_declaration(op.folder)
         request.entry(op, targets.here(backends.for_device("cuda")))
     before = [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
-    for op in ops:
-        need_declaration(op.folder)
-    arguments = [text for op in ops for text in (str(op.folder), op.qualified)]
-    return subprocess.run([*before, "-m", "opjit.testing.sanitize", *arguments], text=True, check=False, errors="replace",
+    pairs = [text for op in ops for text in (str(op.folder), op.qualified)]
+    return subprocess.run([*before, "-m", "opjit.testing.sanitize", *pairs], text=True, check=False, errors="replace",
                           env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def _verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
-    if done.returncode == 0:
-        return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
-    report = _REPORT.search(done.stdout)
-    message = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
-    place = re.search(rf"^ *#\d+ \S+ in \S+ ({re.escape(str(folder))}/\S+)", done.stdout, re.MULTILINE)
-    where = f"{place[1]}: " if place and place[1] not in message else ""
-    raise AssertionError(f"exit code {done.returncode}: {where}{message}")
 
 
 def main(*ops: str) -> None:

@@ -15,11 +15,10 @@ import torch
 
 from opjit import testing
 from opjit.declare import registry
-from opjit.testing import integration, transforms
+from opjit.testing import integration
 from opjit.testing.samples import samples
 from tests.helpers import BUNDLED
 
-OF_TORCH = [integration.__name__, transforms.__name__]
 OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
     registry.declare_folder(OPS / _folder)
@@ -34,13 +33,12 @@ def _cases() -> Iterator[Any]:
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
                     marks = [pytest.mark.gpu] if device == "cuda" else []
-                    marks += [pytest.mark.torch] if check.run.__module__ in OF_TORCH else []
+                    marks += [pytest.mark.torch] if check.run.__module__ == integration.__name__ else []
                     marks += [pytest.mark.slow] if check.name.startswith(("compile", "export")) and name not in TRACED else []
                     yield pytest.param(check, name, device, id=f"{check}-{name.partition('::')[2]}-{device}", marks=marks)
 
 
-# What torch 2.11 says of itself, once in a process: when torch._dynamo.reset() imports inductor, and of each first sparse tensor.
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
+# What torch 2.11 says of itself, once in a process, when torch._dynamo.reset() imports inductor.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("check", "name", "device"), list(_cases()))
 def test_an_op_holds_its_promises(check: testing.Check, name: str, device: str) -> None:

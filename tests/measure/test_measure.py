@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -122,61 +118,6 @@ def test_the_roofline_is_the_slower_of_memory_and_arithmetic(monkeypatch: pytest
     assert machine.bound("cpu", 1 << 30, 1 << 30, 4) is None
 
 
-class StubEvent:
-    """A CUDA event of the host's clock."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, other: StubEvent) -> float:
-        return 1e3 * (other.at - self.at)
-
-
-class StubGraph:
-    def replay(self) -> None:
-        time.sleep(1e-4)
-
-
-@pytest.mark.parametrize(("captures", "way"), [(True, "graph"), (False, "issue")])
-def test_calls_that_the_host_delays_go_through_a_graph_if_one_takes_them(monkeypatch: pytest.MonkeyPatch, captures: bool, way: str) -> None:
-    """With a stub of CUDA, whose device is as slow as the host."""
-    @contextmanager
-    def graph(of: StubGraph, capture_error_mode: str) -> Iterator[None]:
-        yield
-        if not captures:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    for name, stub in (("Event", StubEvent), ("CUDAGraph", StubGraph), ("graph", graph), ("synchronize", lambda: None),
-                       ("clock_rate", lambda: 1980), ("current_device", lambda: 0), ("default_generators", [mock.MagicMock()])):
-        monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(machine, "flusher", lambda device: lambda: None)
-    monkeypatch.setattr(machine, "bound", lambda *_: None)
-    small(monkeypatch, 1000)
-    found = measure(plan_of({"neg": torch.neg}, Inputs((torch.rand(10),)), "cuda"))["neg"]
-    assert (found.way, found.inputs, found.clock, found.possible) == (way, 75, (1980, 1980), True)
-    assert found.host is not None
-    assert found.calls % 75 == 0 or way == "issue"
-
-
-@pytest.mark.parametrize(("size", "cache"), [(32 << 20, 32 << 20), (0, 64 << 20), (1 << 40, 128 << 20), (OSError(), 64 << 20)])
-def test_a_cpu_s_cache_is_what_the_system_says_within_reason(monkeypatch: pytest.MonkeyPatch, size: int | OSError, cache: int) -> None:
-    def sysconf(name: str) -> int:
-        if isinstance(size, OSError):
-            raise size
-        return size
-
-    monkeypatch.setattr("os.sysconf", sysconf)
-    assert machine.cache_bytes("cpu") == cache
-
-
-def test_the_machine_s_state_is_told() -> None:
-    assert machine.describe("cpu").startswith(f"{torch.get_num_threads()} threads, load ")
-    assert machine.clock("cpu") is None
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(12.0, "12.0 s"), (0.625, "0.625 s"), (0.4, "400 ms"), (2.54e-2, "25.4 ms"),
                                                (1.234e-3, "1.23 ms"), (9.994e-4, "999 us"), (1.4e-6, "1.40 us"), (2e-7, "0.200 us")])
 def test_a_time_has_three_digits(seconds: float, text: str) -> None:
@@ -244,14 +185,6 @@ def test_a_function_that_waits_for_the_device_is_measured_without_a_graph() -> N
     assert found.way == "issue"
     assert torch.equal(x + 1, 2 * x), "the failed capture leaves the device well"
     assert torch.rand(2, device="cuda").ne(torch.rand(2, device="cuda")).any(), "and torch's random numbers"
-
-
-@pytest.mark.gpu
-@pytest.mark.alone
-def test_a_time_below_the_roofline_is_impossible() -> None:
-    x = torch.rand(1 << 20, device="cuda")
-    found = measure(plan_of({"neg": torch.neg}, Inputs((x,)), "cuda", moved=1 << 40))["neg"]
-    assert found.bound is None or not found.possible
 
 
 @pytest.mark.gpu
