@@ -44,7 +44,7 @@ _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what 
 _WITHIN_CHECKS = {"address", "undefined"}  # the sanitizers that make the calls of `numerics`; the others have a check of their own
 
 
-class Question(NamedTuple):
+class SanitizerCalls(NamedTuple):
     """An op, and which of its calls are to be made."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Question(NamedTuple):
     number: int | None
 
 
-class Finding(NamedTuple):
+class SanitizerFinding(NamedTuple):
     """What the sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them."""
 
     line: Line
@@ -71,7 +71,7 @@ class Sanitizers:
         found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
         if not all(map(os.path.isabs, found)):
             raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
-        self._finding: Finding | None = None
+        self._finding: SanitizerFinding | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._pipe, theirs = Pipe()
         with theirs:
@@ -94,9 +94,9 @@ class Sanitizers:
     def begin(self, op: Op, only: Sequence[str] = (), number: int | None = None) -> None:
         self._finding = None
         with suppress(BrokenPipeError):  # `finding` says why
-            self._pipe.send(Question(op.folder, op.qualified, only, number))
+            self._pipe.send(SanitizerCalls(op.folder, op.qualified, only, number))
 
-    def finding(self) -> Finding:
+    def finding(self) -> SanitizerFinding:
         """What came of it, when the calls are made."""
         if self._finding is None:
             try:
@@ -104,7 +104,7 @@ class Sanitizers:
             except (EOFError, ConnectionResetError):
                 self._errors.seek(0)
                 said = ["it printed nothing", *self._errors.read().decode(errors="replace").strip().splitlines()][-1]
-                self._finding = Finding(Line(self._name, "skipped", f"Python does not run under them: {said}"), {})
+                self._finding = SanitizerFinding(Line(self._name, "skipped", f"Python does not run under them: {said}"), {})
         return self._finding
 
     def place(self, death: Death) -> str | None:
@@ -127,10 +127,10 @@ def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
     while True:
         question, places = questions.recv(), dict[str, str]()
         line = outcome_of(name, partial(_answer, question, name, float(seconds), Path(scratch), places))
-        questions.send(Finding(line, places))
+        questions.send(SanitizerFinding(line, places))
 
 
-def _answer(question: Question, name: str, seconds: float, scratch: Path, places: dict[str, str]) -> str:
+def _answer(question: SanitizerCalls, name: str, seconds: float, scratch: Path, places: dict[str, str]) -> str:
     """Run an op's checks, and note the author's places where children died. Returns the note of a success."""
     sanitize.need_declaration(question.folder)
     registry.add_path(question.folder)
