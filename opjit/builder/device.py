@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from opjit.builder.compile_step import CompilerFailed
@@ -20,7 +20,8 @@ def compile_kernels(recipe: Recipe, sources: Sequence[Path], work: Path, own: Ow
     for source in sources:
         compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
         places = {**recipe.places(work), "source": str(source), "object": str(compiled), "dependencies": str(listed)}
-        command = [own.path, *_arguments(recipe.flags.device, places, recipe.include_path)]
+        command = [own.path, *(flag.format(**places, path=folder) for flag in recipe.flags.device
+                               for folder in (recipe.include_path if "{path}" in flag else ("",)))]
         done = toolchain.run(command, work)
         if done.returncode < 0:
             raise _fault(recipe, command, f"was killed by signal {-done.returncode}; try again, with more memory if it needs it")
@@ -34,13 +35,6 @@ def compile_kernels(recipe: Recipe, sources: Sequence[Path], work: Path, own: Ow
         objects.append(compiled)
         output += done.stdout
     return objects, output
-
-
-def _arguments(flags: Sequence[str], places: dict[str, str], include_path: Sequence[str]) -> Iterator[str]:
-    """Fill in the placeholders of `Flags.device`."""
-    for flag in flags:
-        for folder in include_path if "{path}" in flag else ("",):
-            yield flag.format(**places, path=folder)
 
 
 def _fault(recipe: Recipe, command: Sequence[str], what: str) -> BuildError:

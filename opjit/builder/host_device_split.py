@@ -125,8 +125,6 @@ class _Splitter:
                 self.host.append(_Edit(token.start, token.end, ""))
                 self.device.append(_Edit(token.start, token.end, ""))
 
-    # --- launches ---
-
     def _launches(self, tokens: list[Token], closing: Mapping[int, int]) -> None:
         """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
         for index, token in enumerate(tokens):
@@ -139,8 +137,6 @@ class _Splitter:
             configuration = self.text[token.end:tokens[end].start]
             self.host += [_Edit(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
                           _Edit(token.start, tokens[end + 2].end, ""), _Edit(last.end, last.end, ")")]
-
-    # --- declarations ---
 
     def scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
         """Walk the declarations of a namespace or class."""

@@ -42,8 +42,6 @@ class NinjaFailed(CompilerFailed):
     """A command of the build file failed, or torch could not write it."""
 
 
-# --- the module ---------------------------------------------------------------------------------------------------------------------------
-
 def copy() -> ModuleType:
     """Return a module of opjit's own with torch's code. It runs with an empty setuptools, which only setup.py's build_ext needs."""
     with _lock:
@@ -126,8 +124,6 @@ def _without_cuda() -> Iterator[None]:
         if not is_set:
             os.environ.pop(_ASK_NVML, None)
 
-
-# --- calling it ---------------------------------------------------------------------------------------------------------------------------
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
          variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from opjit.backends import cpu as cpu_backend
 from opjit.backends import targets
-from opjit.errors import CompileError, EntryError
+from opjit.errors import EntryError
 from opjit.recipe import toolchain
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
@@ -98,13 +98,6 @@ def test_a_binary_does_nothing_when_it_is_opened_and_makes_no_stack_executable(b
     assert " RWE " not in stack
 
 
-@pytest.mark.torch
-def test_binaries_are_identical_between_build_folders(built_once: tuple[Path, Entry], tmp_path: Path) -> None:
-    other = built(write_op(tmp_path / "somewhere" / "quite another place"), tmp_path / "another cache")
-    assert other.key == built_once[1].key
-    assert other.library.read_bytes() == built_once[1].library.read_bytes()
-
-
 BUILD = """
 import json, hashlib
 from opjit import backends, request
@@ -128,23 +121,6 @@ def build_all(op: Path, changes: dict[str, str | None], python: str = sys.execut
     found = json.loads(fresh(helpers.declare(op) + before + BUILD.format(cuda=cuda), changes, python=python).stdout)
     assert isinstance(found, dict)
     return found
-
-
-@pytest.mark.slow
-def test_binaries_are_identical_between_two_homes_with_a_package_of_their_own(tmp_path: Path) -> None:
-    """Two users: a home, an installed opjit, an op's folder and a cache for each."""
-    found = []
-    for user in ("one", "two with a longer name"):
-        home = tmp_path / user
-        package = helpers.copy_package(home / "site")
-        changes: dict[str, str | None] = {
-            "HOME": str(home), "PYTHONPATH": str(package), "OPJIT_CACHE": str(home / "cache"), "USER": user, "PWD": str(home),
-        }
-        found.append(build_all(write_op(home / "ops" / "plus"), changes))
-    assert found[0].keys() == found[1].keys()
-    for name, (key, digest, library) in found[0].items():
-        assert [key, digest] == found[1][name][:2], name
-        assert_clean(Path(library).read_bytes(), tmp_path)
 
 
 @pytest.mark.torch
@@ -269,18 +245,6 @@ def test_a_wrapper_script_around_nvcc_and_flags_in_the_environment_do_not_reach_
     assert other.library.read_bytes() == cuda_once[1].library.read_bytes()
 
 
-@pytest.mark.nvcc
-def test_a_cuda_compile_error_leads_with_its_file_and_line(tmp_path: Path) -> None:
-    op = write_op(tmp_path / "plus", plus_cu=helpers.PLUS_CUDA.replace("from[i] + AMOUNT", "undeclared_name"))
-    with pytest.raises(CompileError) as caught:
-        built(op, tmp_path / "cache", cuda_target("sm_90"))
-    first = str(caught.value).splitlines()[0]
-    assert "plus.cu(7)" in first
-    assert "undeclared_name" in first
-    assert caught.value.command is not None
-    assert "nvcc" in caught.value.command
-
-
 # --- another torch ---------------------------------------------------------------------------------------------------------------
 
 
@@ -318,12 +282,8 @@ def test_a_binary_built_here_is_a_hit_there_without_any_compiler(other_python: s
 warnings.simplefilter("error", opjit.errors.CacheWarning)
 plus, allreduce = (opjit.get(name, "cpu") for name in ("keytest::plus", "allreduce"))
 assert torch.equal(plus(torch.arange(5.0)), torch.arange(5.0) + 1)
-for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-    x = torch.linspace(-1, 2, 10_001).to(dtype)
-    for view in (x, x[::3], x[:0], x[5], x.expand(3, -1)):
-        torch.testing.assert_close(allreduce(view, dtype=torch.float64), view.sum(dtype=torch.float64))
-for x in (torch.arange(9).reshape(3, 3).t(), torch.ones(2, dtype=torch.bool), torch.empty(0)):
-    assert torch.equal(allreduce(x), x.sum())
+for x in (torch.linspace(-1, 2, 10_001)[::3], torch.arange(9).reshape(3, 3).t(), torch.empty(0)):
+    torch.testing.assert_close(allreduce(x), x.sum())
 try:
     plus(torch.ones(1, dtype=torch.int64))
 except RuntimeError as error:

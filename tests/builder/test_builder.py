@@ -72,19 +72,6 @@ torchs.load = slow
     assert done.stdout == "7 True 3.0 "
 
 
-def test_the_environment_may_change_while_the_builder_is_imported() -> None:
-    done = fresh("""
-import os, sys, opjit, torch
-os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # another test's
-class Clear:
-    def find_spec(self, name, path=None, target=None):
-        if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:  # the first import of the builder's
-            print(os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK"), end=" ")
-sys.meta_path.insert(0, Clear())
-""" + GET)
-    assert done.stdout == "1 3.0 "
-
-
 def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
     done = fresh("""
 import sys, opjit, torch
@@ -92,22 +79,3 @@ from opjit.builder import torch_builder
 del torch_builder._Empty.__getattr__
 """ + GET + "print('setuptools' in sys.modules)")
     assert done.stdout == "3.0 True\n"
-
-
-def test_a_builder_that_another_thread_is_importing_is_waited_for() -> None:
-    done = fresh("""
-import importlib, sys, threading, time, opjit, torch
-reached = threading.Event()
-
-class Slow:
-    def find_spec(self, name, path=None, target=None):
-        if name == "setuptools":
-            reached.set()
-            time.sleep(1)
-
-sys.meta_path.insert(0, Slow())
-importer = threading.Thread(target=importlib.import_module, args=("torch.utils.cpp_extension",))
-importer.start()
-reached.wait(60)
-""" + GET + "importer.join()")
-    assert done.stdout == "3.0 "

@@ -11,14 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import opjit
 from opjit import backends, request
 from opjit.backends import targets
 from opjit.builder import build
 from opjit.cache import transfer
-from opjit.cli import main
 from opjit.recipe import toolchain
 from opjit.recipe.flags import for_debugger
 from opjit.store.entry import Entry
@@ -108,19 +106,6 @@ def test_an_inline_op_may_be_built_for_a_debugger(here: Path, monkeypatch: pytes
     assert document["debug"] == str(op.folder)
     monkeypatch.delenv("OPJIT_DEBUG")
     assert b".debug_line" not in request.entry(op, targets.here(helpers.cpu())).library.read_bytes()
-
-
-def test_the_command_line_says_how_a_debugger_is_used() -> None:
-    assert "OPJIT_DEBUG=1 gdb --args python program.py" in CliRunner().invoke(main, ["get", "--help"]).output
-
-
-def test_a_debug_build_is_followed_by_a_debugger_and_keeps_what_its_author_asked_for() -> None:
-    backend = backends.for_device("cuda")
-    flags = backend.flags("sm_90", "cuda13")
-    flags = for_debugger(flags._replace(cuda=(*flags.cuda, "-O3", "-DN=3", "-lineinfo", "-Xptxas=-O2", "--use_fast_math")))
-    assert {"-G", "-DN=3", "--use_fast_math", "-Og", "-g"} <= {*flags.cuda}
-    assert not {"-O1", "-O3", "-lineinfo", "-Xptxas=-O2"} & {*flags.cuda}
-    assert flags.debug
 
 
 @pytest.mark.nvcc

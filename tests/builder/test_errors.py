@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from opjit import backends
 from opjit.backends import targets
 from opjit.builder import diagnosis
-from opjit.errors import BadSetting, BuildError, CacheWarning, CompileError, ToolMissing
+from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing
 from opjit.recipe import toolchain
 from tests import helpers
 from tests.helpers import PLUS, PLUS_CUDA, built, cuda_target, describe, fake_compiler, fresh, program, write_op
@@ -113,20 +112,6 @@ def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda
     assert re.search(told, str(caught.value).splitlines()[0])
 
 
-@pytest.mark.nvcc
-def test_headers_of_the_toolkit_may_be_included_and_half_has_cudas_own_arithmetic(tmp_path: Path) -> None:
-    code = """
-#include <cub/version.cuh>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-template <typename T> __global__ void half_kernel(T *x) { x[0] = static_cast<T>(static_cast<float>(x[1]) + 1.0f); }
-template __global__ void half_kernel(__half *);
-template __global__ void half_kernel(__nv_bfloat16 *);
-__global__ void product(__half *x, __half2 *y) { x[0] = x[1] * x[2]; y[0] = y[1] + y[2]; }
-"""
-    built(write_op(tmp_path / "op", plus_cu=PLUS_CUDA + code), tmp_path / "cache", cuda_target("sm_90"))
-
-
 def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
     (op / "plus.c").write_text(
         PLUS.replace("\n\n", "\n\nfloat helper_without_body(float x);\n", 1).replace("+ AMOUNT", "+ helper_without_body(AMOUNT)")
@@ -177,17 +162,6 @@ def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, head
     if "No such file" in text:
         pytest.skip(f"{header} is not installed")
     assert header in text or isinstance(error, CompileError)
-
-
-def test_a_header_of_torch_that_is_c_is_refused_by_the_list_of_what_was_read(op: Path, tmp_path: Path) -> None:
-    folder = Path(torch.__file__).parent / "include"
-    of_others = re.compile(rb"#include|::|class|template|constexpr|namespace")
-    plain = next((path for path in sorted(folder.rglob("*.h")) if not of_others.search(path.read_bytes())), None)
-    if plain is None:
-        pytest.skip("every header of this torch is C++")
-    (op / "plus.c").write_text(f"#include <{plain.relative_to(folder)}>\n" + PLUS)
-    error = refusal(op, tmp_path / "cache")
-    assert isinstance(error, CompileError) or "torch's and Python's headers" in str(error)
 
 
 def test_a_source_that_breaks_off_no_matter_where_or_is_no_text_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
@@ -287,14 +261,6 @@ x.cu(3): note: kept
     assert error.log.read_text() == output
 
 
-def test_a_log_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    error = diagnosis.diagnose("x.c:1:1: error: bad\n", "ns::op", "cpu x", tmp_path / "file" / "logs")
-    assert error.log is None
-    assert "full output" not in str(error)
-    assert str(error).startswith("x.c:1:1: error: bad\n")
-
-
 # --- edits while it is compiled --------------------------------------------------------------------------------------------------------
 
 
@@ -346,13 +312,6 @@ def test_a_compiler_that_does_not_say_who_it_is_is_no_compiler(op: Path, tmp_pat
     monkeypatch.setenv("OPJIT_TIMEOUT", "0.5")
     with pytest.raises(ToolMissing, match=r"the compiler did not finish within 0\.5 s, and was ended"):
         built(op, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("setting", ["soon", "-1", "nan", "inf"])
-def test_a_time_limit_is_a_number_of_seconds(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_TIMEOUT", setting)
-    with pytest.raises(BadSetting, match=f"OPJIT_TIMEOUT is '{setting}'; expected seconds, such as 600, or 0 for no limit"):
-        toolchain.time_limit()
 
 
 # --- advice ----------------------------------------------------------------------------------------------------------------------

@@ -51,10 +51,6 @@ def test_get_with_v_prints_a_table_and_only_the_path_on_stdout(tmp_path: Path, h
     assert any(line.split()[:4:3] == ["reverse<float>", "1024"] for line in done.stderr.splitlines())
 
 
-def test_a_c_kernel_has_no_table(op: Path, here: Path) -> None:
-    assert helpers.command("get", op, "--device", "cpu", "-v").stderr == ""
-
-
 def test_spills_and_stack_are_those_of_the_kernel_and_not_of_a_function_that_it_calls() -> None:
     output = """\
 ptxas info    : 0 bytes gmem
