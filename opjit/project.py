@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.builders.wheel import WheelBuilderConfig
@@ -86,10 +86,3 @@ def _ops(package: Path) -> list[Op]:
 @hookimpl
 def hatch_register_build_hook() -> type[OpBuildHook]:
     return OpBuildHook
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name.startswith(("build_", "get_requires_for_build_")):  # PEP 517's functions: this module was a build backend of its own
-        raise WheelError('opjit builds wheels through hatchling now. In pyproject.toml, write requires = ["hatchling", "opjit"] and '
-                         f'build-backend = "hatchling.build" under [build-system], and rename [tool.opjit] to {_TABLE}')
-    raise AttributeError(name)

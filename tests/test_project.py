@@ -202,20 +202,6 @@ def test_what_cannot_be_built_gets_an_error_that_names_the_setting(tmp_path: Pat
     assert list(tmp_path.rglob("*.whl")) == []
 
 
-def test_the_former_backend_raises_an_error_that_names_the_new_settings() -> None:
-    for function in ("get_requires_for_build_wheel", "build_wheel", "build_editable", "build_sdist"):
-        with pytest.raises(OpjitError, match=r'write requires = \["hatchling", "opjit"\] and build-backend = "hatchling\.build"'):
-            getattr(project, function)
-
-
-def test_a_package_that_declares_no_op_makes_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = new_project("no-ops", tmp_path)
-    (root / "src" / "no_ops" / "__init__.py").write_text("")
-    monkeypatch.chdir(root)
-    with pytest.raises(OpjitError, match=r"no op is declared in src/no_ops; call opjit\.add_path\(Path\(__file__\)\.parent\)"):
-        build.build_wheel(str(tmp_path / "dist"))
-
-
 def test_a_project_s_folder_that_is_there_stays(tmp_path: Path) -> None:
     new_project("mine", tmp_path)
     (tmp_path / "mine" / "README.md").write_text("mine")

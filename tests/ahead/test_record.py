@@ -199,15 +199,6 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     assert ([wanted.target.arch for wanted in plan.wanted if isinstance(wanted, OpBinary)], plan.skipped) == ([ARCH], 1)
 
 
-def test_a_schema_that_is_another_here_is_said_and_the_op_is_built_as_it_is_declared(tmp_path: Path) -> None:
-    schema = "opjit::tensor_negate(Tensor x, int a) -> Tensor"
-    listed = write_list(tmp_path / "ops.json", one(op="opjit::tensor_negate", schema=schema))
-    plan = plan_recorded(listed, [], None)
-    assert [wanted.op.schema.text for wanted in plan.wanted if isinstance(wanted, OpBinary)] != [schema]
-    [remark] = plan.remarks
-    assert remark.startswith(f"opjit::tensor_negate was recorded as '{schema}' and is declared here as 'opjit::tensor_negate(")
-
-
 @pytest.mark.parametrize(("changed", "message"), [
     ({"op": "elsewhere::op", "schema": "elsewhere::op(Tensor x) -> Tensor"}, "elsewhere::op is not here: .* name the folder .* OPJIT_PATH"),
     ({"folder": "relative/place"}, "is not here"),

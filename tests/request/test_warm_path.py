@@ -8,14 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-import opjit
-from opjit import request
-from opjit.backends import targets
 from tests import helpers
 from tests.helpers import as_root, fresh, mounted, write_op
 from tests.tracing import traced
@@ -137,13 +132,6 @@ print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), torch.ops.keyte
 """
     )
     assert fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout == "[10.0] [10.0]\n"
-
-
-def test_an_entry_found_again_is_the_same_object_s_equal(make_op: Any) -> None:
-    op = make_op("same(Tensor x) -> ()", "opjit_status same_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
-    target = targets.here(helpers.cpu())
-    assert request.entry(op, target) == request.entry(op, target)
-    assert opjit.get(op.qualified, "cpu")(torch.ones(1)) is None
 
 
 WRITES = ("creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "link", "linkat", "symlink",
