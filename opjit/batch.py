@@ -22,12 +22,7 @@ from opjit.wanted import OpBinary, refuse_other_host
 
 def targets_of(archs: Sequence[str], store: Store) -> list[Target]:
     """Return the targets of archs, each once. Without archs, return this machine's, one for each kind of device. Raises UnknownArch if no
-    backend, or no compiler on this machine, builds for one of them.
-
-    Args:
-        archs: such as ``["x86-64-v3", "sm_90"]``.
-        store: has the notes on the CUDA toolkit.
-    """
+    backend, or no compiler on this machine, builds for one of them."""
     if not archs:
         return [targets.here(backend) for backend in backends.all_backends() if backend.available() is None]
     return [target_of(arch, store) for arch in dict.fromkeys(archs)]
@@ -51,13 +46,8 @@ def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target
 
 def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool = False,
              failed: list[tuple[str, OpjitError]] | None = None) -> list[OpBinary]:
-    """Return the requests of pairs of an op and a target. Shared headers and compilers are examined once.
-
-    Args:
-        store: has the notes on compilers.
-        must_store: the binaries must end up in the store.
-        failed: gets the names of pairs whose sources cannot be read or compiled, with the errors.
-    """
+    """Return the requests of pairs of an op and a target. Shared headers and compilers are examined once. `failed` gets the names of pairs
+    whose sources cannot be read or compiled, with the errors."""
     scan, compilers, found = Scan(), dict[str, list[dict[str, str]]](), list[OpBinary]()
     for op, target in pairs:
         name, runtime = f"{op.qualified} for {target}", target.runtime

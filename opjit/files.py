@@ -43,16 +43,8 @@ def digest(path: str) -> str:
 
 @contextmanager
 def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file of a cache to read it. Everything from a cache is read by this function or by `read`.
-
-    Args:
-        most: the largest size of such a file, in bytes.
-        trusted_as: see `distrusted`.
-
-    Raises:
-        EntryError: it is no regular file, is larger, or others can write it.
-        OSError: it cannot be opened.
-    """
+    """Open a file of a cache to read it: everything from a cache is read by this function or by `read`. Raises EntryError if it is no
+    regular file, has more than `most` bytes, or others can write it; for `trusted_as`, see `distrusted`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not block
     except OSError as error:
@@ -78,14 +70,8 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
 
 
 def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
-    """Read a file that a user names, through symbolic links.
-
-    Args:
-        most: the largest size of such a file, in bytes.
-
-    Raises:
-        OSError: it cannot be read, is larger, or is a folder, a pipe or a device, which may have no end.
-    """
+    """Read a file that a user names, through symbolic links. Raises OSError also if it has more than `most` bytes, or is a folder, a pipe
+    or a device, which may have no end."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -102,11 +88,7 @@ def identity(descriptor: int) -> tuple[int, ...]:
 
 
 def until_exit(prefix: str = "opjit-") -> Path:
-    """Make a temporary folder that is removed when this process exits. A process that ends with os._exit calls `remove_own` first.
-
-    Raises:
-        OSError: no temporary folder can be made.
-    """
+    """Make a temporary folder that is removed when this process exits. A process that ends with os._exit calls `remove_own` first."""
     import tempfile  # late: no hit needs it
 
     folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -145,11 +127,7 @@ def make_private(folder: Path) -> None:
 
 
 def let_read(folder: Path, top: Path) -> None:
-    """Let all users read a folder and its files, and enter its parents up to `top`.
-
-    Raises:
-        OSError: one of them belongs to another user.
-    """
+    """Let all users read a folder and its files, and enter its parents up to `top`. Raises OSError if another user owns one of them."""
     parents = (folder, *folder.parents)
     for each in (*folder.iterdir(), *parents[:parents.index(top) + 1]):
         status = each.stat()
@@ -305,11 +283,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path], bool]) -> None:
-    """Rename a complete folder to its place. A good one that is there already stays, and a bad one is moved aside.
-
-    Raises:
-        OSError: the folder cannot be renamed.
-    """
+    """Rename a complete folder to its place. A good one that is there already stays, and a bad one is moved aside."""
     sync(staged)
     for _ in range(2):
         if put_if_free(staged, place) or is_good(place):

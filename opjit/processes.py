@@ -93,9 +93,6 @@ def run(command: Any, *, check: bool = False, limit: float | None = None,
     Args:
         limit: seconds after which the command is ended in the same way. It has failed then, and the last line of its output says so.
         settings: of `subprocess.Popen`; stdin is no pipe.
-
-    Raises:
-        subprocess.CalledProcessError: `check` is set and the command failed.
     """
     late = False
     with _waiting(), _started(command, settings) as process:

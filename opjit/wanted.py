@@ -92,11 +92,7 @@ class Wanted(Protocol):
 
 
 class OpBinary(NamedTuple):
-    """An op's binary for a target.
-
-    Attributes:
-        must_store: it must end up in the store; a layer's entry or a private folder does not count.
-    """
+    """An op's binary for a target."""
 
     op: Op
     target: Target

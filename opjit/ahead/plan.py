@@ -42,10 +42,8 @@ class Plan(NamedTuple):
     Attributes:
         wanted: the binaries: of each op with each target, and of a list's C++ extensions.
         skipped: the number of further pairs, for which the ops have no kernel.
-        store: where the binaries go.
         shared: the user named the store, so it must be complete without the cache, and readable for everyone.
         remarks: what the user should know before the builds start.
-        failed: the names of those that cannot be built, with the errors.
         recorded: the list; None of ops by name.
     """
 
@@ -80,11 +78,7 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
 
 def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
                   extensions: bool = False) -> Plan:
-    """Plan to build the ops of a recorded list, and its C++ extensions; see `opjit.precompile`.
-
-    Args:
-        archs: archs to build the ops for; empty is each op's recorded targets.
-    """
+    """Plan to build the ops of a recorded list, and its C++ extensions; without archs, for the recorded targets."""
     store = _store(root)
     targets = batch.targets_of(archs, store) if archs else None
     recorded, scan = dict[str, list[RecordedOp]](), Scan()
@@ -93,7 +87,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     pairs, skipped, remarks, failed = list[tuple[Op, Target]](), 0, list[str](), list[tuple[str, OpjitError]]()
     for uses in recorded.values():
         try:
-            op, declared = _resolve_op(uses[0], remarks)
+            op, declared = _resolve_op(uses[0])
             found = batch.pairs([op], targets or ())
             for pair in () if declared else found:
                 _require_closed(*pair, scan)
@@ -107,7 +101,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
         for use in uses:
             name = f"{use.op} for {use.backend} {use.arch}"
             try:
-                pair = op, _resolve_target(use, name, store, remarks)
+                pair = op, _resolve_target(use, name, store)
                 if not declared:
                     _require_closed(*pair, scan)
                 pairs.append(pair)
@@ -116,7 +110,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     # A declared op may replace several recorded ones, which differ.
     ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed)
     others = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
-    return Plan([*ops, *others], skipped, store, root is not None, list(dict.fromkeys(remarks)), failed, Path(path))
+    return Plan([*ops, *others], skipped, store, root is not None, remarks, failed, Path(path))
 
 
 def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
@@ -162,7 +156,7 @@ def _require_closed(op: Op, target: Target, scan: Scan) -> None:
         raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
 
 
-def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> tuple[Op, bool]:
+def _resolve_op(recorded: RecordedOp) -> tuple[Op, bool]:
     """Return the op of a list, and whether anything but the list declares it."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
@@ -173,8 +167,6 @@ def _resolve_op(recorded: RecordedOp, remarks: list[str]) -> tuple[Op, bool]:
         op = registry.find(recorded.op)
     except UnknownOp:
         return _op_in_folder(recorded), False
-    if op.schema.text != schema.text:
-        remarks.append(f"{recorded.op} was recorded as {schema.text!r} and is declared here as {op.schema.text!r}; the latter is built")
     return op, True
 
 
@@ -200,13 +192,9 @@ def _never_called(*args: Any, **kwargs: Any) -> None:
     """Stands for the fake kernel: torch never sees this op."""
 
 
-def _resolve_target(recorded: RecordedOp, name: str, store: Store, remarks: list[str]) -> Target:
+def _resolve_target(recorded: RecordedOp, name: str, store: Store) -> Target:
     backend = next((each for each in backends.all_backends() if each.name == recorded.backend), None)
     if backend is None:
         raise UnknownArch(f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
                           "opjit.register_backend first")
-    target = batch.target_of(recorded.arch, store, backend)
-    if target.runtime != recorded.runtime:
-        remarks.append(f"ops were recorded with {recorded.runtime or 'no runtime'} for {recorded.arch}, but are built here with "
-                       f"{target.runtime or 'none'}: only processes with the same runtime will find them")
-    return target
+    return batch.target_of(recorded.arch, store, backend)

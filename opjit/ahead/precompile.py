@@ -118,11 +118,8 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
 
 
 def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None, write: Callable[[str], object] = logger.info) -> Report:
-    """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`.
-
-    Args:
-        stream, write: show builds in place on this stream if it is a terminal, else write a line for each.
-    """
+    """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`. Builds are
+    shown in place if `stream` is a terminal, else by a line for each."""
     started = time.perf_counter()
     rank = ranks.current()
     report = Report([], [], plan.skipped, list(plan.failed), 0.0)

@@ -156,11 +156,7 @@ def all_backends() -> list[Backend]:
 
 
 def for_device(device_type: str) -> Backend:
-    """Return the backend of a ``torch.device.type``.
-
-    Raises:
-        UnknownDevice: there is none.
-    """
+    """Return the backend of a ``torch.device.type``. Raises UnknownDevice if there is none."""
     for backend in all_backends():
         if device_type in (backend.name, backend.device_type):
             return backend

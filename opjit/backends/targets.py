@@ -41,11 +41,8 @@ def host_of(arch: str) -> str:
 
 
 def device_type(device: object) -> str:
-    """Return the type of a device that a user names; None is the current accelerator, else the CPU.
-
-    Raises:
-        UnknownDevice: neither torch nor opjit knows it.
-    """
+    """Return the type of a device that a user names; None is the current accelerator, else the CPU. Raises UnknownDevice if neither torch
+    nor opjit knows it."""
     import torch  # late: the command's help and versions do without
 
     if device is None:
@@ -64,11 +61,7 @@ def device_type(device: object) -> str:
 
 
 def here(backend: Backend) -> Target:
-    """Return the target of kernels for this process.
-
-    Raises:
-        DeviceUnavailable: this process has no such device.
-    """
+    """Return the target of kernels for this process. Raises DeviceUnavailable if it has no such device."""
     missing = backend.available()
     if missing:
         raise DeviceUnavailable(missing)
@@ -80,14 +73,8 @@ def here(backend: Backend) -> Target:
 
 
 def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None) -> Target:
-    """Return the target of a named arch, such as ``"sm_90"``, independent of this machine.
-
-    Args:
-        cuda_version: the version of the build's toolkit; None is the version of torch's.
-
-    Raises:
-        UnknownArch: no backend has it.
-    """
+    """Return the target of a named arch, such as ``"sm_90"``, independent of this machine, for a version of the toolkit (None is torch's).
+    Raises UnknownArch if no backend has it."""
     candidates = [backend] if backend is not None else backends.all_backends()
     for candidate in candidates:
         if candidate.takes(arch):

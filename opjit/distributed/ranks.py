@@ -41,13 +41,9 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank | None:
-    """Return this process's rank; None if it is not part of a job.
+    """Return this process's rank; None if it is not part of a job. Raises OpjitError if a variable makes no sense.
 
-    An existing process group comes first, then the variables of torchrun (RANK, WORLD_SIZE), Open MPI, other MPIs (PMI_RANK,
-    PMI_SIZE) and Slurm's srun. Slurm's batch script is not a rank, although Slurm sets some of the variables there.
-
-    Raises:
-        OpjitError: a variable is not a number, or the rank is out of range.
+    An existing process group comes first, then the variables of torchrun, Open MPI, other MPIs and Slurm's srun.
     """
     group = _group()
     pair = group or _pair("RANK", "WORLD_SIZE") or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") \
