@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from importlib.util import find_spec
+from typing import Any, BinaryIO, TextIO
 
 import torch
 from rich.console import Console
@@ -19,7 +20,7 @@ from opjit import api
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, Workload, tensors_of
-from opjit.errors import BadSetting
+from opjit.errors import BadSetting, ToolMissing
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
@@ -90,25 +91,15 @@ def _compiled(op: Op) -> Callable[..., Any]:
     return compiled
 
 
-def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, against: str | None = None,
-              cold: bool | None = None) -> int:
+def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, plot_file: BinaryIO | None = None,
+              against: str | None = None, cold: bool | None = None) -> int:
     """Measure the workloads of ops in inference mode, and print a table and its sum for each op and device.
 
-    Args:
-        names: names of ops, or paths of their folders.
-        device: ``"cpu"`` or ``"cuda"``; None means every device here for which an op has a kernel.
-        only: measure only workloads whose label contains this text.
-        json_file: gets the numbers.
-        against: see `_side`.
-        cold: whether caches hold none of a call's inputs; None means cold on CUDA and hot on the CPU.
-
-    Returns:
-        The command's exit code: 1 if nothing was measured.
-
-    Raises:
-        AssertionError: an op's result, or the other side's, is wrong.
-        BadSetting: `against` names nothing.
+    `only` is a part of a label, `against` as in `_side`, and `cold` None means cold on CUDA and hot on the CPU. Returns the command's exit
+    code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side.
     """
+    if plot_file is not None and find_spec("matplotlib") is None:
+        raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib")
     side = _side(against)
     console = Console(highlight=False, soft_wrap=True)
     measurements = []
@@ -133,7 +124,24 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         return 1
     if json_file is not None:
         json.dump([m.document() for m in measurements], json_file, indent=1)
+    if plot_file is not None:
+        draw(measurements, plot_file)
     return 0
+
+
+def draw(measurements: Sequence[Comparison], file: BinaryIO) -> None:
+    """Draw the ratios as bars with their numbers, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.0, 0.3 * len(measurements)), 5), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.bar([f"{m.op} {m.device} {m.label}" for m in measurements], [m.ratio for m in measurements])
+    axes.bar_label(bars, fmt="%.2f", rotation=90, padding=2)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set(yscale="log", ylabel=f"time / {measurements[0].against}'s time")
+    axes.margins(y=0.2)
+    axes.tick_params(axis="x", rotation=90)
+    figure.savefig(file, format="png", dpi=120)
 
 
 def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:

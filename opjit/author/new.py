@@ -8,7 +8,7 @@ import keyword
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from string import Template
 
@@ -24,32 +24,17 @@ _NAMESPACES = {"aten", "c10d", "export", "inductor", "mkl", "mkldnn", "onednn", 
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write the folder of a new op: op.py, its C kernel, its CUDA kernel, a test, an editor's settings.
+    """Write the folder of a new op, whole or not at all: op.py, kernels, a test, an editor's settings.
 
-    The folder appears complete or not at all.
-
-    Args:
-        qualified: ``"mylib::scale_add"``; the folder has the op's name.
-        parent: the folder that gets the new one.
-
-    Returns:
-        The folder.
-
-    Raises:
-        DeclarationError: the name is invalid or taken, or the folder exists.
+    Raises DeclarationError, as the others do, where the name is invalid or taken, or the folder exists.
     """
     namespace, name = _split(qualified)
-    folder = parent / name
-    _write(folder, _op_files(namespace, name, backward, cuda))
-    return folder
+    _write(parent / name, _op_files(namespace, name, backward, cuda))
+    return parent / name
 
 
 def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests.
-
-    Raises:
-        DeclarationError: the name is invalid, or the folder exists.
-    """
+    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests."""
     package = package_name(project)
     _split(f"{package}::scale_add")
     archs = ["armv8-a", "neoverse-v2"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
@@ -65,18 +50,8 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
 
 
 def new_backend(name: str, parent: Path) -> Path:
-    """Write a backend for a device that opjit does not know: the object to register, a kernel, a test.
-
-    Args:
-        name: the device type in torch: ``"npu"``.
-
-    Raises:
-        DeclarationError: the name is invalid or taken, or the folder exists.
-    """
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
-        raise DeclarationError(f"{name!r} cannot be a backend's name, as its kernels are called <op>_{name}; use letters, digits and _")
-    if name in {"cpu", "cuda", *_TAKEN}:
-        raise DeclarationError(f"{name!r} cannot be the backend's name: it is taken already; choose another")
+    """Write a backend for a device type of torch that opjit does not know: the object to register, a kernel, a test."""
+    _check_name(name, {"cpu", "cuda", *_TAKEN}, f"{name!r} cannot be a backend's name")
     texts = {"backend.py": "backend.py", f"kernels/opjit/tensor_negate.{name}.c": "kernel.c", f"test_{name}.py": "test.py"}
     filled = {file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()}
     _write(parent / name, {"__init__.py": "", **filled})
@@ -95,18 +70,19 @@ def _split(qualified: str) -> tuple[str, str]:
     if not colons:
         raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: your own "
                                "namespace keeps the op apart from other people's")
-    for part in (namespace, name):
-        if not _NAME.fullmatch(part) or keyword.iskeyword(part) or part.startswith("__"):
-            raise DeclarationError(f"{qualified!r} cannot be an op's name: {part!r} is not a valid name in both C and Python; use letters, "
-                                   "digits and _")
-    if name in _TAKEN:
-        raise DeclarationError(f"{qualified!r} cannot be the op's name: its op.py uses {name!r} for something else; choose another")
-    if namespace in _NAMESPACES:
-        raise DeclarationError(f"{qualified!r} cannot be the op's name, as the namespace {namespace} is torch's; choose another, such as "
-                               f"mylib::{name}")
+    refusal = f"{qualified!r} cannot be an op's name"
+    _check_name(namespace, _NAMESPACES, refusal)
+    _check_name(name, _TAKEN, refusal)
     if namespace == "opjit" and (resources.folder("kernels_c") / name).exists():
-        raise DeclarationError(f"{qualified!r} cannot be the op's name, as opjit has this op; choose another, such as mylib::{name}")
+        raise DeclarationError(f"{refusal}, as opjit has this op; choose another, such as mylib::{name}")
     return namespace, name
+
+
+def _check_name(name: str, taken: Collection[str], refusal: str) -> None:
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
+        raise DeclarationError(f"{refusal}: {name!r} is not a valid name in both C and Python; use letters, digits and _")
+    if name in taken:
+        raise DeclarationError(f"{refusal}: {name!r} is taken, by torch or by the files that `opjit new` writes; choose another")
 
 
 def package_name(project: str) -> str:
@@ -121,11 +97,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Make a folder of files, and of settings for editors, by one rename.
-
-    Raises:
-        DeclarationError: the folder exists, or cannot be written.
-    """
+    """Make a folder of files, and of settings for editors, by one rename."""
     staged = folder.parent / f".{folder.name}.{files.unique()}"
     try:
         if folder.exists() or folder.is_symlink():

@@ -44,22 +44,10 @@ class WheelError(OpjitError):
 
 
 def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0") -> Path:
-    """Write a wheel of op folders, with a package that declares them.
+    """Write a wheel of op folders, with a package that declares them, into a directory, and return its path.
 
-    Args:
-        folders: the folders of ops; each becomes a folder of the package.
-        archs: the archs to build for, such as ``["x86-64-v3", "sm_90"]``.
-        directory: the folder that gets the wheel.
-        name: the project's name; the default is the ops' namespace and ``-ops``. The package has its name, with ``_`` for ``-``.
-
-    Returns:
-        The wheel's path.
-
-    Raises:
-        WheelError: the folders or the version cannot make a wheel.
-        DeclarationError: the name is invalid, or others can write a folder, or it declares no op.
-        UnknownArch, NoKernel, ToolMissing, CompileError: a binary cannot be built here.
-        BuildError: the directory cannot be written.
+    Each folder becomes one of the package. `name` is the project's; the default is the ops' namespace and ``-ops``. The package has it,
+    too, with ``_`` for ``-``.
     """
     for folder in folders:
         if folder.is_dir() and not (folder / "op.py").is_file():
@@ -107,13 +95,7 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
 
 
 def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
-    """Return the targets of archs, for each of which an op has a kernel.
-
-    Raises:
-        WheelError: no arch is named.
-        UnknownArch: no backend builds for one, or this machine's compilers do not.
-        NoKernel: no op has a kernel for one.
-    """
+    """Return the targets of archs, for each of which an op has a kernel. Raises WheelError, NoKernel or UnknownArch where there is none."""
     if not archs:
         raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
     found = batch.targets_of(archs, Store(default_root()))
@@ -127,12 +109,7 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
 def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: Path) -> None:
     """Put a binary of each op for each target where `layers` looks for it beside the op's source, once `root` is copied to `to`.
 
-    Args:
-        root: the resolved folder of the wheel's package, or of the one op.
-
-    Raises:
-        WheelError: an op includes a file from outside `root`.
-        ToolMissing, CompileError: a binary cannot be built here.
+    `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside.
     """
     for op, target in batch.pairs(ops, targets):
         entry, source = request.entry(op, target), op.source(target.backend)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import click
 from click.core import ParameterSource
@@ -408,25 +408,26 @@ def keygen(name: str, directory: Path) -> None:
 @helps.devices_option
 @click.option("--only", help="Measure only the workloads whose label contains this text.")
 @click.option("--json", "json_file", type=click.File("w", lazy=False), help="Also write the measurements to this file.")
+@click.option("--plot", "plot_file", type=click.File("wb", lazy=False), help="Also plot the ratios into this PNG file (needs matplotlib).")
 @click.option("--against", metavar="SIDE",
               help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.")
 @click.option("--cold/--hot", default=None,
               help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.")
-def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: TextIO | None, against: str | None,
-          cold: bool | None) -> None:
+def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file: TextIO | None, plot_file: BinaryIO | None,
+          against: str | None, cold: bool | None) -> None:
     """Measure an op against its reference in plain torch. OP is an op's name or folder. Results are checked first. +- is the spread of the
     ratio over the rounds; the rate is in B/s, or in FLOP/s where the workload declares its operations. On CUDA the time is the device's,
     host us the host's to issue a call, and roof the part of the roofline that is reached.
     """
     from opjit.author.bench import benchmark
 
-    sys.exit(benchmark(ops, device, only, json_file, against, cold))
+    sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))
 
 
 @main.command(epilog=helps.examples("opjit judge ./scale_add a.c b.c c.cu --json -", "opjit judge 19_ReLU.py candidate.py",
                                     "opjit judge ./scale_add --lint"))
 @click.argument("task", shell_complete=helps.ops)
-@click.argument("candidates", metavar="[CANDIDATE]...", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("candidates", metavar="[CANDIDATE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--op", metavar="NAME", help="Which op of a TASK that declares several.")
 @click.option("--lint", is_flag=True, help="Judge the task instead: what would pass though it computes nothing.")
 @helps.device_option
@@ -447,9 +448,6 @@ def judge(task: str, candidates: tuple[Path, ...], op: str | None, lint: bool, d
 
     if bool(candidates) + lint + (socket is not None) != 1:
         raise click.UsageError("name CANDIDATEs, or give --serve SOCKET, or --lint")
-    missing = [str(each) for each in candidates if not each.is_file()]
-    if missing:
-        raise click.UsageError(f"there is no file {', '.join(missing)}; a CANDIDATE is a file of C, CUDA or Python")
     if lint:
         found = command.lint(Task(task, device or "cpu", 0, op))
         click.echo("\n".join(found) or "nothing that computes nothing would pass")

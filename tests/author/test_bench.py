@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,11 +78,8 @@ def _elementwise(make_op: MakeOp, expression: str, x: torch.Tensor, reference: C
         }}
         """, fake=torch.empty_like)
 
-    def workloads(device: str) -> Iterator[opjit.Workload]:
-        yield opjit.Workload("the only one", (x,), {}, 2 * x.nbytes)
-
     op.reference(reference)
-    op.workloads(workloads)
+    op.workloads(lambda device: [opjit.Workload("the only one", (x,), {}, 2 * x.nbytes)])
     return op
 
 
@@ -162,3 +159,13 @@ def test_only_measures_what_contains_the_text_and_a_file_that_cannot_be_written_
     lost = runner.invoke(main, ["bench", "optest::parts", "--json", str(tmp_path / "none" / "out.json")])
     assert lost.exit_code == 2
     assert "No such file or directory" in lost.output
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_plot_is_a_picture_and_is_refused_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    measured(tmp_path / "lines.json", "optest::parts", "optest::joined", "--plot", str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
+    assert (done.exit_code, done.output) == (1, "Error: --plot needs matplotlib, which is not installed: pip install matplotlib\n")

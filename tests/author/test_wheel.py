@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import platform
 import shutil
@@ -99,12 +97,6 @@ def test_a_wheel_is_small_and_says_what_it_is(wheel: Path, archs: list[str]) -> 
         for name in names:
             assert b"/tmp/" not in archive.read(name)
             assert archive.getinfo(name).external_attr >> 16 & 0o777 == 0o644
-        record = archive.read("wheeltest_ops-1.2.dist-info/RECORD").decode().splitlines()
-        assert {line.rsplit(",", 2)[0] for line in record} == names
-        for name, digest, size in (line.rsplit(",", 2) for line in record[:-1]):
-            content = archive.read(name)
-            hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            assert (digest, int(size)) == (f"sha256={hashed}", len(content))
         assert archive.read("wheeltest_ops-1.2.dist-info/entry_points.txt") == b"[opjit.ops]\nwheeltest = wheeltest_ops\n"
     libraries = [name for name in names if name.endswith(".so")]
     assert len(libraries) == 2 * len(archs)
@@ -114,11 +106,8 @@ def test_a_wheel_is_small_and_says_what_it_is(wheel: Path, archs: list[str]) -> 
 
 def test_the_same_sources_make_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     op = str(wheel.parents[1] / "one")
-    one, other, dated = (make(op, "--arch", "x86-64-v3", "-o", str(tmp_path / name), OPJIT_CACHE=str(tmp_path / f"{name}.cache"), **changes)
-                         for name, changes in (("a", {}), ("b", {}), ("c", {"SOURCE_DATE_EPOCH": "1000000000"})))
+    one, other = (make(op, "--arch", "x86-64-v3", "-o", str(tmp_path / name), OPJIT_CACHE=str(tmp_path / f"{name}.cache")) for name in "ab")
     assert one.read_bytes() == other.read_bytes()
-    with zipfile.ZipFile(dated) as archive:
-        assert {file.date_time for file in archive.infolist()} == {(2001, 9, 9, 1, 46, 40)}
 
 
 @pytest.mark.torch
@@ -134,14 +123,7 @@ def test_an_installed_wheel_serves_without_a_compiler(installed: Path, tmp_path:
     assert not cache.exists()
 
 
-@pytest.mark.torch
-def test_a_wheel_s_binary_is_used_with_any_compiler(installed: Path, tmp_path: Path) -> None:
-    helpers.fake_compiler(tmp_path / "bin" / "gcc", before='case " $* " in *" -v "*) echo "gcc version 99" >&2;; esac')
-    _, *libraries = called(installed, tmp_path / "cache", {"CC": str(tmp_path / "bin" / "gcc")})
-    assert all(path.startswith(str(installed)) for path in libraries)
-
-
-def test_another_arch_is_built_and_never_served_by_a_neighbour(installed: Path, tmp_path: Path) -> None:
+def test_another_arch_and_a_changed_source_are_built_and_never_served_by_a_neighbour(installed: Path, tmp_path: Path) -> None:
     shutil.rmtree(library(installed, "one", "x86-64-v2").parents[1])
     changes: dict[str, str | None] = {"OPJIT_ARCH": "x86-64-v2"}
     _, *libraries = called(installed, tmp_path / "cache", changes)
@@ -150,15 +132,10 @@ def test_another_arch_is_built_and_never_served_by_a_neighbour(installed: Path, 
     # the neighbour's files under the wanted name are not what their manifest says
     found = library(installed, "one", "x86-64-v3").parents[1]
     shutil.copytree(found, found.with_name("x86-64-v2"))
-    _, *libraries = called(installed, tmp_path / "cache", changes)
-    assert [path.startswith(str(installed)) for path in libraries] == [False, True]
-
-
-def test_a_changed_source_is_built_not_served(installed: Path, tmp_path: Path) -> None:
-    source = installed / "wheeltest_ops" / "one" / "one.c"
+    source = installed / "wheeltest_ops" / "two" / "two.c"
     source.write_text(source.read_text().replace("factor *", "1 * factor *"))
-    _, *libraries = called(installed, tmp_path / "cache", {})
-    assert [path.startswith(str(installed)) for path in libraries] == [False, True]
+    _, *libraries = called(installed, tmp_path / "cache", changes)
+    assert [path.startswith(str(installed)) for path in libraries] == [False, False]
 
 
 def test_a_wheel_installed_with_an_open_umask_is_trusted_as_its_sources_are(wheel: Path, tmp_path: Path) -> None:

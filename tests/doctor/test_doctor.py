@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -14,7 +15,6 @@ import pytest
 import torch
 
 from opjit import backends, doctor
-from opjit.backends import targets
 from opjit.doctor import checks
 from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.errors import CacheWarning
@@ -129,9 +129,7 @@ def test_a_broken_compiler_is_a_problem_and_no_op_is_tried(make: Callable[[Path]
     monkeypatch.setenv("CC", str(make(tmp_path / "bin" / "broken-cc")))
     found = only(checks.tools(), PROBLEM)
     assert (found.about, seen in found.seen) == ("C compiler", True)
-    monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(tmp_path / "cuda", torch.version.cuda or "13.0")))
-    for check in (checks.c_op, checks.cuda_op):
-        assert list(check())[-1][1:] == (NOTE, "not tried, because a tool is missing", "")
+    assert list(checks.c_op()) == [Observation("C op", NOTE, "not tried, because a tool is missing")]
 
 
 @pytest.mark.parametrize(("phase", "seen"), [(helpers.COMPILES, "opjit::tensor_negate for cpu"), (helpers.LINKS, "left no valid library")])
@@ -159,16 +157,9 @@ def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(o
 
 
 def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subprocess.Popen.__init__
-
-    def start(self: subprocess.Popen[bytes], command: list[str], **more: object) -> None:
-        if command[1:2] == ["-c"]:
-            command = [*command[:2], "import signal; signal.raise_signal(signal.SIGILL)"]
-        real(self, command, **more)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", start)
-    found = only(checks.c_op(), PROBLEM)
-    assert "signal 4, Illegal instruction" in found.seen
+    monkeypatch.setattr("opjit.processes.run", lambda command, **more: subprocess.CompletedProcess(command, -signal.SIGILL, "", ""))
+    monkeypatch.setattr(checks, "tools", list)  # none
+    assert "signal 4, Illegal instruction: no output" in only(checks.c_op(), PROBLEM).seen
 
 
 def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,49 +182,23 @@ def test_a_cuda_op_is_really_built() -> None:
     assert last.seen.endswith("the result is correct" if torch.cuda.is_available() else "but not run")
 
 
-@pytest.mark.parametrize(("missing", "state"), [("no GPU", NOTE), (None, WARNING)])
-def test_no_nvcc_is_only_a_note_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, missing: str | None, state: str) -> None:
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
-    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, memory: None)
-    monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self: missing)
-    assert [(found.about, found.state) for found in checks.cuda_op()] == [("NVRTC", NOTE), ("nvcc", state)]
-
-
-def test_nvrtc_alone_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
-    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, memory: Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123"))
+def test_no_nvcc_is_a_note_where_nvrtc_or_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123")
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda notes: None)
     monkeypatch.setattr(checks, "_in_subprocess", lambda about, where: Observation(about, OK, where))
-    found = list(checks.cuda_op())
-    assert those(found, WARNING, PROBLEM) == []
-    assert found[0].seen == "CUDA 13.0: /lib/libnvrtc.so.13"
+    for missing, found, states in (("no GPU", None, [NOTE, NOTE]), (None, None, [NOTE, WARNING]), (None, nvrtc, [OK, NOTE, OK])):
+        monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self, missing=missing: missing)
+        monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes, found=found: found)
+        assert [observation.state for observation in checks.cuda_op()] == states
 
 
-FAKE_NVCC = """\
-#!/bin/sh
-case " $* " in
-*" --version "*) echo "Cuda compilation tools, release {release}, V{release}.99";;
-*" --dryrun "*) echo '#$ TOP={root}';;
-esac
-"""
-
-
-def fake_nvcc(root: Path, release: str) -> Path:
-    program(root / "bin" / "nvcc", FAKE_NVCC.format(release=release, root=root))
-    return root
-
-
-@pytest.mark.parametrize(("gpu", "state"), [(True, PROBLEM), (False, WARNING)])
-def test_an_nvcc_of_another_major_than_torch_s_is_found(own_folders: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, state: str) -> None:
-    monkeypatch.setenv("CUDA_HOME", str(fake_nvcc(own_folders / "cuda", "11.8")))
+def test_an_nvcc_of_another_major_than_torch_s_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    nvcc = toolchain.find_nvcc(None)
-    assert nvcc is not None
-    found = checks.version_mismatch(nvcc, gpu)
-    assert found is not None
-    assert (found.state, "nvcc is from CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
-    assert checks.version_mismatch(Nvcc("/", "13.2", "V13.2.1"), gpu) is None
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert checks.version_mismatch(nvcc, gpu) is None
+    for gpu, state in ((True, PROBLEM), (False, WARNING)):
+        found = checks.version_mismatch(Nvcc("/", "11.8", "V11.8.99"), gpu)
+        assert found is not None
+        assert (found.state, "nvcc is from CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
+    assert checks.version_mismatch(Nvcc("/", "13.2", "V13.2.1"), True) is None
 
 
 def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +237,7 @@ def test_a_full_cache_is_a_warning(cache: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("what", ["", "v1", "v1/staging", "v1/toolchain"])
+@pytest.mark.parametrize("what", ["", "v1/staging"])
 def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(cache / what, SOMEBODY, SOMEBODY)
@@ -281,40 +246,24 @@ def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     assert "OPJIT_CACHE" in found.todo
 
 
-@pytest.mark.parametrize("mode", [0o702, 0o777])
-def test_a_cache_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path, mode: int) -> None:
-    cache.chmod(mode)
-    found = only(checks.cache(), WARNING)
-    assert f"(mode {mode:o})" in found.seen
-    assert found.todo == f"chmod go-w {cache}"
+def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path) -> None:
+    for folder, mode in ((cache, 0o702), (cache.parent, 0o777)):
+        folder.chmod(mode)
+        found = only(checks.cache(), WARNING)
+        assert f"{folder} can be written by others (mode {mode:o})" in found.seen
+        assert found.todo == f"chmod go-w {folder}"
+        folder.chmod(0o700)
 
 
-def test_a_parent_in_which_others_can_swap_the_cache_is_a_warning(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (own_folders / "open" / "cache").mkdir(parents=True)
-    (own_folders / "open").chmod(0o777)
-    monkeypatch.setenv("OPJIT_CACHE", str(own_folders / "open" / "cache"))
-    found = only(checks.cache(), WARNING)
-    assert f"{own_folders / 'open'} can be written by others (mode 777)" in found.seen
-    (own_folders / "open").chmod(0o1777)
-    assert those(checks.cache(), WARNING, PROBLEM) == []
-    if os.geteuid() == 0:
-        os.chown(own_folders / "open", SOMEBODY, SOMEBODY)
-        assert f"belongs to user {SOMEBODY}" in only(checks.cache(), WARNING).seen
-
-
-def test_a_cache_that_is_a_file_is_a_warning(cache: Path) -> None:
-    cache.rmdir()
-    cache.write_text("mine")
+def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "file").write_text("mine")
+    monkeypatch.setenv("OPJIT_CACHE", str(cache / "file"))
     assert "is not a folder" in only(checks.cache(), WARNING).seen
-    assert cache.read_text() == "mine"
-
-
-def test_a_cache_that_is_not_there_is_looked_at_where_it_will_be_made_and_not_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "a" / "b"))
     found = list(checks.cache())
     assert those(found, WARNING, PROBLEM) == []
     assert found[0].seen == f"{cache / 'a' / 'b'}, to be created in {cache}"
-    assert list(cache.iterdir()) == []
+    assert [path.name for path in cache.iterdir()] == ["file"]
 
 
 # --- the environment -----------------------------------------------------------------------------------------------------------------
@@ -370,11 +319,3 @@ def test_a_torch_below_the_floor_and_another_machine_are_problems(monkeypatch: p
         assert "torch 2.9.1+cu128: opjit needs 2.10 or later" in found.seen
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert "riscv64" in only(checks.versions(), PROBLEM).seen
-
-
-def test_gpus_are_told() -> None:
-    [found] = checks.gpus()
-    if torch.cuda.is_available():
-        assert (found.state, targets.here(backends.for_device("cuda")).arch in found.seen) == (OK, True)
-    else:
-        assert found.state in (NOTE, WARNING)
