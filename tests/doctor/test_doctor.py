@@ -118,7 +118,7 @@ cli.main()
     assert done.returncode == plain.returncode == (1 if state == PROBLEM else 0)
 
 
-# --- compilers -----------------------------------------------------------------------------------------------------------------------
+# --- compilers, for the CPU and for CUDA -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "seen"), [
@@ -169,9 +169,6 @@ def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(checks.c_op()) == [Observation("C op", NOTE, "not tried, because a tool is missing")]
 
 
-# --- CUDA --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nvcc
 def test_a_cuda_op_is_really_built() -> None:
     found = list(checks.cuda_op())
@@ -208,7 +205,7 @@ def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch:
     assert "is not a working nvcc" in found.seen
 
 
-# --- the cache's filesystem --------------------------------------------------------------------------------------------------------
+# --- the cache and the environment ----------------------------------------------------------------------------------------------------
 
 
 @as_root
@@ -264,9 +261,6 @@ def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_ma
     assert those(found, WARNING, PROBLEM) == []
     assert found[0].seen == f"{cache / 'a' / 'b'}, to be created in {cache}"
     assert [path.name for path in cache.iterdir()] == ["file"]
-
-
-# --- the environment -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
