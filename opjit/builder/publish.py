@@ -99,14 +99,12 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
 
 
 def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Path], document: dict[str, Any],
-                built_with: Mapping[str, str], mode: int | None = None) -> Manifest:
+                built_with: Mapping[str, str]) -> Manifest:
     """Make the folder of an entry with its files, and return its manifest. The hash of `document` is the key; people read `built_with`."""
     folder.mkdir(mode=0o700)
     for path in others:
         files.write_synced(folder / path.name, path.read_bytes())
     files.write_synced(folder / library, content)
-    if mode is not None:
-        (folder / library).chmod(mode)
     manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(),
                         {**built_with})
     files.write_synced(folder / NAME, manifest.dump())

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from opjit.backends.targets import Target
-from opjit.cpp_extension import identity
 from opjit.library import origin as op_of
 from opjit.recipe.recipe import base_key, document_key
 from opjit.share import remote
-from opjit.shared_library import identity as libraries
+from opjit.shared_library.content import LIBRARY, entries_folder
 from opjit.store.manifest import Manifest
 
 
@@ -50,7 +49,7 @@ def of(manifest: Manifest) -> Origin:
         schema, target = op_of(manifest)
         folder = remote.folder_name(schema.qualified, target)
         return Origin(f"{schema.qualified} for {target}", folder, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
-    kind, own = ("library", libraries) if document.get("made_by") == libraries.MADE_BY else ("extension", identity)
-    folder, known = f"v1/{own.entries_folder(document)}", {**document, "found": {}}  # see remote.py
+    kind = "library" if document["made_by"] == LIBRARY else "extension"
+    folder, known = f"v1/{entries_folder(document)}", {**document, "found": {}}  # see remote.py
     pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
     return Origin(f"the {kind} {document['name']}", folder, manifest.key, None, tuple(pointers), remote.MOST_KEYS)

@@ -65,7 +65,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push` and `pull` serve extensions as they do ops. A binary is found where
       torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
     - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
-    - ROCm and SYCL builds, and arguments of unexpected types, go to torch unchanged.
+    - ROCm and SYCL builds, programs (``is_standalone=True``), and arguments of unexpected types, go to torch unchanged.
 
     Args:
         fast: whether light headers may be tried.
@@ -83,11 +83,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
         >>> module.twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(LoadCall(
-        name=name, sources=sources, extra_cflags=extra_cflags, extra_cuda_cflags=extra_cuda_cflags, extra_sycl_cflags=extra_sycl_cflags,
-        extra_ldflags=extra_ldflags, extra_include_paths=extra_include_paths, build_directory=build_directory, verbose=verbose,
-        with_cuda=with_cuda, with_sycl=with_sycl, is_python_module=is_python_module, is_standalone=is_standalone,
-        keep_intermediates=keep_intermediates, fast=fast, newer=newer))
+    return _load(LoadCall(**locals()))
 
 
 def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | list[str] | None = None,
@@ -106,12 +102,7 @@ def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | lis
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(InlineCall(
-        name=name, cpp_sources=cpp_sources, cuda_sources=cuda_sources, sycl_sources=sycl_sources, functions=functions,
-        extra_cflags=extra_cflags, extra_cuda_cflags=extra_cuda_cflags, extra_sycl_cflags=extra_sycl_cflags, extra_ldflags=extra_ldflags,
-        extra_include_paths=extra_include_paths, build_directory=build_directory, verbose=verbose, with_cuda=with_cuda, with_sycl=with_sycl,
-        is_python_module=is_python_module, with_pytorch_error_handling=with_pytorch_error_handling, keep_intermediates=keep_intermediates,
-        use_pch=use_pch, no_implicit_headers=no_implicit_headers, fast=fast, newer=newer))
+    return _load(InlineCall(**locals()))
 
 
 @contextmanager
@@ -173,20 +164,18 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     loaded = delivery.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
-    recorded.note(wanted.call, wanted.extension.archs)
+    recorded.note(wanted.call, wanted.content.archs)
     return loaded
 
 
 def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
-    name, directory, delivered = wanted.extension.name, wanted.call.build_directory, entry.library
+    name, directory, delivered = wanted.content.name, wanted.call.build_directory, entry.library
     if wanted.call.verbose and entry.origin in ("layer", "store"):
         print(f"opjit: {name} is in the cache: {entry.folder}", file=sys.stderr)
     if directory:
-        delivered = Path(directory, name if wanted.extension.program else f"{name}.so")
+        delivered = Path(directory, f"{name}.so")
         delivery.copy_entry(entry, delivered)
-    if wanted.extension.program:
-        return str(delivered)
-    from_there = directory and any("ORIGIN" in word for word in wanted.extension.flags["link"])  # its folder is part of its run path
+    from_there = directory and any("ORIGIN" in word for word in wanted.content.flags["link"])  # its folder is part of its run path
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)
         file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())

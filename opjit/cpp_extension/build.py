@@ -10,30 +10,29 @@ import re
 import shlex
 import subprocess
 import sysconfig
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from opjit import files, processes, progress
+from opjit import processes, progress
 from opjit.builder import torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
-from opjit.builder.publish import Subject, publish, write_entry
 from opjit.cpp_extension import identity, light, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
-from opjit.errors import BuildError, CompileWarning, EntryError, LoadError
-from opjit.recipe import headers, nvcc_flags, toolchain
-from opjit.recipe.toolchain import Compiler, Nvrtc
+from opjit.errors import BuildError, CompileWarning, LoadError
+from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe.toolchain import Nvrtc
+from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store import elf
 from opjit.store.entry import Entry
-from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
@@ -50,18 +49,13 @@ def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_
         light.MayLack: the extension is to be built with light headers, and torch/extension.h may help.
     """
     tools = _tools(extension, store)
-    extension = extension._replace(toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc))
-    subject = Subject(extension.name, extension.purpose, None, store.base / extension.place_of_entries,
-                      headers.unreadable(extension.inputs), must_store)
+    extension = replace(extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc))
 
-    def make(staged: Path, base: Path) -> Manifest:
-        with workspace(staged) as work:
-            started = time.time_ns()
-            progress.step("compiling")
-            prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
-            return _ExtensionBuild(extension, call, subject, tools, work, base, started, prepared).entry(staged / "entry")
+    def compile_in(work: Path, base: Path) -> Compiled:
+        prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
+        return _ExtensionBuild(extension, call, tools, work, base, prepared).compiled()
 
-    return publish(subject, store, make)
+    return build_and_publish(extension, store, must_store, compile_in)
 
 
 def _tools(extension: Extension, store: Store) -> BuildTools:
@@ -74,60 +68,36 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
 
 
 class _ExtensionBuild(NamedTuple):
-    """A build in a private folder.
-
-    Attributes:
-        work: the folder.
-        base: folder of the store.
-        started: time.time_ns() before a file was read.
-        prepared: light headers; None for torch/extension.h.
-    """
+    """A build in the private folder `work`; `base` is the store's, and `prepared` is None for torch/extension.h."""
 
     extension: Extension
     call: LoadCall | InlineCall
-    subject: Subject
     tools: BuildTools
     work: Path
     base: Path
-    started: int
     prepared: light.Prepared | None
 
-    def entry(self, entry: Path) -> Manifest:
-        """Compile, check the binary, and write a complete entry."""
+    def compiled(self) -> Compiled:
+        """Compile and link."""
         extension, work = self.extension, self.work
         with_headers = self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         progress.log(f"{extension.name} is built with {with_headers}")
         by_nvrtc, remark = self.compile_all()
-        if by_nvrtc is not None:
-            extension = extension._replace(toolchain=by_nvrtc)
-        seconds = (time.time_ns() - self.started) / 1e9
-        progress.step("checking")
-        document = {**extension.document(), "found": self.compiler_headers()}
-        if not self.subject.unread and extension.inputs_now() != extension.inputs:
-            raise self.subject.fault("sources changed during compilation; load it again")
-        content = self.binary()
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
-        manifest = write_entry(entry, extension.file_name, content, others, document, {
-            "torch": torch.__version__, "seconds": f"{seconds:.3f}", "headers": f"{with_headers}; {remark}" if remark else with_headers},
-                               mode=0o755 if extension.program else None)
-        if not extension.program:  # before publication, as other processes do not check again
-            opens = static_init.check_in_child(str(entry / extension.file_name), extension.name)
-            if self.prepared and not opens:
-                raise light.MayLack(LoadError(f"{extension.name} does not open: a function is missing in torch's libraries"))
-        return manifest
+        remarks = {"torch": torch.__version__, "headers": f"{with_headers}; {remark}" if remark else with_headers}
+        return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), work / f"{extension.name}.so",
+                        self.tools.compiler.path, self.headers_read(), self.trusted(), others, remarks, self.check)
 
-    def binary(self) -> bytes:
-        """Return the binary's content, which is valid."""
-        extension, compiler = self.extension, self.tools.compiler
-        try:
-            content = (self.work / (extension.name if extension.program else f"{extension.name}.so")).read_bytes()
-            if extension.program:
-                elf.machine(content)
-            else:
-                _check_runtime(extension, compiler, elf.inspect(content).needed, content)
-        except (FileNotFoundError, EntryError) as error:
-            raise self.subject.fault(f"{compiler.path} reported success but left no valid binary: {error}", compiler.path) from None
-        return content
+    def check(self, library: Path) -> None:
+        """Raise an error if the library would end the process or, with light headers, does not open."""
+        content = library.read_bytes()
+        shared = any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(content).needed)
+        if not shared and b"\0_ZNSt6locale7classicEv\0" in content:  # two sets of locales share their indices
+            warnings.warn(CompileWarning(f"{self.extension.name} holds a second C++ library, as {self.tools.compiler.path} or a flag links "
+                                         "it statically; that crashes when a number becomes text, such as in TORCH_CHECK. Name another "
+                                         "compiler in CXX"), stacklevel=2)
+        if not static_init.check_in_child(str(library), self.extension.name) and self.prepared:
+            raise light.MayLack(LoadError(f"{self.extension.name} does not open: a function is missing in torch's libraries"))
 
     def compile_all(self) -> tuple[Mapping[str, str] | None, str]:
         """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
@@ -164,9 +134,8 @@ class _ExtensionBuild(NamedTuple):
         try:
             torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, around)
         except torch_builder.NinjaFailed as failed:
-            output = str(failed)
-            error = self.diagnosed(output)
-            raise error if self.prepared is None or self.is_final(output) else light.MayLack(error) from None
+            error = self.diagnosed(str(failed))
+            raise error if self.prepared is None or self.is_final(str(failed)) else light.MayLack(error) from None
 
     def arguments(self) -> dict[str, Any]:
         """Return those that torch gets."""
@@ -185,7 +154,7 @@ class _ExtensionBuild(NamedTuple):
             passed["extra_cuda_cflags"] = [*map(torch_builder.quote, nvcc_flags.for_nvcc((), ["-Xcompiler", names])),
                                            *(passed["extra_cuda_cflags"] or ())]
             passed["use_pch"] = False
-            include = [*include, *identity.header_folder(self.call, self.extension.texts)]
+            include = [*include, *identity.header_folder(self.call, self.extension.texts.values())]
         if self.call.build_directory:  # torch links there, so that is what relative folders of libraries mean
             directory = shlex.quote(os.path.abspath(self.call.build_directory)).replace("$", "$$")
             link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
@@ -209,30 +178,15 @@ class _ExtensionBuild(NamedTuple):
         pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
         return identity.trusted_prefixes(self.tools.compiler, self.tools.nvcc, self.tools.nvrtc, [*pythons, str(self.work), *own])
 
-    def compiler_headers(self) -> dict[str, str]:
-        """Return the SHA-256 of the headers that only the compiler found."""
+    def headers_read(self) -> set[str]:
+        """Return the paths of the files that the compilers read."""
         done = processes.run([os.path.join(self.tools.ninja, "ninja"), "-t", "deps"], cwd=self.work, stdout=subprocess.PIPE)
         read = {os.path.join(self.work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
         if self.tools.nvrtc is not None:
             from opjit.cpp_extension import cuda
 
             read |= cuda.headers_read(self.work)
-        read = {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
-        found = {}
-        for name, path in self.extension.other_headers(read, self.trusted()).items():
-            if os.stat(path).st_ctime_ns >= self.started:  # the time of modification may lie in the future
-                raise self.subject.fault(f"{path} changed during compilation; load it again")
-            found[name] = files.digest(path)
-        return found
-
-
-def _check_runtime(extension: Extension, cxx: Compiler, needed: frozenset[str], content: bytes) -> None:
-    """Warn of a library with a C++ library of its own: it crashes when it formats a number, as two sets of locales share their indices."""
-    shared = any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
-    if not shared and b"\0_ZNSt6locale7classicEv\0" in content:
-        warnings.warn(CompileWarning(f"{extension.name} holds a second C++ library, as {cxx.path} or a flag links it statically; that "
-                                     "crashes when a number becomes text, such as in TORCH_CHECK. Name another compiler in CXX"),
-                      stacklevel=2)
+        return {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
 
 
 def _blame_name(error: BuildError, name: str, output: str) -> BuildError:

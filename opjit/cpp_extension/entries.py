@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import progress, why
-from opjit.cpp_extension.identity import folder_name
 from opjit.errors import EntryError
 from opjit.recipe.recipe import document_key
-from opjit.shared_library import identity as libraries
+from opjit.shared_library.content import EXTENSION, LIBRARY, folder_name
 from opjit.store.entry import verify
 from opjit.store.store import Store
 from opjit.why import Difference
@@ -61,7 +60,7 @@ class ExtensionEntry(NamedTuple):
 def entries(name: str, store: Store) -> list[ExtensionEntry]:
     """Return the usable entries of the extensions and the libraries of that name, the newest first. It writes and builds nothing."""
     found = []
-    for folder in (path for each in (folder_name(name), libraries.folder_name(name)) for path in (store.base / each).glob("*/[!.]*")):
+    for folder in (path for made_by in (EXTENSION, LIBRARY) for path in (store.base / folder_name(made_by, name)).glob("*/[!.]*")):
         try:
             entry, manifest = verify(folder, None)
             built = entry.library.stat().st_mtime

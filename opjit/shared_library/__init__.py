@@ -16,8 +16,7 @@ __all__ = ["build"]
 
 def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generated: Mapping[str, str] | None = None,
           cflags: Sequence[str] = (), cuda_cflags: Sequence[str] = (), ldflags: Sequence[str] = (),
-          include: Sequence[str | os.PathLike[str]] = (), archs: Sequence[str] | None = None, launcher: Sequence[str] = (),
-          compile_commands: str | os.PathLike[str] | None = None) -> Path:
+          include: Sequence[str | os.PathLike[str]] = (), archs: Sequence[str] | None = None, launcher: Sequence[str] = ()) -> Path:
     """Compile sources into one shared library, or take it from the cache. The caller opens it: ctypes, dlopen, tvm_ffi.load_module.
 
     The key is content: sources, the headers that they include, flags, archs and the compilers' versions. It has no path, torch or Python.
@@ -35,8 +34,6 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
         archs: for CUDA code, such as ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``; None is OPJIT_ARCH, else
             TORCH_CUDA_ARCH_LIST.
         launcher: a program that each compiler's command is given to, such as ``["sccache"]``. It is not part of the key.
-        compile_commands: where to write the commands for editors and clang-tidy, such as ``"build/compile_commands.json"``; generated
-            files go into ``generated`` beside it.
 
     Returns:
         The path of the verified library in the cache. It stays as it is while the process keeps it open.
@@ -55,13 +52,6 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
     store = Store(default_root())
     given = {"cflags": cflags, "cuda_cflags": cuda_cflags, "ldflags": ldflags}
     library = identity.describe(name, sources, generated or {}, given, include, archs, launcher, store.notes)
-    if compile_commands is not None:
-        from opjit.shared_library import compilation
-
-        place = Path(compile_commands).absolute()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        commands = compilation.commands_of(library, compilation.find_tools(library, store), place.parent)
-        place.write_text(commands.dump(), "utf-8", "surrogateescape")
     wanted = LibraryBinary(library)
     entry = request.look(wanted, store) or request.obtain(wanted, store)
     if os.environ.get("OPJIT_RECORD"):

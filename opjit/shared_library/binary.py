@@ -1,84 +1,155 @@
-"""A request for a shared library: how to find it in the cache, and how to build it."""
+"""A request for a binary from any sources: how a look-up recognises its entry, whose key covers headers that only a build found."""
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from opjit import processes
-from opjit.errors import BuildError
-from opjit.shared_library import identity, lookup
+from opjit import files, processes
+from opjit.errors import BuildError, EntryError
+from opjit.recipe.recipe import base_key
+from opjit.shared_library.content import C, entries_folder
 from opjit.shared_library.identity import Library
+from opjit.store import layers
+from opjit.store import store as stores
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
+_B = TypeVar("_B", bound="ContentBinary[Any]")
+
 
 @dataclass(frozen=True)
-class LibraryBinary:
-    """A shared library; see `opjit.wanted.Wanted`."""
+class ContentBinary(Generic[C]):
+    """A request for a library or an extension; see `opjit.wanted.Wanted`."""
 
-    library: Library
+    content: C
     must_store: bool = False
 
     def __str__(self) -> str:
-        return f"{self.library.name} for {self.library.purpose}"
+        return f"{self.content.name} for {self.content.purpose}"
+
+    @property
+    def ways(self) -> tuple[C, ...]:
+        """The contents whose binaries are as good as each other, the preferred first."""
+        return (self.content,)
 
     @property
     def lock(self) -> str:
-        return self.library.key
+        return self.name
 
     @property
     def name(self) -> str:
-        return self.library.key
+        return self.ways[0].key
 
     @property
     def buildable(self) -> bool:
-        return self.library.toolchain is not None
+        return any(way.toolchain is not None for way in self.ways)
 
     @property
     def large(self) -> bool:
-        return "cuda" in self.library.languages
+        return True
 
     @property
     def by_torch(self) -> bool:
-        return False
+        return True
 
     @property
     def kind(self) -> None:
         return None
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        return store.base / (self.library.place_of_entries if manifest is None else identity.entries_folder(manifest.document))
+        return store.base / (self.ways[0].place_of_entries if manifest is None else entries_folder(manifest.document))
 
     def names(self, entry: Entry) -> set[str]:
-        return {self.library.key, self.library.base}
+        return {name for way in self.ways for name in (way.key, way.base)}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return lookup.fits(self.library, self.library.document(), manifest.document)
+        return any(_fits(way, way.document(), manifest.document) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
-        return lookup.find([self.library], store, warn, everywhere=not self.must_store)
+        for root in () if self.must_store else layers.named():
+            found = self._find_in(Store(root), warn, layers.ADVICE)
+            if found is not None:
+                return replace(found, origin="layer")
+        return self._find_in(store, warn, stores.ADVICE)
+
+    def _find_in(self, store: Store, warn: bool, advice: str) -> Entry | None:
+        for way in self.ways:
+            folder = store.base / way.place_of_entries
+            if store.trusted(folder.parent, folder, advice=advice):
+                found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn)
+                if found is not None:
+                    return found
+        return None
 
     def miss(self, store: Store) -> str:
         return f"{self} is in no cache"
 
     def fault(self, text: str) -> BuildError:
-        return BuildError(text, op=self.library.name, target=self.library.purpose)
+        return BuildError(text, op=self.content.name, target=self.content.purpose)
 
     def refusal(self, text: str) -> BuildError:
         return self.fault(text)
 
-    def in_store(self) -> LibraryBinary:
+    def in_store(self: _B) -> _B:
         return replace(self, must_store=True)
 
-    def now(self, store: Store) -> LibraryBinary:
-        return replace(self, library=self.library.scanned())
+    def now(self: _B, store: Store) -> _B:
+        return replace(self, content=self.content.scanned())
 
     def fetch(self, store: Store) -> Entry | None:
-        return lookup.fetch(self.library, str(self), store)
+        return self.fetch_way(self.content, store)
+
+    def fetch_way(self, way: C, store: Store) -> Entry | None:
+        """Fetch an entry of one way from the remote, if one is named, into the store."""
+        if not os.environ.get("OPJIT_REMOTE"):
+            return None
+        from opjit.share import remote
+
+        wanted = way.document()
+
+        def is_wanted(key: str, document: dict[str, Any]) -> bool:
+            if base_key({**document, "found": {}}) != way.base:
+                raise EntryError(remote.MISMATCH)
+            return _fits(way, wanted, document)
+
+        return remote.fetch(remote.Query(str(self), f"v1/{way.place_of_entries}", (), f"{way.key}.key", None, is_wanted), store)
+
+    def build(self, store: Store) -> Entry:
+        raise NotImplementedError
+
+
+class LibraryBinary(ContentBinary[Library]):
+    """A request for a shared library."""
+
+    @property
+    def large(self) -> bool:
+        return "cuda" in self.content.languages
+
+    @property
+    def by_torch(self) -> bool:
+        return False
 
     def build(self, store: Store) -> Entry:
         with processes.importing:
             from opjit.shared_library import compilation
-        return compilation.build(self.library, store, self.must_store)
+        return compilation.build(self.content, store, self.must_store)
+
+
+def _fits(way: C, wanted: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Return whether a document is that of the wanted entry, whose own lacks the headers that a compiler found. Without a compiler here,
+    the binary of any compiler is accepted."""
+    found = document.get("found")
+    compilers = document.get("toolchain") if wanted["toolchain"] is None else wanted["toolchain"]
+    if document != {**wanted, "toolchain": compilers, "found": found}:
+        return False
+    if not isinstance(found, dict):
+        raise EntryError("its manifest does not list the headers that the compiler found")
+    try:
+        return all(files.digest(way.place(name)) == content for name, content in found.items())
+    except OSError:
+        return False

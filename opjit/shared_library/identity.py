@@ -1,10 +1,4 @@
-"""What decides the bytes of a shared library, and where the cache keeps it:
-
-    <root>/v1/shared_library.<name>/<host>-<base>/<key>/    <host>: x86_64 or aarch64
-
-<base> covers sources, the headers that a scan of #include lines finds, flags and archs; the key adds the compilers, and the headers that
-only they find. Neither has torch, Python, a path or a date. Headers of the compilers and of the CUDA Toolkit count by version.
-"""
+"""The shared library that a call of `opjit.build` requests. Its key has no torch, no Python, no path and no date."""
 
 from __future__ import annotations
 
@@ -12,21 +6,18 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opjit import files, resources
-from opjit.errors import BuildError, EntryError, ToolMissing, UnknownArch
-from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.errors import BuildError, ToolMissing, UnknownArch
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.command_line import CommandLine
-from opjit.recipe.recipe import FORMAT, base_key, document_key
 from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.shared_library.content import GENERATED, LIBRARY, Content
 
-MADE_BY = "opjit.build"
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
-_GENERATED = "/<generated>"  # the folder of generated sources, as far as a scan is concerned
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
@@ -36,105 +27,42 @@ _UNSEEN = re.compile(r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto
 
 
 @dataclass(frozen=True)
-class Library:
-    """Everything that decides the bytes of a shared library, and how to compile it here.
+class Library(Content):
+    """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`.
 
     Attributes:
-        name: for messages, and the file's.
-        sources: paths, in the order of the link.
-        generated: the contents of generated files by name; those with a source's suffix are compiled after `sources`.
         given: the compilers' and the linker's flags by language, as they were given; the C++ compiler's have ``"c"``.
-        flags: the same without paths.
-        archives: static libraries, which become part of the binary.
-        include: folders of headers.
         archs: such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them.
-        inputs: the SHA-256 of every source and header that the scan finds, by portable name.
-        toolchain: the compilers' versions; None if one is missing.
         launcher: a program before each compiler, such as sccache. It is not part of the key.
     """
 
-    name: str
-    sources: tuple[str, ...]
-    generated: Mapping[str, bytes]
+    made_by = LIBRARY
     given: Mapping[str, Sequence[str]]
-    flags: Mapping[str, Sequence[str]]
-    archives: tuple[str, ...]
-    include: tuple[str, ...]
     archs: tuple[str, ...]
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    toolchain: Mapping[str, str] | None = None
-    launcher: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> str:
-        """The folder from which portable names start."""
-        return os.path.dirname(self.sources[0]) if self.sources else _GENERATED
+    launcher: tuple[str, ...]
 
     @property
     def purpose(self) -> str:
-        """The target, for messages."""
         return " ".join([platform.machine(), *self.archs])
 
     @property
+    def generated(self) -> dict[str, bytes]:
+        """The contents of generated files, by name."""
+        return {path.removeprefix(GENERATED): content for path, content in self.texts.items()}
+
+    @property
     def languages(self) -> set[str]:
-        return languages([*self.sources, *self.generated])
+        return languages([*self.sources, *self.texts])
 
     def document(self) -> dict[str, Any]:
-        """The document that the key hashes; a build adds the headers that the compiler found."""
-        return {"format": FORMAT, "made_by": MADE_BY, "name": self.name, "host": platform.machine(),
-                "sources": [*map(self.portable, self.sources), *(f"<generated>/{name}" for name in sorted(self.generated))],
-                "inline": {}, "flags": {language: list(words) for language, words in self.flags.items()},
-                "archs": list(self.archs) if "cuda" in self.languages else None, "inputs": dict(sorted(self.inputs.items())),
-                "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())), "found": {}}
-
-    @property
-    def key(self) -> str:
-        return document_key(self.document())
-
-    @property
-    def base(self) -> str:
-        return base_key(self.document())
-
-    @property
-    def place_of_entries(self) -> str:
-        return entries_folder(self.document())
-
-    def portable(self, path: str) -> str:
-        if path.startswith(f"{_GENERATED}{os.sep}"):
-            return path[1:]
-        return headers.portable_name(path, self.folder, str(resources.folder("kernels_c")), self.include)
-
-    def place(self, name: str) -> str:
-        try:
-            return os.path.normpath(headers.path_of(name, self.folder, self.include))
-        except IndexError:
-            raise EntryError(f"its manifest names {name}, which is in no include folder") from None
-
-    def scanned(self) -> Library:
-        """Return it with the inputs as they are now."""
-        scan = headers.Scan()
-        texts = {f"{_GENERATED}/{name}": content for name, content in self.generated.items()}
-        scan.texts.update(texts)
-        found = headers.closure([*self.sources, *texts], self.include, scan) | {path: files.digest(path) for path in self.archives}
-        return replace(self, inputs={self.portable(path): digest for path, digest in found.items()})
+        document = super().document()
+        return {**document, "host": platform.machine(), "sources": [*document["sources"], *map(self.portable, self.texts)],
+                "archs": list(self.archs) if "cuda" in self.languages else None}
 
 
 def languages(paths: Iterable[str]) -> set[str]:
     """Return the languages of the sources among files."""
     return {LANGUAGES[suffix] for path in paths if (suffix := os.path.splitext(path)[1]) in LANGUAGES}
-
-
-def folder_name(name: str) -> str:
-    """The name of the folder of all entries of a library; similar names may share it."""
-    return "shared_library." + re.sub(r"\W", "_", name, flags=re.ASCII)
-
-
-def entries_folder(document: Mapping[str, Any]) -> str:
-    """The folder of a library's entries below v1, by the document of any of them. Raises EntryError if it is not a library's."""
-    name, host = document.get("name"), document.get("host")
-    if document.get("made_by") != MADE_BY or not (isinstance(name, str) and _NAME.fullmatch(name)) or host not in ("x86_64", "aarch64"):
-        raise EntryError("its manifest names no shared library")
-    return f"{folder_name(name)}/{host}-{base_key({**document, 'found': {}})[:20]}"
 
 
 def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Mapping[str, str], given: Mapping[str, Sequence[str]],
@@ -170,9 +98,9 @@ def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Ma
     line = CommandLine(os.getcwd())
     flags = {kind: line.add([shlex.quote(word) for word in words]) for kind, words in given.items()}
     named = [*(os.path.abspath(os.fspath(folder)) for folder in include), *line.include, *map(os.path.dirname, line.forced)]
-    texts = {each: text.encode("utf-8", "surrogateescape") for each, text in sorted(generated.items())}
-    return Library(name, paths, texts, given, flags, tuple(line.archives()), tuple(dict.fromkeys(named)), found_archs, {},
-                   compilers(used, notes), tuple(launcher)).scanned()
+    texts = {GENERATED + each: text.encode("utf-8", "surrogateescape") for each, text in sorted(generated.items())}
+    return Library(name, paths, tuple(line.forced), texts, flags, tuple(line.archives()), tuple(dict.fromkeys(named)), {},
+                   compilers(used, notes), given, found_archs, tuple(launcher)).scanned()
 
 
 def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tuple[str, ...]:
@@ -197,17 +125,22 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
 def compilers(used: set[str], notes: Path | None) -> dict[str, str] | None:
     """Return the versions of the compilers of some languages, for the key; None if one is missing."""
     try:
-        found = tools(used, notes, toolchain.find_compiler, toolchain.find_cxx, toolchain.find_nvcc)
+        found = tools(used, notes, required=False)
     except ToolMissing:
         return None
     return None if None in found.values() else versions(found)
 
 
-def tools(used: set[str], notes: Path | None, c: Callable[[Path | None], Compiler | None], cxx: Callable[[Path | None], Compiler | None],
-          nvcc: Callable[[Path | None], Nvcc | None]) -> dict[str, Compiler | Nvcc | None]:
-    """Return the compilers of some languages, as functions find them; nvcc needs one of C++."""
-    needed = used | ({"c++"} if "cuda" in used else set())
-    return {language: find(notes) for language, find in (("c", c), ("c++", cxx), ("cuda", nvcc)) if language in needed}
+def tools(used: set[str], notes: Path | None, *, required: bool) -> dict[str, Compiler | Nvcc | None]:
+    """Return the compilers of some languages; nvcc needs one of C++. Raises ToolMissing, with what to install."""
+    found: dict[str, Compiler | Nvcc | None] = {}
+    if "c" in used:
+        found["c"] = toolchain.require_compiler(notes) if required else toolchain.find_compiler(notes)
+    if used & {"c++", "cuda"}:
+        found["c++"] = toolchain.require_cxx(notes) if required else toolchain.find_cxx(notes)
+    if "cuda" in used:
+        found["cuda"] = toolchain.require_nvcc(notes) if required else toolchain.find_nvcc(notes)
+    return found
 
 
 def versions(found: Mapping[str, Compiler | Nvcc | None]) -> dict[str, str]:

@@ -1,9 +1,12 @@
-"""Shared libraries in the list of `opjit record`: a call of `opjit.build` in JSON, and the request for the same library elsewhere."""
+"""Shared libraries and C++ extensions in the list of `opjit record`: a call in JSON, and the request for the same library elsewhere."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from opjit import files
 from opjit.declare import oplist
@@ -12,28 +15,50 @@ from opjit.errors import RecordError
 from opjit.progress import logger
 from opjit.shared_library import identity
 from opjit.shared_library.binary import LibraryBinary
+from opjit.shared_library.content import GENERATED
 from opjit.shared_library.identity import Library
 from opjit.store.store import Store
 
 FUNCTION = "build"
+_PATHS = ("sources", "include", "extra_include_paths", "build_directory")
 
 
 def note(library: Library) -> None:
-    """Append a line about a library to the file that OPJIT_RECORD names. It has no launcher: a list names no program to run."""
-    folder = os.path.dirname(os.environ["OPJIT_RECORD"])  # the list's, too
+    """Record a library. It has no launcher: a list names no program to run."""
+    generated = {name: text.decode("utf-8", "surrogateescape") for name, text in library.generated.items()}
+    note_call(FUNCTION, {"name": library.name, "sources": library.sources, "include": library.include, "generated": generated,
+                         **library.given}, ";".join(library.archs) or None)
+
+
+def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
+    """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it. Paths below the list's folder start there."""
+    if not os.environ.get("OPJIT_RECORD"):
+        return
+    folder = os.path.dirname(os.environ["OPJIT_RECORD"])
 
     def below(path: str) -> str:
-        return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
+        absolute = os.path.abspath(path)
+        return os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute
 
-    arguments = {"name": library.name, "sources": [*map(below, library.sources)], "include": [*map(below, library.include)],
-                 "generated": {name: text.decode("utf-8", "surrogateescape") for name, text in library.generated.items()},
-                 **{kind: list(words) for kind, words in library.given.items()}}
     try:
-        recorded = oplist.parse_extension(RecordedExtension(FUNCTION, arguments, ";".join(library.archs) or None)._asdict())
-    except ValueError as error:
-        logger.warning("the shared library %s is not recorded: its arguments cannot be written as JSON: %s", library.name, error)
+        written = _with_paths(json.loads(json.dumps(dict(arguments), default=os.fspath)), below)
+        fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
+    except (TypeError, ValueError) as error:
+        kind = "shared library" if function == FUNCTION else "C++ extension"
+        logger.warning("the %s %s is not recorded: its arguments cannot be written as JSON: %s", kind, arguments["name"], error)
     else:
-        oplist.append(library.name, recorded._asdict())
+        oplist.append(str(arguments["name"]), fields)
+
+
+def arguments_of(recorded: RecordedExtension, folder: str) -> dict[str, Any]:
+    """Return the arguments of a recorded call with absolute paths; `folder` is the list's."""
+    return _with_paths(recorded.arguments, lambda path: os.path.join(folder, path))
+
+
+def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    changed = {name: change(value) if isinstance(value, str) else [*map(change, value)] for name, value in arguments.items()
+               if name in _PATHS and value}
+    return {**arguments, **changed}
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBinary:
@@ -46,15 +71,15 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
         RecordError: another user can write a file that only the list names, or the arguments are not those of `opjit.build`.
         BuildError: an argument is wrong.
     """
-    given = dict(recorded.arguments)
     try:
-        name, generated = given.pop("name"), given.pop("generated")
-        sources, include = ([os.path.join(folder, path) for path in given.pop(kind)] for kind in ("sources", "include"))
+        given = arguments_of(recorded, folder)
+        positional = [given.pop(kind) for kind in ("name", "sources", "generated", "include")]
         if given.keys() != {"cflags", "cuda_cflags", "ldflags"}:
             raise TypeError("unknown arguments")
+        name, sources, generated, include = positional
         library = identity.describe(name, sources, generated, given, include, recorded.archs and recorded.archs.split(";"), (), store.notes)
-        read = [library.place(each) for each in library.inputs if not each.startswith("<generated>/")]
-        problem = next(filter(None, (files.swappable(Path(path)) for path in read)), None)
+        problem = next(filter(None, (files.swappable(Path(library.place(name))) for name in library.inputs
+                                     if not name.startswith(GENERATED[1:]))), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"the shared library {recorded.name} is not built: its arguments are not those of opjit.build") from error
     if problem is not None:

@@ -68,6 +68,6 @@ def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item:
         for file in found:
             status = file.stat(follow_symlinks=False)
             size += status.st_size
-            if file.name.endswith(".so") or status.st_mode & 0o100:  # the library or program
+            if file.name.endswith(".so"):
                 read, written = max(read, status.st_atime), max(written, status.st_mtime)
     return Item(Path(entry.path), op, arch, entry.name, size, read, written, published)

@@ -9,7 +9,7 @@ from opjit.recipe.recipe import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
-_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)  # an extension built as a program has no .so
+_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)
 
 
 class AnotherFormat(EntryError):

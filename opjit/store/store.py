@@ -1,8 +1,8 @@
 """The store: one folder per binary, named by its key, which appears complete by a single rename and never changes.
 
     <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
-    <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/cpp_extension/identity.py
-    <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/identity.py
+    <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/shared_library/content.py
+    <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/content.py
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
     <root>/v1/sets/<SHA-256>                    lists whose entries are all there; see opjit/store/sets.py
@@ -176,8 +176,6 @@ class Store(NamedTuple):
         try:
             (staged / "entry").mkdir(mode=0o700)
             files.write_synced(staged / "entry" / manifest.library, bundle.library)
-            if target is None and not manifest.library.endswith(".so"):
-                (staged / "entry" / manifest.library).chmod(0o755)  # an extension built as a program
             files.write_synced(staged / "entry" / manifests.NAME, bundle.manifest)
             verify(staged / "entry", target, place.name)
             return self.put(staged / "entry", place, manifest, target)

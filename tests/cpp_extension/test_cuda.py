@@ -250,6 +250,7 @@ def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
 
 
 @pytest.mark.nvcc
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
 @pytest.mark.parametrize("fast", [True, False])
 def test_what_a_partial_toolkit_lacks_is_that_of_pips_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     header = tmp_path / "nvidia" / "cu13" / "include" / "cusparse_of_pip.h"

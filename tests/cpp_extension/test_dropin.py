@@ -24,8 +24,8 @@ from torch.utils import cpp_extension as torchs
 import opjit
 from opjit import cpp_extension, files, processes
 from opjit.builder import torch_builder
-from opjit.cpp_extension import identity
 from opjit.errors import BuildError, CompileError, CompileWarning, ToolMissing, UnknownArch
+from opjit.shared_library import content
 from opjit.store import manifest
 from tests import helpers
 from tests.helpers import fresh, program
@@ -279,7 +279,7 @@ def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_f
                                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "local"
     (own / "below").mkdir(parents=True)
-    monkeypatch.setattr(identity, "_USERS_FOLDER", str(own), raising=False)
+    monkeypatch.setattr(content, "USERS_FOLDER", str(own))
     cxx = program(tmp_path / "bin" / "g++", f"#!/bin/sh\nexec '{shutil.which('c++')}' -isystem {own} \"$@\"\n")
     monkeypatch.setenv("CXX", str(cxx))
     path = plain(tmp_path / "a", '#include <amount.h>\n#define WHERE(x) <x>\n#include WHERE(computed.h)\n'
@@ -324,16 +324,6 @@ def test_a_second_c_plus_plus_library_is_a_warning(cache: Path, name: str, tmp_p
     with pytest.warns(CompileWarning, match=rf"{name} holds a second C\+\+ library, as \S+ or a flag links it statically"):
         opjit.load(name, **arguments, extra_ldflags=["-static-libstdc++"])
     opjit.load(f"{name}_shared", **arguments)
-
-
-def test_a_program_is_built_and_its_path_returned(cache: Path, name: str, tmp_path: Path) -> None:
-    path = plain(tmp_path / "a", "#include <cstdio>\nint main() { puts(\"hello\"); }\n")
-    made = opjit.load(name, path, is_python_module=False, is_standalone=True)
-    assert subprocess.run([made], capture_output=True, text=True, check=True).stdout == "hello\n"
-    (tmp_path / "here").mkdir()
-    placed = opjit.load(name, path, is_python_module=False, is_standalone=True, build_directory=str(tmp_path / "here"))
-    assert placed == str(tmp_path / "here" / name)
-    assert subprocess.run([placed], capture_output=True, text=True, check=True).stdout == "hello\n"
 
 
 def test_a_build_directory_gets_the_library_and_what_it_was_built_from(cache: Path, name: str, tmp_path: Path) -> None:
@@ -489,7 +479,9 @@ def test_what_only_torch_can_build_goes_to_torch(cache: Path, name: str, tmp_pat
     monkeypatch.setattr(torchs, "_jit_compile", lambda *arguments, **more: calls.append(arguments))
     path = plain(tmp_path / "a")
     opjit.load(name, [path], with_sycl=True, build_directory=str(tmp_path))
-    assert calls == [(name, [path], None, None, None, None, None, str(tmp_path), False, None, True, True, False)]
+    opjit.load(name, [path], is_python_module=False, is_standalone=True, build_directory=str(tmp_path))
+    rest = (name, [path], None, None, None, None, None, str(tmp_path), False, None)
+    assert calls == [(*rest, True, True, False), (*rest, None, False, True)]
 
 
 @pytest.mark.torch

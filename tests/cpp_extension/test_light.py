@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from types import ModuleType
@@ -124,7 +125,7 @@ def test_light_headers_can_be_switched_off(asked: list[Extension], monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         loaded("switched", PROGRAM, functions="doubled", **arguments)
     assert bool(asked[0].light) == taken
-    assert asked[0].key != asked[0]._replace(light="" if taken else light.VERSION).key
+    assert asked[0].key != replace(asked[0], light="" if taken else light.VERSION).key
 
 
 MEANING = """

@@ -3,6 +3,7 @@
 binary: shared_library/test_shared_library.py
 compilation: shared_library/test_shared_library.py
 identity: shared_library/test_shared_library.py
-lookup: cpp_extension/test_cluster.py shared_library/test_shared_library.py
+content: cpp_extension/test_extension_key.py shared_library/test_shared_library.py
+publication: cpp_extension/test_dropin.py shared_library/test_shared_library.py
 recorded: shared_library/test_shared_library.py
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
@@ -178,14 +177,6 @@ def test_a_launcher_gets_each_compilation_and_is_not_in_the_key(tmp_path: Path, 
     assert opjit.build("adder", project(tmp_path / "b"), include=[tmp_path / "b/include"]) == path
 
 
-def test_compile_commands_compile(tmp_path: Path) -> None:
-    place = tmp_path / "build/compile_commands.json"
-    opjit.build("adder", generated=ADDER, compile_commands=place)
-    [command] = json.loads(place.read_text())
-    assert Path(command["file"]).read_text() == ADDER["adder.c"]
-    subprocess.run(command["arguments"], cwd=command["directory"], check=True)
-
-
 @pytest.mark.nvcc
 @pytest.mark.slow
 def test_cuda_is_built_for_each_arch_without_a_gpu_and_linked_for_the_device() -> None:
@@ -199,7 +190,6 @@ def test_cuda_is_built_for_each_arch_without_a_gpu_and_linked_for_the_device() -
         opjit.build("fill", generated={"fill.cu": KERNEL}, archs=["9.5"])
     with pytest.raises(CompileError, match=r"^fill\.cu\(1\): error: "):
         opjit.build("fill", generated={"fill.cu": "nonsense\n"}, archs=["9.0"])
-
 
 
 def test_a_recorded_library_is_precompiled_and_explained(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,8 @@ def test_the_tables_name_every_field(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "plus.c").touch()
     assert first_column("### An op") == list(describe(folder).document())
-    program = Extension("name", (), (), {}, (), {}, (), (), True, None, {}, None, (None,), "0" * 16)
-    assert sorted(first_column("### A C++ extension")) == sorted(program.document())
+    extension = Extension("name", (), (), {}, {}, (), (), {}, None, {}, None, light="0" * 16)
+    assert sorted(first_column("### A C++ extension")) == sorted(extension.document())
 
 
 def test_it_names_the_limits_and_versions_of_the_code() -> None:

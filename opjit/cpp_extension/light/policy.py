@@ -62,7 +62,7 @@ def program_of(extension: Extension, implicit: bool) -> Program:
     """
     files = [extension.place(name) for name in extension.inputs]
     contents = [Path(path).read_bytes() for path in files if not path.endswith((".a", ".o", ".so"))]
-    code = headers.code_of(content.decode("utf-8", "replace") for content in (*extension.texts, *contents))
+    code = headers.code_of(content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents))
     first = ("torch/extension.h",) if implicit else ()
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
     return Program(code, tuple(dict.fromkeys((*first, *headers.includes(code)))),
@@ -72,8 +72,6 @@ def program_of(extension: Extension, implicit: bool) -> Program:
 
 def refusal(extension: Extension, implicit: bool) -> str | None:
     """Return why only torch/extension.h will do. None: light headers may do."""
-    if extension.program:
-        return "it is a program"
     try:
         program = program_of(extension, implicit)
     except OSError as error:
