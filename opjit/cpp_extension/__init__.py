@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from opjit import builder, loader
+from opjit import builder, loader, progress
 from opjit.cpp_extension import binary, delivery, recorded, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionBinary
@@ -154,7 +154,8 @@ def load_by_torch(call: LoadCall | InlineCall) -> Any:
     """Make a call that opjit cannot answer."""
     from opjit.builder import torch_builder
 
-    recorded.refuse(call, "only torch can build it")
+    if os.environ.get("OPJIT_RECORD"):
+        progress.logger.warning("the C++ extension %s is not recorded: only torch can build it", call.name)
     return torch_builder.original(call.function)(**call.for_torch())
 
 

@@ -12,13 +12,7 @@ _C = TypeVar("_C", bound="LoaderCall")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderCall:
-    """What both functions take.
-
-    Attributes:
-        fast: opjit's own: whether light headers may be tried.
-        newer: arguments of later versions of torch, by name.
-        function: the name of torch's function.
-    """
+    """What both functions take; `fast` is opjit's own, and `newer` has the arguments of later versions of torch."""
 
     function: ClassVar[str]
     name: str
@@ -35,6 +29,11 @@ class LoaderCall:
     keep_intermediates: bool = True
     fast: bool = True
     newer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def implicit(self) -> bool:
+        """Whether torch's builder adds torch/extension.h."""
+        return isinstance(self, InlineCall) and not self.no_implicit_headers
 
     @classmethod
     def of(cls: type[_C], arguments: Mapping[str, Any]) -> _C:
@@ -56,11 +55,6 @@ class LoadCall(LoaderCall):
     sources: str | list[str]
     is_standalone: bool = False
 
-    @property
-    def implicit(self) -> bool:
-        """Whether torch's builder adds torch/extension.h."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class InlineCall(LoaderCall):
@@ -74,11 +68,6 @@ class InlineCall(LoaderCall):
     with_pytorch_error_handling: bool = True
     use_pch: bool = False
     no_implicit_headers: bool = False
-
-    @property
-    def implicit(self) -> bool:
-        """Whether torch's builder adds torch/extension.h."""
-        return not self.no_implicit_headers
 
 
 CALLS: Mapping[str, type[LoadCall | InlineCall]] = {each.function: each for each in (LoadCall, InlineCall)}

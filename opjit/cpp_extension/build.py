@@ -142,7 +142,7 @@ class _ExtensionBuild(NamedTuple):
         passed = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in self.call.for_torch().items()}
         include, link = passed["extra_include_paths"] or [], passed["extra_ldflags"] or []
         if self.prepared:
-            include = [*self.prepared.attempt.folders, *include]
+            include = [*self.prepared.folders, *include]
             link = [*map(torch_builder.quote, self.prepared.objects), *link]
         if self.tools.nvcc is not None:
             include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
@@ -163,7 +163,7 @@ class _ExtensionBuild(NamedTuple):
 
     def is_final(self, output: str, cuda: tuple[str, ...] = ()) -> bool:
         """Whether the first error in a compiler's output is there with torch/extension.h, too."""
-        return self.prepared is not None and mistakes.is_final(output, self.prepared.attempt._replace(cuda=cuda), self.work)
+        return self.prepared is not None and mistakes.is_final(output, self.prepared, self.work, cuda)
 
     def diagnosed(self, output: str) -> BuildError:
         """Make the error of a compiler's output."""
@@ -175,8 +175,8 @@ class _ExtensionBuild(NamedTuple):
     def trusted(self) -> tuple[str, ...]:
         """Return the prefixes of headers that a version in the key covers."""
         own = [str(light.headers.OWN)] if self.prepared else []
-        pythons = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-        return identity.trusted_prefixes(self.tools.compiler, self.tools.nvcc, self.tools.nvrtc, [*pythons, str(self.work), *own])
+        return identity.trusted_prefixes([self.tools.compiler, self.tools.nvcc, self.tools.nvrtc], sysconfig.get_path("include"),
+                                         sysconfig.get_path("platinclude"), str(self.work), *own)
 
     def headers_read(self) -> set[str]:
         """Return the paths of the files that the compilers read."""

@@ -24,9 +24,7 @@ class ExtensionEntry(NamedTuple):
     """An entry of an extension or a library. str() describes it for people.
 
     Attributes:
-        folder: the entry's.
         built: when, in seconds since 1970.
-        document: what it was made from; see `opjit.cpp_extension.identity`.
         headers: which it was built with, and why not with light ones.
         differences: those from the entry that was built before it; none for the first.
     """

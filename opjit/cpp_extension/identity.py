@@ -11,6 +11,7 @@ import importlib.machinery
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ import torch
 
 from opjit.backends import cpu
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
-from opjit.cpp_extension.flags import capabilities, cuda_archs
-from opjit.errors import BuildError, ToolMissing, one_string
+from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
 from opjit.recipe import headers, toolchain
 from opjit.recipe.command_line import CommandLine
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
@@ -98,7 +98,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
     cuda = not languages.isdisjoint(_CUDA) if call.with_cuda is None else bool(call.with_cuda)
-    compilers, light, trusted = find_compilers(memory, cuda)
+    compilers, light, trusted = _find_compilers(memory, cuda)
     flags, command_line = _flags(call, cuda)
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
@@ -107,7 +107,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
     include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
     archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
     if cuda and archs is None:
-        archs = cuda_archs(name, _strings("extra_cuda_cflags", call))
+        archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
     return Extension(name, sources, tuple(command_line.forced), texts, flags, archives, include, {}, compilers, inline,
                      archs if cuda else None, light).scanned()
 
@@ -120,7 +120,7 @@ def _flags(call: LoaderCall, cuda: bool) -> tuple[dict[str, list[str]], CommandL
         flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
         flags["torch"] = _changed_by_user()
     if any("native" in word for language in flags.values() for word in language):  # its meaning differs between machines
-        flags["native"] = [cpu.identity(), *(map(str, capabilities()) if cuda else ())]
+        flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
     return flags, command_line
 
 
@@ -134,6 +134,31 @@ def _changed_by_user() -> list[str]:
         now = torch_builder.settings().get("COMMON_NVCC_FLAGS", own)
         found += now if now != own else []
     return found
+
+
+def _cuda_archs(name: str, flags: list[str]) -> str:
+    """The archs to compile CUDA code for, as in TORCH_CUDA_ARCH_LIST; empty if the flags for nvcc name them. Raises UnknownArch if nothing
+    determines them."""
+    if any("arch" in flag for flag in flags if "TORCH_EXTENSION_NAME" not in flag):
+        return ""
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if listed and listed != "native":
+        return listed
+    named = [re.fullmatch(r"sm_(\d+)(\d)([af]?)", part) for part in os.environ.get("OPJIT_ARCH", "").split("+")]
+    if all(named):
+        return ";".join(f"{part[1]}.{part[2]}{part[3]}" for part in named if part)
+    if torch.cuda.device_count() == 0:
+        raise UnknownArch(f"{name} has CUDA code, but no GPU is visible and no arch is set: set TORCH_CUDA_ARCH_LIST=9.0 or "
+                          "OPJIT_ARCH=sm_90, or add -gencode flags to extra_cuda_cflags")
+    newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
+                 if (number := re.findall(r"^sm_(\d+)", arch)))
+    found = sorted({min(newest, capability) for capability in _capabilities()})  # of torch; with PTX for later ones
+    return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of the visible GPUs, without duplicates."""
+    return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
 
 
 def _strings(parameter: str, call: LoaderCall) -> list[str]:
@@ -192,7 +217,7 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
+def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
     """The compilers' identity for the key, None if one is missing; those with light headers; and the prefixes of headers that a version
     covers."""
     python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
@@ -204,10 +229,10 @@ def find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | No
     except ToolMissing:
         cxx = None
     if cxx is None:
-        return None, (None,), trusted_prefixes(None, None, None, [python])
+        return None, (None,), trusted_prefixes([], python)
     full = compiler_identity(cxx, compiler, nvcc) if nvcc or not cuda else None
     light = [compiler_identity(cxx, None, nvrtc)] if nvrtc else []
-    return full, (*light, full) if full or not light else (*light,), trusted_prefixes(cxx, nvcc, nvrtc, [python])
+    return full, (*light, full) if full or not light else (*light,), trusted_prefixes([cxx, nvcc, nvrtc], python)
 
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
@@ -227,6 +252,6 @@ def compiler_identity(cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvr
     return versions
 
 
-def trusted_prefixes(cxx: Compiler | None, nvcc: Nvcc | None, nvrtc: Nvrtc | None, more: Iterable[str]) -> tuple[str, ...]:
+def trusted_prefixes(tools: Iterable[Compiler | Nvcc | Nvrtc | None], *more: str) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers: of torch and the compilers, and more folders."""
-    return content.trusted_prefixes([cxx, nvcc, nvrtc], [os.path.dirname(torch.__file__), *more])
+    return content.trusted_prefixes(tools, [os.path.dirname(torch.__file__), *more])

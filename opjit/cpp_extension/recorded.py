@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import CALLS, LoaderCall
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare.oplist import RecordedExtension
 from opjit.errors import RecordError
-from opjit.progress import logger
 from opjit.shared_library.recorded import arguments_of, note_call
 from opjit.store.store import Store
 
@@ -19,12 +16,6 @@ def note(call: LoaderCall, archs: str | None) -> None:
     """Record a call, for the archs that its CUDA code is compiled for."""
     given = call.for_torch()
     note_call(call.function, {name: given[name] for name in given if given[name] is not None and name != "verbose"}, archs)
-
-
-def refuse(call: LoaderCall, reason: str) -> None:
-    """Log why a call is not in the list."""
-    if os.environ.get("OPJIT_RECORD"):
-        logger.warning("the C++ extension %s is not recorded: %s", call.name, reason)
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -46,15 +45,12 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
             place.write_bytes(content)
         before = _compilers(library, tools, work)
         sources = _sources(library, before, work)
-        link = _link(library, before, [f"{work}/{name}" for name in sources], tools.get("cuda"), work)
-        _run(library, [command for _, command in sources.values()], link, work, base)
-        commands = work / "compile_commands.json"
-        commands.write_text(json.dumps([{"directory": os.getcwd(), "file": source, "output": name, "arguments": command}
-                                        for name, (source, command) in sources.items()], indent=1), "utf-8", "surrogateescape")
+        link = _link(library, before, [command[-1] for command in sources], tools.get("cuda"), work)
+        _run(library, sources, link, work, base)
         read = {os.path.abspath(path) for listing in work.glob("*.d")
                 for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))}
         return Compiled(replace(library, toolchain=identity.versions(tools)), work / "library.so", link[-1][0], read,
-                        trusted_prefixes([*tools.values()], [str(work)]), [commands], {}, lambda _: None)
+                        trusted_prefixes([*tools.values()], [str(work)]))
 
     return build_and_publish(library, store, must_store, compile_in)
 
@@ -80,16 +76,16 @@ def _gencode(library: Library) -> list[str]:
     return [f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in library.archs]
 
 
-def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> dict[str, tuple[str, list[str]]]:
-    """Return each source and the command that compiles it, by the object's name. They run in the current folder."""
+def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
+    """Return the commands that compile the sources, which end with the object's path. They run in the current folder."""
     include = [f"-I{folder}" for folder in ([f"{work}/generated"] if library.texts else []) + [*library.include]]
-    found = {}
+    found = []
     for number, source in enumerate([*library.sources, *(f"{work}/generated/{name}" for name in library.generated)]):
         language = identity.LANGUAGES.get(os.path.splitext(source)[1])
         if language is not None:
             flags = [f"--frandom-seed={number}", *library.given["cuda_cflags"]] if language == "cuda" else library.given["cflags"]
-            found[f"{number}.o"] = (source, [*library.launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d",
-                                             "-c", source, "-o", f"{work}/{number}.o"])
+            found.append([*library.launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d", "-c", source,
+                          "-o", f"{work}/{number}.o"])
     return found
 
 

@@ -100,7 +100,7 @@ def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Ma
     named = [*(os.path.abspath(os.fspath(folder)) for folder in include), *line.include, *map(os.path.dirname, line.forced)]
     texts = {GENERATED + each: text.encode("utf-8", "surrogateescape") for each, text in sorted(generated.items())}
     return Library(name, paths, tuple(line.forced), texts, flags, tuple(line.archives()), tuple(dict.fromkeys(named)), {},
-                   compilers(used, notes), given, found_archs, tuple(launcher)).scanned()
+                   _compilers(used, notes), given, found_archs, tuple(launcher)).scanned()
 
 
 def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def compilers(used: set[str], notes: Path | None) -> dict[str, str] | None:
+def _compilers(used: set[str], notes: Path | None) -> dict[str, str] | None:
     """Return the versions of the compilers of some languages, for the key; None if one is missing."""
     try:
         found = tools(used, notes, required=False)

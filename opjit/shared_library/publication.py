@@ -25,8 +25,6 @@ class Compiled(NamedTuple):
 
     Attributes:
         content: with the versions of the compilers that made it.
-        library: the path.
-        linked_by: the linker's path.
         read: the paths of all files that the compilers read.
         trusted: the prefixes of real paths that a version in the key covers.
         others: files that the entry gets, too.
@@ -39,9 +37,9 @@ class Compiled(NamedTuple):
     linked_by: str
     read: Iterable[str]
     trusted: tuple[str, ...]
-    others: Iterable[Path]
-    remarks: Mapping[str, str]
-    check: Callable[[Path], None]
+    others: Iterable[Path] = ()
+    remarks: Mapping[str, str] = {}
+    check: Callable[[Path], None] = lambda _: None
 
 
 def build_and_publish(content: Content, store: Store, must_store: bool, compile_in: Callable[[Path, Path], Compiled]) -> Entry:

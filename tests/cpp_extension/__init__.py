@@ -2,9 +2,7 @@
 
 arguments: cpp_extension/test_dropin.py
 binary: cpp_extension/test_cluster.py
-binding: cpp_extension/test_light.py
 build: cpp_extension/test_dropin.py
-flags: cpp_extension/test_extension_key.py
 headers: cpp_extension/test_light.py
 identity: cpp_extension/test_extension_key.py
 mistakes: cpp_extension/test_light.py

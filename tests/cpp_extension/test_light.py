@@ -20,8 +20,7 @@ import torch
 import opjit
 from opjit.cpp_extension import build, entries, light
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import headers, mistakes, policy, table, vocabulary
-from opjit.cpp_extension.light.mistakes import Attempt
+from opjit.cpp_extension.light import Prepared, headers, mistakes, policy, table, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.vocabulary import Vocabulary
 from opjit.errors import CompileError
@@ -398,9 +397,9 @@ def test_only_errors_that_no_header_mends_are_final(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(vocabulary, "of_torch", lambda *_: Vocabulary({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"])))
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({"BOTH": " 1"}, ""))
     monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
-    attempt = Attempt(Program(code, (), ("-DNDEBUG",), plain=True), frozenset([str(tmp_path / "main.cpp")]), [], tmp_path,
-                      toolchain.require_cxx(None))
-    assert mistakes.is_final(output, attempt, tmp_path) == final
+    program = Program(code, (), ("-DNDEBUG",), plain=True)
+    prepared = Prepared(program, frozenset([str(tmp_path / "main.cpp")]), [], tmp_path, toolchain.require_cxx(None), [], "")
+    assert mistakes.is_final(output, prepared, tmp_path) == final
 
 
 @pytest.mark.parametrize(("output", "final"), [
@@ -413,8 +412,8 @@ def test_the_split_of_cuda_code_is_not_blamed_on_the_author(tmp_path: Path, monk
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({}, ""))
     (tmp_path / "cuda_header.h").write_text("int of_cuda;")
     program = Program("alone_in_text; twice; int twice; of_cuda;", (), (), plain=True)
-    attempt = Attempt(program, frozenset([str(tmp_path / "cuda.cu")]), [], tmp_path, toolchain.require_cxx(None), (str(tmp_path),))
-    assert mistakes.is_final(output, attempt, tmp_path) == final
+    prepared = Prepared(program, frozenset([str(tmp_path / "cuda.cu")]), [], tmp_path, toolchain.require_cxx(None), [], "")
+    assert mistakes.is_final(output, prepared, tmp_path, (str(tmp_path),)) == final
 
 
 def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_classes() -> None:

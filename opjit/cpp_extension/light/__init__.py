@@ -1,36 +1,33 @@
 """Light headers: torch's own classes and functions, as far as a program names them, in a tenth of the time of torch/extension.h.
 
 A program that a compiler takes over light headers means the same over torch/extension.h, as both hold torch's own text; README.md says how
-that is proved. The rest of opjit uses these:
-
-    VERSION                 enters the key of a binary
-    policy.refusal()        why an extension is built over torch/extension.h at once; None: light headers may do
-    prepare()               writes the headers, and returns what to compile and link with
-    mistakes.is_final()     whether an error is the author's, so that torch/extension.h would not help
-    MayLack                 is raised where it would
+that is proved. `policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's.
 """
 
 from __future__ import annotations
 
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from opjit import progress
+from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import binding, headers, policy, vocabulary
-from opjit.cpp_extension.light.mistakes import Attempt
+from opjit.cpp_extension.light import headers, policy, vocabulary
+from opjit.cpp_extension.light.policy import Program
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
 VERSION = "1"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+_OBJECT = "opjit_bind.o"
 
 
 class MayLack(Exception):
-    """Light headers may lack what a program needs.
-
-    Attributes:
-        error: for the user, if there is no nvcc to compile it with torch/extension.h.
-    """
+    """Light headers may lack what a program needs. `error` is for the user, if there is no nvcc to compile it with torch/extension.h."""
 
     def __init__(self, error: OpjitError) -> None:
         super().__init__(str(error))
@@ -41,12 +38,18 @@ class Prepared(NamedTuple):
     """What an extension is compiled and linked with.
 
     Attributes:
-        attempt: the compilation; its `folders` are to be searched for headers before torch's.
+        files: the author's.
+        folders: those of light headers, to be searched before torch's.
+        base: folder of the store.
         objects: to link with.
         note: for people, such as ``light headers with torch/library.h``.
     """
 
-    attempt: Attempt
+    program: Program
+    files: frozenset[str]
+    folders: list[str]
+    base: Path
+    cxx: Compiler
     objects: list[str]
     note: str
 
@@ -64,7 +67,7 @@ def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: C
         OSError: a source cannot be read, or a folder is not writable.
     """
     program, folder = policy.program_of(extension, implicit), work / "light"
-    common = binding.compiled(base, cxx)
+    common = compiled_binding(base, cxx)
     own = policy.needs_pybind11(program) or extension.pybind11 or common is None
     bound = policy.pybind11_headers(program.code) if own else policy.BINDING
     named = headers.write(program.code, program.includes, folder, bound, made_by_torch=common is None)
@@ -78,4 +81,28 @@ def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: C
         raise MayLack(BuildError(f"a condition of its preprocessor names {differing[0]}, which torch/extension.h may define as another "
                                  "macro", op=extension.name, target=extension.purpose))
     files = frozenset([*map(extension.place, extension.inputs), *(str(work / name) for name in INLINE)])
-    return Prepared(Attempt(program, files, folders, base, cxx), [str(common)] if common else [], note)
+    return Prepared(program, files, folders, base, cxx, [str(common)] if common else [], note)
+
+
+def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
+    """Return the object file behind opjit_bind.h, pybind11's and torch's own code, made once for each compiler and torch.
+
+    It is compiled with torch's own headers, so it is the proof that the binding fits this torch. None if it does not compile: then
+    programs are bound by pybind11's own headers. Raises OSError if the store's folder is not writable.
+    """
+    source = headers.OWN / "opjit_bind.cpp"
+
+    def make(staged: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            headers.write(headers.code_of([source.read_text()]), (), Path(folder), policy.BINDING_NEEDS, made_by_torch=True)
+            places = (folder, headers.OWN, headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))
+            try:
+                runtime_objects.run(cxx, ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in places),
+                                          "-c", str(source)], staged)
+            except BuildError as error:
+                progress.log(f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}")
+                (staged / _OBJECT).write_bytes(b"")  # it is not tried again
+
+    content = ["binding", source.read_text(), (headers.OWN / "opjit_bind.h").read_text(), *vocabulary.versions(cxx)]
+    place = runtime_objects.kept(base, content, (_OBJECT,), make) / _OBJECT
+    return place if place.stat().st_size else None

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from opjit.cpp_extension.light import headers, vocabulary
-from opjit.cpp_extension.light.policy import Program, macro
-from opjit.recipe.toolchain import Compiler
+from opjit.cpp_extension.light import Prepared, headers, vocabulary
+from opjit.cpp_extension.light.policy import macro
 
 _ERROR = re.compile(r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$", re.MULTILINE)
 _NO_FILE = re.compile(r"\S+: No such file or directory$|'\S+' file not found$")
@@ -34,54 +32,36 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
-class Attempt(NamedTuple):
-    """A compilation with light headers.
-
-    Attributes:
-        program: its text.
-        files: the author's.
-        folders: those of light headers.
-        base: folder of the store.
-        cuda: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares.
-    """
-
-    program: Program
-    files: frozenset[str]
-    folders: Sequence[str]
-    base: Path
-    cxx: Compiler
-    cuda: tuple[str, ...] = ()
-
-
-def is_final(output: str, attempt: Attempt, work: Path) -> bool:
+def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
     """Return whether the first error in a compiler's output is there with torch/extension.h, too. False if that is not certain.
 
     Args:
         work: folder where the compiler ran.
+        cuda: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares.
 
     Raises:
         BuildError, OSError: see `vocabulary.of_torch`.
     """
-    error = _ERROR.search(output)
-    if error is None or not (os.path.join(work, error["file"]) in attempt.files or (attempt.cuda and error["file"] in map(
-            os.path.basename, attempt.files))):
+    error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
+    if error is None or not (os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
+            os.path.basename, prepared.files))):
         return False
     if _NO_FILE.match(error["text"]):
         return True
-    undeclared, code = _UNDECLARED.match(error["text"]), attempt.program.code
+    undeclared = _UNDECLARED.match(error["text"])
     name = undeclared and (undeclared[1] or undeclared[2])
-    if name is None and (attempt.cuda or not _SETTLED.match(error["text"])):
+    if name is None and (cuda or not _SETTLED.match(error["text"])):
         return False
-    if attempt.cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [str(headers.INCLUDE), *attempt.cuda])):
+    if cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [*torchs, *cuda])):
         return False
-    flags = tuple(flag for flag in attempt.program.flags if _occurs(macro(flag), [str(headers.INCLUDE)]))  # such as setuptools' -DNDEBUG
-    if name in vocabulary.of_torch(attempt.base, attempt.cxx, flags).names:
+    flags = tuple(flag for flag in prepared.program.flags if _occurs(macro(flag), torchs))  # such as setuptools' -DNDEBUG
+    if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags).names:
         return False
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
-    if any(_occurs(word, [str(headers.INCLUDE)]) for word in changed):
+    if any(_occurs(word, torchs) for word in changed):
         return False
-    words = {*_WORD.findall(code)} - changed  # PYBIND11_MODULE is ours, and means the same
-    return not vocabulary.different(words - {"PYBIND11_MODULE"}, attempt.folders, attempt.base, attempt.cxx, flags)
+    words = {*_WORD.findall(code)} - changed - {"PYBIND11_MODULE"}  # which is ours, and means the same
+    return not vocabulary.different(words, prepared.folders, prepared.base, prepared.cxx, flags)
 
 
 def _occurs(word: str, folders: Iterable[str]) -> bool:

@@ -15,6 +15,7 @@ from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, table
 
 BINDING = ("opjit_bind.h",)
+BINDING_NEEDS = ("torch/csrc/utils/pybind.h", "torch/csrc/Exceptions.h", "torch/csrc/autograd/variable.h")  # opjit_bind.cpp
 UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's own binding may know
 _TORCHS = ("torch/", "ATen/", "c10/", "pybind11/")
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h
@@ -43,11 +44,6 @@ class Program(NamedTuple):
     flags: tuple[str, ...]
     plain: bool
 
-    @property
-    def macros(self) -> frozenset[str]:
-        """The words that flags define."""
-        return frozenset(map(macro, self.flags))
-
 
 def macro(flag: str) -> str:
     """Return the word that a flag such as ``-DNAME=1`` defines."""
@@ -55,11 +51,7 @@ def macro(flag: str) -> str:
 
 
 def program_of(extension: Extension, implicit: bool) -> Program:
-    """Return an extension's text. Raises OSError if a file cannot be read.
-
-    Args:
-        implicit: whether torch's builder adds torch/extension.h.
-    """
+    """Return an extension's text; `implicit`: torch's builder adds torch/extension.h. Raises OSError if a file cannot be read."""
     files = [extension.place(name) for name in extension.inputs]
     contents = [Path(path).read_bytes() for path in files if not path.endswith((".a", ".o", ".so"))]
     code = headers.code_of(content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents))
@@ -94,4 +86,4 @@ def pybind11_headers(code: str) -> list[str]:
 def conditions(program: Program) -> set[str]:
     """Return the words on which a program's preprocessor decides, without those that its flags define."""
     asked = {word for line in _CONDITION.findall(program.code) for word in _WORD.findall(_HAS_INCLUDE.sub("", line))}
-    return asked - program.macros - _SAME
+    return asked - {*map(macro, program.flags)} - _SAME

@@ -26,12 +26,7 @@ _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 
 
 class Vocabulary(NamedTuple):
-    """What a header brings.
-
-    Attributes:
-        macros: their texts, by name.
-        names: all that it declares in namespaces, and a few more: no name without a class is missing.
-    """
+    """What a header brings: the texts of macros, and all names that it declares in namespaces, and a few more."""
 
     macros: Mapping[str, str]
     names: frozenset[str]
@@ -48,10 +43,14 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> Vocabulary
         macros, rest = _preprocessed((), cxx, flags)
         (staged / _FILE).write_text(json.dumps([macros, sorted(declared(rest))]))
 
-    content = ["vocabulary", torch.__version__, str(torch.version.git_version), sysconfig.get_config_var("SOABI"), cxx.version, cxx.machine,
-               *flags]
+    content = ["vocabulary", *versions(cxx), *flags]
     macros, names = json.loads((runtime_objects.kept(base, content, (_FILE,), make) / _FILE).read_text())
     return Vocabulary(macros, frozenset(names))
+
+
+def versions(cxx: Compiler) -> list[str]:
+    """What the compiler makes of torch's headers depends on."""
+    return [str(torch.__version__), str(torch.version.git_version), sysconfig.get_config_var("SOABI"), cxx.version, cxx.machine]
 
 
 def different(words: Iterable[str], folders: Sequence[str], base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> list[str]:
