@@ -385,9 +385,9 @@ def run(program: tuple[str, ...]) -> None:
     build by a setup.py, through torch comes from opjit's cache. A child that ignores PYTHONPATH, as after `python -I`, keeps torch's
     functions.
     """
-    from opjit.cpp_extension import program as programs
+    from opjit import cpp_extension
 
-    programs.run(program)
+    cpp_extension.run_program(program)
 
 
 @main.command(cls=click.Command, epilog=helps.examples("opjit keygen ci keys"))

@@ -17,19 +17,20 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from opjit import builder, loader, progress
-from opjit.cpp_extension import binary, delivery, recorded, static_init
+from opjit.cpp_extension import binary, delivery, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
+from opjit.shared_library.recorded import note_call
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
@@ -127,6 +128,14 @@ def patched() -> Iterator[None]:
         names.update(before)
 
 
+def run_program(words: Sequence[str]) -> NoReturn:
+    """Become ``python WORDS`` with opjit's functions in torch's module, for `opjit run`: arguments, tracebacks and the exit code are
+    Python's. Children inherit the environment; see site/sitecustomize.py."""
+    path = [str(Path(__file__).parent / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *words], {**os.environ, "PYTHONPATH": os.pathsep.join(path)})
+
+
 def __getattr__(name: str) -> Any:
     """Return opjit's BuildExtension, or another name of torch's module: include_paths, CUDAExtension, CUDA_HOME, …"""
     if name.startswith("__"):
@@ -165,7 +174,7 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     loaded = delivery.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
-    recorded.note(wanted.call, wanted.content.archs)
+    note_call(wanted.call.function, wanted.call.for_torch(), wanted.content.archs)
     return loaded
 
 

@@ -96,14 +96,14 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
 
 def headers_read(work: Path) -> set[str]:
     """The files that the host's compiler read, those in `work` by the paths of the files that they are parts of."""
-    found = set()
     folder = f"{work}{os.sep}cuda{os.sep}"
-    listing = Path(folder, "opjit_host.deps")
-    if listing.exists():
-        for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")):
-            full = os.path.normpath(os.path.join(folder, path))
-            found.add(os.sep + full.removeprefix(f"{folder}host/files/") if full.startswith(f"{folder}host/files/") else full)
-    return {path for path in found if not path.startswith(f"{work}{os.sep}")}
+    listing, split = Path(folder, "opjit_host.deps"), f"{folder}host/files/"
+    if not listing.exists():
+        return set()
+    read = headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
+    full = {os.path.normpath(os.path.join(folder, path)) for path in read}
+    own = {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
+    return {path for path in own if not path.startswith(f"{work}{os.sep}")}
 
 
 def _build(objects: Sequence[str], work: Path, ninja: str) -> None:
@@ -188,9 +188,5 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
 def _headers(code: str) -> Mapping[str, str]:
     """What #include lines of the device's part bring, apart from headers that NVRTC finds: of torch's, next to nothing."""
     named = [name for name in light.includes(code) if name.startswith(("torch/", "ATen/", "c10/", "pybind11/"))]
-    return {**dict.fromkeys({*_EMPTY, *_WITHIN, *named} - _AS_THEY_ARE, ""), "c10/util/Deprecated.h": _DEPRECATED}
-
-
-_DEPRECATED = """#pragma once
-#define C10_DEFINE_DEPRECATED_USING(name, type) using name = type;
-"""
+    return {**dict.fromkeys({*_EMPTY, *_WITHIN, *named} - _AS_THEY_ARE, ""),
+            "c10/util/Deprecated.h": "#pragma once\n#define C10_DEFINE_DEPRECATED_USING(name, type) using name = type;\n"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -48,12 +47,6 @@ def copy_entry(entry: Entry, place: Path) -> None:
 
 
 def _put(content: bytes, place: Path, mode: int) -> None:
-    if place.exists() and place.read_bytes() == content:
-        return
-    temporary = place.parent / f".{files.unique()}"
-    try:
-        temporary.write_bytes(content)
-        temporary.chmod(mode)
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if not place.exists() or place.read_bytes() != content:
+        files.write_whole(place, content)
+        place.chmod(mode)

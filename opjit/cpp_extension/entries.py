@@ -80,11 +80,8 @@ def failed_build(name: str, store: Store) -> Path | None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
-    sources = {*before["sources"], *now["sources"], *before["inline"], *now["inline"]}
-    return why.document_differences(_flat(before), _flat(now), sources)
+    def flat(document: Mapping[str, Any]) -> dict[str, Any]:  # as an op's, where all that is read is an input
+        inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
+        return {**document, "inputs": {**document["inputs"], **document["found"], **inline}, "found": {}, "inline": {}}
 
-
-def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document in which all that is read is an input, as in an op's."""
-    inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
-    return {**document, "inputs": {**document["inputs"], **document["found"], **inline}, "found": {}, "inline": {}}
+    return why.document_differences(flat(before), flat(now), {*before["sources"], *now["sources"], *before["inline"], *now["inline"]})

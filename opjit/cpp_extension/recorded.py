@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from opjit.cpp_extension import binary
-from opjit.cpp_extension.arguments import CALLS, LoaderCall
+from opjit.cpp_extension.arguments import CALLS
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare.oplist import RecordedExtension
 from opjit.errors import RecordError
-from opjit.shared_library.recorded import arguments_of, note_call
+from opjit.shared_library.recorded import arguments_of
 from opjit.store.store import Store
-
-
-def note(call: LoaderCall, archs: str | None) -> None:
-    """Record a call, for the archs that its CUDA code is compiled for."""
-    given = call.for_torch()
-    note_call(call.function, {name: given[name] for name in given if given[name] is not None and name != "verbose"}, archs)
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:

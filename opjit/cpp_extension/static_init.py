@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import tempfile
 import warnings
@@ -14,7 +15,7 @@ import torch
 from opjit.errors import LoadError
 
 TIMEOUT = 30  # seconds; a library whose initialisers take longer is not checked
-_SHOWN = 4  # lines of the child's output in the error
+_SHOWN = 500  # characters of the child's output in the error
 
 
 def check_in_child(path: str, name: str) -> bool:
@@ -28,15 +29,13 @@ def check_in_child(path: str, name: str) -> bool:
     with tempfile.TemporaryFile() as output:
         ended = _open_in_child(path, output.fileno())
         output.seek(0)
-        lines = [line.strip() for line in output.read(1 << 16).decode(errors="replace").splitlines() if line.strip()]
+        said = output.read(1 << 16).decode(errors="replace").strip()
     if ended >= 0:
         return ended == 0
-    what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
-    reason = f"it threw {what!r}" if what else f"it got {signal.Signals(-ended).name}"
-    more = "\n".join(lines[:_SHOWN])
+    threw = re.search(r"what\(\): *(.*)", said)
+    reason = f"it threw {threw[1].strip()!r}" if threw else f"it got {signal.Signals(-ended).name}"
     raise LoadError(f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
-                    "constructor or TORCH_LIBRARY, which can define a namespace only once in a process)"
-                    + (f"\n{more}" if more else ""))
+                    f"constructor or TORCH_LIBRARY, which can define a namespace only once in a process)\n{said[:_SHOWN]}".rstrip())
 
 
 def _open_in_child(path: str, output: int) -> int:

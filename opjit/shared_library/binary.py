@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,19 +72,13 @@ class ContentBinary(Generic[C]):
         return any(_fits(way, way.document(), manifest.document) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True) -> Entry | None:
-        for root in () if self.must_store else layers.named():
-            found = self._find_in(Store(root), warn, layers.ADVICE)
-            if found is not None:
-                return replace(found, origin="layer")
-        return self._find_in(store, warn, stores.ADVICE)
-
-    def _find_in(self, store: Store, warn: bool, advice: str) -> Entry | None:
-        for way in self.ways:
-            folder = store.base / way.place_of_entries
-            if store.trusted(folder.parent, folder, advice=advice):
+        above = [] if self.must_store else [*map(Store, layers.named())]
+        for each, way in itertools.product([*above, store], self.ways):
+            folder = each.base / way.place_of_entries
+            if each.trusted(folder.parent, folder, advice=stores.ADVICE if each is store else layers.ADVICE):
                 found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn)
                 if found is not None:
-                    return found
+                    return found if each is store else replace(found, origin="layer")
         return None
 
     def miss(self, store: Store) -> str:
@@ -92,8 +87,7 @@ class ContentBinary(Generic[C]):
     def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.content.name, target=self.content.purpose)
 
-    def refusal(self, text: str) -> BuildError:
-        return self.fault(text)
+    refusal = fault
 
     def in_store(self: _B) -> _B:
         return replace(self, must_store=True)

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,31 +69,12 @@ def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Ma
              include: Sequence[str | os.PathLike[str]], archs: Sequence[str] | None, launcher: Sequence[str],
              notes: Path | None) -> Library:
     """Describe the library that a call of `opjit.build` requests; see there for the arguments and errors."""
-    def wrong(text: str) -> BuildError:
-        return BuildError(f"opjit.build of {name!r}: {text}", op=str(name), target="a shared library")
-
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise wrong("expected a name of at most 100 letters, digits and '_.-', with a letter, a digit or '_' first")
-    for parameter, value in {"sources": sources, "include": include, "launcher": launcher, "archs": archs or (), **given}.items():
-        if isinstance(value, (str, bytes)):
-            raise wrong(f"{parameter} is one string, {value!r}; expected a list of them")
+    lists = {"sources": sources, "include": include, "launcher": launcher, "archs": archs or (), **given}
     paths = tuple(os.path.abspath(os.fspath(path)) for path in sources)
+    problem = next(_problems(name, paths, generated, lists), None)
+    if problem is not None:
+        raise BuildError(f"opjit.build of {name!r}: {problem}", op=str(name), target="a shared library")
     used = languages([*paths, *generated])
-    strange = next((path for path in paths if os.path.splitext(path)[1] not in LANGUAGES), None)
-    if strange is not None:
-        raise wrong(f"{strange} has the suffix of no source; expected one of {' '.join(LANGUAGES)}")
-    if not used:
-        raise wrong(f"it has no sources: name one or more files, or generated texts, with the suffixes {' '.join(LANGUAGES)}")
-    missing = next((path for path in paths if not os.path.isfile(path)), None)
-    if missing is not None:
-        raise wrong(f"there is no source {missing}")
-    odd = next((each for each in generated if not _FILE.fullmatch(each)), None)
-    if odd is not None:
-        raise wrong(f"{odd!r} cannot be the name of a generated file; expected a relative path of letters, digits and '_.+-'")
-    unseen = next((flag for words in given.values() for flag in words
-                   if any(map(_UNSEEN.match, [flag, *(re.split("[=,]", flag) if flag.startswith("-Xcompiler") else ())]))), None)
-    if unseen is not None:
-        raise wrong(f"the flag {unseen} makes a tool run, read or write what the key does not cover; leave it out")
     found_archs = _archs(name, archs, given["cuda_cflags"]) if "cuda" in used else ()
     line = CommandLine(os.getcwd())
     flags = {kind: line.add([shlex.quote(word) for word in words]) for kind, words in given.items()}
@@ -101,6 +82,29 @@ def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Ma
     texts = {GENERATED + each: text.encode("utf-8", "surrogateescape") for each, text in sorted(generated.items())}
     return Library(name, paths, tuple(line.forced), texts, flags, tuple(line.archives()), tuple(dict.fromkeys(named)), {},
                    _compilers(used, notes), given, found_archs, tuple(launcher)).scanned()
+
+
+def _problems(name: str, paths: Sequence[str], generated: Iterable[str], lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Say what is wrong with the arguments of `opjit.build`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        yield "expected a name of at most 100 letters, digits and '_.-', with a letter, a digit or '_' first"
+    for parameter, value in lists.items():
+        if isinstance(value, (str, bytes)):
+            yield f"{parameter} is one string, {value!r}; expected a list of them"
+    for path in paths:
+        if os.path.splitext(path)[1] not in LANGUAGES:
+            yield f"{path} has the suffix of no source; expected one of {' '.join(LANGUAGES)}"
+        elif not os.path.isfile(path):
+            yield f"there is no source {path}"
+    if not languages([*paths, *generated]):
+        yield f"it has no sources: name one or more files, or generated texts, with the suffixes {' '.join(LANGUAGES)}"
+    for each in generated:
+        if not _FILE.fullmatch(each):
+            yield f"{each!r} cannot be the name of a generated file; expected a relative path of letters, digits and '_.+-'"
+    for flag in (flag for kind in ("cflags", "cuda_cflags", "ldflags") for flag in lists[kind]):
+        parts = re.split("[=,]", flag) if flag.startswith("-Xcompiler") else []
+        if any(map(_UNSEEN.match, [flag, *parts])):
+            yield f"the flag {flag} makes a tool run, read or write what the key does not cover; leave it out"
 
 
 def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ def note(library: Library) -> None:
 
 
 def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
-    """Append a line about a call to the file that OPJIT_RECORD names; `opjit record` sets it. Paths below the list's folder start there."""
+    """Append a line about a call, with what decides its binary, to the file that OPJIT_RECORD names; `opjit record` sets it. Paths below
+    the list's folder start there."""
     if not os.environ.get("OPJIT_RECORD"):
         return
     folder = os.path.dirname(os.environ["OPJIT_RECORD"])
@@ -41,7 +42,8 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
         return os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute
 
     try:
-        written = _with_paths(json.loads(json.dumps(dict(arguments), default=os.fspath)), below)
+        given = {name: value for name, value in arguments.items() if value is not None and name != "verbose"}
+        written = _with_paths(json.loads(json.dumps(given, default=os.fspath)), below)
         fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
     except (TypeError, ValueError) as error:
         kind = "shared library" if function == FUNCTION else "C++ extension"
@@ -62,10 +64,7 @@ def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> d
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBinary:
-    """Return the request that a recorded call makes.
-
-    Args:
-        folder: the list's.
+    """Return the request that a recorded call makes; `folder` is the list's.
 
     Raises:
         RecordError: another user can write a file that only the list names, or the arguments are not those of `opjit.build`.

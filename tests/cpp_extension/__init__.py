@@ -7,7 +7,6 @@ headers: cpp_extension/test_light.py
 identity: cpp_extension/test_extension_key.py
 mistakes: cpp_extension/test_light.py
 policy: cpp_extension/test_light.py
-program: cpp_extension/test_patched.py
 recorded: cpp_extension/test_cluster.py
 sitecustomize: cpp_extension/test_patched.py
 static_init: cpp_extension/test_dropin.py

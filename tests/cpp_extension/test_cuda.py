@@ -136,18 +136,11 @@ def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
     assert not list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))
 
 
-@pytest.mark.parametrize(("flags", "archs"), [
-    (["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"], ["sm_80", "compute_90"]),
-    (["-arch=sm_90a"], ["sm_90a", "compute_90a"]),
-    (["-gencode=arch=compute_90a,code=sm_90a"], ["sm_90a"]),
-])
-def test_archs_of_nvcc_s_flags(flags: list[str], archs: list[str]) -> None:
-    assert cuda._sorted(["-DX=1", *flags])[3] == archs
-
-
 def test_flags_of_nvcc_are_sorted() -> None:
-    flags = ["-I/a", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90", "--ptxas-options=-v"]
-    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-std=c++17"], ["sm_90", "compute_90"])
+    flags = ["-I/a", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a", "--ptxas-options=-v",
+             "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"]
+    archs = ["sm_90a", "compute_90a", "sm_80", "compute_90"]
+    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-std=c++17"], archs)
     with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
 

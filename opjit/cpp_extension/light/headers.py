@@ -51,7 +51,7 @@ _USING = re.compile(r"^using at::(\w+);\n", re.MULTILINE)
 _OPERATOR = re.compile(r"ATen/ops/(\w+)\.h")
 _FACTORY = re.compile(r"^inline at::Tensor (\w+)\((?:.*\n)*?\}\n", re.MULTILINE)
 _LIBRARIES = re.compile("(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss")
-_WORD = re.compile(r"[A-Za-z_]\w*")
+WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/', re.S)
 
 
@@ -64,7 +64,7 @@ def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[st
         binding: the headers that bind functions to Python.
         made_by_torch: whether tensors are made by torch's own make_variable, whose header costs seconds, and not by the compiled part's.
     """
-    words = frozenset(_WORD.findall(code))
+    words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
     lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []
     needed = [*lists, *table.headers_of(code, words), *([_VARIABLE] if made_by_torch else [])]
@@ -134,7 +134,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
         text = _text(name) or ""
         named = set(_OPERATOR.findall(text))
         if not named and (name.startswith("torch/nn/") or _GATHERS.search(text)):
-            named = set(filter(None, map(_root, _WORD.findall(code_of([text])))))
+            named = set(filter(None, map(_root, WORD.findall(code_of([text])))))
         found |= named if name != _FACTORIES else set()
     return frozenset(name for name in found if not name.endswith(("_ops", "_native")))
 

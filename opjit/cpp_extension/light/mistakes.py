@@ -28,7 +28,6 @@ _SETTLED = re.compile(
     r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
     r"|no matching function for call to 'at::Tensor::"
     r"|(?:cannot|could not) convert (?!.*(?:\bpy\b|pybind11|opjit|incomplete|for argument))|invalid conversion from '(?!.*for argument)")
-_WORD = re.compile(r"[A-Za-z_]\w*")
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -38,9 +37,6 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     Args:
         work: folder where the compiler ran.
         cuda: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares.
-
-    Raises:
-        BuildError, OSError: see `vocabulary.of_torch`.
     """
     error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
     if error is None or not (os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
@@ -55,12 +51,12 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     if cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [*torchs, *cuda])):
         return False
     flags = tuple(flag for flag in prepared.program.flags if _occurs(macro(flag), torchs))  # such as setuptools' -DNDEBUG
-    if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags).names:
+    if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags)[1]:
         return False
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
     if any(_occurs(word, torchs) for word in changed):
         return False
-    words = {*_WORD.findall(code)} - changed - {"PYBIND11_MODULE"}  # which is ours, and means the same
+    words = {*headers.WORD.findall(code)} - changed - {"PYBIND11_MODULE"}  # which is ours, and means the same
     return not vocabulary.different(words, prepared.folders, prepared.base, prepared.cxx, flags)
 
 

@@ -26,7 +26,6 @@ _BEYOND = re.compile(rf"\b(?:py|pybind11)\s*::\s*(?!(?:{_BOUND})\b)\w|\bPYBIND11
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*(?:\\\n.*)*)", re.M)
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^)]*\)")
 _SAME = frozenset(["defined", "__cplusplus", "TORCH_EXTENSION_NAME", "TORCH_API_INCLUDE_EXTENSION_H"])  # the same in all builds
-_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 class Program(NamedTuple):
@@ -85,5 +84,5 @@ def pybind11_headers(code: str) -> list[str]:
 
 def conditions(program: Program) -> set[str]:
     """Return the words on which a program's preprocessor decides, without those that its flags define."""
-    asked = {word for line in _CONDITION.findall(program.code) for word in _WORD.findall(_HAS_INCLUDE.sub("", line))}
+    asked = {word for line in _CONDITION.findall(program.code) for word in headers.WORD.findall(_HAS_INCLUDE.sub("", line))}
     return asked - {*map(macro, program.flags)} - _SAME

@@ -8,7 +8,6 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -25,15 +24,10 @@ _ARGUMENTS = re.compile(r"<[^<>]*>")
 _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 
 
-class Vocabulary(NamedTuple):
-    """What a header brings: the texts of macros, and all names that it declares in namespaces, and a few more."""
+def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return the macros of torch/extension.h, each with its text, and all names that it declares in namespaces, with a few more.
 
-    macros: Mapping[str, str]
-    names: frozenset[str]
-
-
-def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> Vocabulary:
-    """Return the vocabulary of torch/extension.h. Raises BuildError if the compiler fails, OSError if the folder is not writable.
+    Raises BuildError if the compiler fails, OSError if the folder is not writable.
 
     Args:
         base: folder of the store, which keeps it.
@@ -45,7 +39,7 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> Vocabulary
 
     content = ["vocabulary", *versions(cxx), *flags]
     macros, names = json.loads((runtime_objects.kept(base, content, (_FILE,), make) / _FILE).read_text())
-    return Vocabulary(macros, frozenset(names))
+    return macros, frozenset(names)
 
 
 def versions(cxx: Compiler) -> list[str]:
@@ -55,7 +49,7 @@ def versions(cxx: Compiler) -> list[str]:
 
 def different(words: Iterable[str], folders: Sequence[str], base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> list[str]:
     """Return the words that torch/extension.h defines as another macro than light headers in `folders`. Raises as `of_torch` does."""
-    theirs, (light, _) = of_torch(base, cxx, flags).macros, _preprocessed(folders, cxx, flags)
+    (theirs, _), (light, _) = of_torch(base, cxx, flags), _preprocessed(folders, cxx, flags)
     return sorted(word for word in words if theirs.get(word) != light.get(word))
 
 

@@ -12,8 +12,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,6 +51,11 @@ class Difference(NamedTuple):
     call: str
     torch: Outcome
     fast: Outcome
+
+    def __str__(self) -> str:
+        """The program, and what its call gives."""
+        return "\n".join([f"--- {self.case.name}: {self.call}", self.case.code, *self.case.binds,
+                          f"  torch: {self.torch}", f"  fast:  {self.fast}"])
 
 
 class Compared(NamedTuple):
@@ -100,30 +103,14 @@ def fast_module(source: str) -> Any:
 
 
 def torchs_module(source: str, folder: Path) -> Any:
-    """The module that torch's own headers make, in a folder that keeps it. A header that `precompile` left there saves 18 s."""
+    """The module that torch's own headers make, in a folder that keeps it."""
     place = folder / hashlib.sha256(f"{torch.__version__} {source}".encode()).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     (place / "lock").unlink(missing_ok=True)
     path = place / "all.cpp"
     if not path.exists():
         path.write_text(source, encoding="utf-8")
-    pre = folder / f"{torch.__version__}.h"
-    return cpp_extension.load(NAME, [str(path)], extra_cflags=[*FLAGS, *(["-include", str(pre)] if pre.exists() else [])],
-                              build_directory=str(place))
-
-
-def precompile(folder: Path) -> None:
-    """Write the precompiled header of torch/extension.h, 0.7 GB, which many builds may use."""
-    folder.mkdir(parents=True, exist_ok=True)
-    header = folder / f"{torch.__version__}.h"
-    if header.with_name(f"{header.name}.gch").exists():
-        return
-    header.write_text("#include <torch/extension.h>\n", encoding="utf-8")
-    places = [f"-isystem{place}" for place in (*cpp_extension.include_paths(), sysconfig.get_path("include"))]
-    words = [cpp_extension.get_cxx_compiler(), "-x", "c++-header", f"-DTORCH_EXTENSION_NAME={NAME}", "-DTORCH_API_INCLUDE_EXTENSION_H",
-             "-fPIC", "-std=c++20", *FLAGS, *places, str(header), "-o", f"{header}.gch.new"]
-    subprocess.run(words, check=True)
-    os.replace(f"{header}.gch.new", f"{header}.gch")
+    return cpp_extension.load(NAME, [str(path)], extra_cflags=FLAGS, build_directory=str(place))
 
 
 def run(make: Callable[[], Any], cases: Sequence[Case], place: Path) -> list[Outcome] | str:

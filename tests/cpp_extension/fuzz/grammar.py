@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Callable
@@ -27,22 +26,16 @@ PAIRS = {"arithmetics": ["$({})", "$({})", "after($, {})", "grads($, {})"], "ind
 
 
 class Drawer:
-    """Draws one program. `plain` are the places of rules that take their first production; `places` are all that it met."""
+    """Draws one program."""
 
-    def __init__(self, seed: str, name: str, plain: frozenset[str] = frozenset()) -> None:
-        self.rng, self.seed, self.name, self.plain = random.Random(seed), seed, name, plain
-        self.places: list[str] = []
+    def __init__(self, seed: str, name: str) -> None:
+        self.rng, self.name = random.Random(seed), name
 
-    def expand(self, rule: str, depth: int = 0, place: str = "0") -> str:
-        self.places.append(place)
-        productions, inner = RULES[rule], itertools.count()
-        plain = depth >= DEEP or place in self.plain
-        chosen = productions[0] if plain else random.Random(f"{self.seed} {place}").choice(productions)
-
+    def expand(self, rule: str, depth: int = 0) -> str:
         def inside(found: re.Match[str]) -> str:
-            return self.expand(found[1], depth + 1, f"{place}.{next(inner)}") if found[1] in RULES else found[0]
+            return self.expand(found[1], depth + 1) if found[1] in RULES else found[0]
 
-        return re.sub(r"<(\w+)>", inside, chosen)
+        return re.sub(r"<(\w+)>", inside, RULES[rule][0] if depth >= DEEP else self.rng.choice(RULES[rule]))
 
     def some(self, rule: str, count: int) -> list[str]:
         return self.rng.sample(RULES[rule], min(count, len(RULES[rule])))
@@ -119,7 +112,6 @@ KINDS: dict[str, Callable[[Drawer], Case]] = {
                                     "loops", "lookups")}}
 
 
-def draw(seed: int, number: int, plain: frozenset[str] = frozenset()) -> tuple[Case, list[str]]:
-    """The program with a number, which is the same each time, and the places of its rules. Six programs in a row are of one kind."""
-    drawer = Drawer(f"{seed} {number}", f"c{seed}x{number}", plain)
-    return list(KINDS.values())[number // 6 % len(KINDS)](drawer), drawer.places
+def draw(seed: int, number: int) -> Case:
+    """The program with a number, which is the same each time. Six programs in a row are of one kind."""
+    return list(KINDS.values())[number // 6 % len(KINDS)](Drawer(f"{seed} {number}", f"c{seed}x{number}"))
