@@ -75,7 +75,7 @@ class ContentBinary(Generic[C]):
         above = [] if self.must_store else [*map(Store, layers.named())]
         for each, way in itertools.product([*above, store], self.ways):
             folder = each.base / way.place_of_entries
-            if each.trusted(folder.parent, folder, advice=stores.ADVICE if each is store else layers.ADVICE):
+            if each.trusted(folder.parent, folder):
                 found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn)
                 if found is not None:
                     return found if each is store else replace(found, origin="layer")
