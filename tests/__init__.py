@@ -17,3 +17,5 @@ import os
 # Before torch is imported. Else OpenMP's threads spin while they wait, and where processes share the cores each spins in another's time:
 # two with two threads on two cores take 14 times the CPU time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# As `opjit test` sets it in its process: where a test runs that command, the zygote would not do for those after it, and all is slow.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -325,7 +325,7 @@ def _run(kind: str, code: str, changes: Mapping[str, str | None] | None, flags: 
          arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
     """A program in a child of the zygote, or in a new process where a child would not heed a variable."""
     chosen = environment(changes)
-    if not zygote.heeds(chosen):
+    if zygote.unheeded(chosen):
         words = [sys.executable, *flags, *([kind] if kind != "script" else []), code, *arguments]
         return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd)
     running = _forked(kind, code, chosen, cwd, flags, arguments)

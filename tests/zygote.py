@@ -60,10 +60,10 @@ class Request:
 # --- the client ----------------------------------------------------------------------------------------------------------------------
 
 
-def heeds(environment: Mapping[str, str]) -> bool:
-    """Whether a child heeds all that differs between an environment and this process's own."""
+def unheeded(environment: Mapping[str, str]) -> set[str]:
+    """The variables in which an environment differs from this process's first, and whose change a child would not notice."""
     changed = {name for name, _ in environment.items() ^ ENVIRONMENT.items()}
-    return not any(name.startswith(READ_AT_START) and name not in HEEDED for name in changed)
+    return {name for name in changed if name.startswith(READ_AT_START) and name not in HEEDED}
 
 
 def umask() -> int:
@@ -77,7 +77,7 @@ class Process:
 
     def __init__(self, request: Request, stdin: int | None = None) -> None:
         """`stdin` is subprocess.PIPE, or None for this process's own."""
-        assert heeds(request.environment)
+        assert not unheeded(request.environment), unheeded(request.environment)
         ends = [os.pipe() for _ in range(4)]
         (given, self_in), (self_out, out), (self_err, err), (self_report, report) = ends
         with tempfile.TemporaryFile() as file:
