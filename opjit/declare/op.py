@@ -74,7 +74,7 @@ class Op:
         self._backward: Function | None = None
         self._setup_context: Function | None = None
         self._vmap: Function | None = None
-        self._autocast: Callable[[str], torch.dtype] | None = None  # the dtype to convert to, by device
+        self._autocast: transforms.AutocastRule | None = None
         self._sharding: Function | None = None
         self.waived: dict[str, str] = {}  # checks of ``opjit test`` that the op need not pass, and why
         self._bound: set[str] = set()  # rules that torch knows
@@ -158,12 +158,13 @@ class Op:
         if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
             raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no {what}; make it positional")
 
-    def autocast(self, dtype: torch.dtype | None = None) -> None:
+    def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
         """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
         As in torch's own rules, float64 stays.
 
         Args:
             dtype: torch.float32, or another; None is the region's dtype.
+            only: the names of the arguments to convert; None is all.
 
         Example:
             >>> scale.autocast(torch.float32)
@@ -172,11 +173,11 @@ class Op:
             tensor([2.5000, 2.5000])
 
         Raises:
-            DeclarationError: the op writes an argument: it would write a converted copy.
+            DeclarationError: the op writes an argument: it would write a converted copy; or it has no Tensor of a name.
         """
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
-        self._autocast = torch.get_autocast_dtype if dtype is None else lambda device: dtype
+        self._autocast = transforms.AutocastRule(dtype, None if only is None else transforms.places(self.schema, only))
         self.bind_rules()
 
     def sharding(self, function: Function) -> Function:

@@ -6,13 +6,14 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
 from opjit.declare.sample import tensors_of
+from opjit.errors import DeclarationError
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
@@ -135,11 +136,32 @@ def _cast_first(overload: OpOverload, keys: torch._C.DispatchKeySet, rules: Rule
     return autocast
 
 
-def cast(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Callable[[str], torch.dtype]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert a call's floating-point tensors, if autocast is on for their device. `dtype` gives the dtype for a kind of device."""
+class AutocastRule(NamedTuple):
+    """A conversion of the arguments at some places to a dtype; None is the region's dtype, and all arguments."""
+
+    dtype: torch.dtype | None
+    only: frozenset[int | str] | None
+
+
+def places(schema: Schema, names: Sequence[str]) -> frozenset[int | str]:
+    """Return the positions of Tensor arguments, and the names of keyword-only ones. Raises DeclarationError for another name."""
+    known: dict[str, int | str] = {each.name: each.name if each.keyword_only else index
+                                   for index, each in enumerate(schema.arguments) if each.kind == "Tensor"}
+    wrong = [name for name in names if name not in known]
+    if isinstance(names, str) or wrong:
+        raise DeclarationError(f"{schema.qualified} has no Tensor {', '.join(wrong) or names}: only= is a list of {', '.join(known)}")
+    return frozenset(known[name] for name in names)
+
+
+def cast(args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Convert a call's floating-point tensors, if autocast is on for their device."""
     from torch.amp.autocast_mode import _cast
 
     device = next((tensor.device.type for tensor in tensors_of((args, kwargs))), "cpu")
     if not torch.is_autocast_enabled(device):
         return args, kwargs
-    return _cast(args, device, dtype(device)), _cast(kwargs, device, dtype(device))
+
+    def converted(place: int | str, value: Any) -> Any:
+        return _cast(value, device, rule.dtype or torch.get_autocast_dtype(device)) if rule.only is None or place in rule.only else value
+
+    return tuple(map(converted, range(len(args)), args)), {name: converted(name, value) for name, value in kwargs.items()}

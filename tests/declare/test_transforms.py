@@ -186,6 +186,24 @@ def test_an_op_and_its_overload_are_pickled_by_name(scale: Op) -> None:
         assert pickle.loads(pickle.dumps(pickled)) is pickled
 
 
+def test_autocast_converts_only_the_arguments_that_its_rule_names(make_op: MakeOp) -> None:
+    op = make_op("kinds(Tensor x, Tensor scale, *, Tensor? b=None) -> Tensor", """
+        opjit_status kinds_cpu(const opjit_tensor *x, const opjit_tensor *scale, const opjit_tensor *b, opjit_tensor *out)
+        {
+            OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_INT64, x));
+            *(int64_t *)out->data = (x->dtype == OPJIT_BFLOAT16) + 2 * (scale->dtype == OPJIT_BFLOAT16) + 4 * (b->dtype == OPJIT_BFLOAT16);
+            return OPJIT_OK;
+        }""", fake=lambda x, scale, *, b=None: x.new_empty((), dtype=torch.int64), differentiable=False)
+    expected = {(): 0, ("x",): 1, ("x", "b"): 5, ("scale",): 2, None: 7}
+    for only, converted in expected.items():
+        op.autocast(only=only)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert op(torch.ones(1), torch.ones(1), b=torch.ones(1)).item() == converted
+            assert op(x=torch.ones(1), scale=torch.ones(1), b=torch.ones(1)).item() == converted
+    with pytest.raises(DeclarationError, match=r"has no Tensor weight: only= is a list of x, scale, b"):
+        op.autocast(only=["x", "weight"])
+
+
 def test_a_rule_for_autocast_is_refused_where_the_op_writes(make_op: MakeOp) -> None:
     op = make_op("fill(Tensor(a!) x) -> ()", "opjit_status fill_cpu(const opjit_tensor *x) { return OPJIT_OK; }", fake=lambda x: None)
     with pytest.raises(DeclarationError, match="writes an argument, and autocast would hand it a converted copy"):
