@@ -1,6 +1,6 @@
 """One candidate's process: builds it, gives up its rights, and calls it with the tensors that the judge sends.
 
-Whatever it says of its results, the judge compares them; whatever it says of time, the judge has a clock of its own.
+Whatever it says of its results, the judge compares them, and the judge has the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from opjit import api, backends, cpp_extension, request
-from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
@@ -97,33 +96,20 @@ class JudgedCode:
                           TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"))
         self._give_up([str(self.folder)])
         self.before = _functions()
-        self._model(message, data, "ModelNew")
-        return {"isolation": self.held}
-
-    def on_reference(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
-        """Run the task's own reference, to be timed as candidates are."""
-        self.mutates = message["mutates"]
-        if message["op"]:
-            [op] = [op for op in registry.add_path(message["folder"]) if op.qualified == message["op"]]
-            self.call = op.reference_function
-        else:
-            self._model(message, data, "Model")
-        return {}
-
-    def _give_up(self, writable: list[str]) -> None:
-        if sandbox.no_writing(writable):
-            self.held.append("landlock")
-
-    def _model(self, message: dict[str, Any], data: list[bytearray], name: str) -> None:
         path = self.folder / "candidate.py"
         path.write_text(message["text"], "utf-8")
         with cpp_extension.patched():
             module = run_file(path)
-            if not hasattr(module, name):
-                raise DeclarationError(f"the file defines no {name}")
+            if not hasattr(module, "ModelNew"):
+                raise DeclarationError("the file defines no ModelNew")
             torch.manual_seed(message["seed"])
             args, kwargs = loaded(data[0], "cpu")
-            self.call = getattr(module, name)(*args, **kwargs).to(self.device).eval()
+            self.call = module.ModelNew(*args, **kwargs).to(self.device).eval()
+        return {"isolation": self.held}
+
+    def _give_up(self, writable: list[str]) -> None:
+        if sandbox.no_writing(writable):
+            self.held.append("landlock")
 
     # --- calls ---
 
@@ -157,7 +143,8 @@ class JudgedCode:
     def on_run(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Make the calls between the judge's message and the answer."""
         with torch.inference_mode():
-            return {"seconds": self.burst.run()}
+            self.burst.run()
+        return {}
 
     def on_results(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Send the results of all calls."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from opjit import files
 from opjit.builder import budget
 from opjit.declare.sample import tensors_of
 from opjit.judge import launch, referee
+from opjit.judge.burst import Burst
 from opjit.judge.task import ROUNDS, Expected, Task
 from opjit.judge.verdict import Verdict, Word
 from opjit.judge.wire import Channel, Untrusted, closing, content, described, saved, unpacked
@@ -165,23 +166,19 @@ class Judge:
         """Calls to time in processes of their own; no such process sees one twice."""
         found = []
         for number in range(ROUNDS):
-            calls = [Expected.of(sample, self.task.results(sample)) for sample in self.task.burst(self.seed + number)]
-            found.append(HiddenCalls(calls, saved([call.sample.values for call in calls])))
+            samples = self.task.burst(self.seed + number)
+            calls = [Expected.of(sample, self.task.results(sample)) for sample in samples]
+            own = self.task.burst(self.seed + number)  # which the reference may write
+            with torch.inference_mode():
+                reference = Burst([partial(self.task.reference, *each.args, **each.kwargs) for each in own], own,
+                                  described_results(calls[0]), self.device)
+            found.append(HiddenCalls(calls, saved([sample.values for sample in samples]), reference))
         return found
-
-    @cached_property
-    def reference(self) -> _Lane:
-        """A process of its own for the reference, to be timed as candidates are."""
-        lane, op = self._fork(), self.task.op
-        with self.model({"do": "reference", "mutates": self.task.mutates, "op": op.qualified if op else "",
-                         "folder": str(op.folder) if op else ""}, self.task.text) as (message, init):
-            lane.ask(message, init, seconds=_BUILD)
-        return lane
 
     def lane(self) -> _Lane:
         """Take a child that was forked ahead and has its CUDA context, and have the next one forked."""
         with self._forking:
-            _ = self.bursts, self.reference, self.task.samples, self.task.operators  # made once
+            _ = self.bursts, self.task.samples, self.task.operators  # made once
             while len(self._ahead) <= min(_MOST_AHEAD, self.workers):
                 self._ahead.append(self._fork())
             return self._ahead.popleft()
@@ -220,12 +217,6 @@ class Judge:
     def new_seed(self) -> int:
         """The seed of a candidate's hidden values: new for each, unless the caller chose one."""
         return self.seed if self._fixed else random.SystemRandom().getrandbits(31)
-
-    @contextmanager
-    def model(self, message: dict[str, Any], text: str) -> Iterator[tuple[dict[str, Any], int]]:
-        """Complete a message with what a KernelBench model is made of."""
-        with closing(saved(self.task.init)) as init:
-            yield {**message, "text": text, "seed": self.seed}, init
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -320,8 +311,8 @@ class _Trial:
     def _build(self) -> None:
         message: dict[str, Any] = {"text": self.text, "name": self.name}
         if self.task.op is None:
-            with self.judge.model({**message, "do": "python"}, self.text) as (asked, init):
-                self.facts |= self.lane.ask(asked, init, seconds=_BUILD)[0]
+            with closing(saved(self.task.init)) as init:
+                self.facts |= self.lane.ask({**message, "do": "python", "seed": self.judge.seed}, init, seconds=_BUILD)[0]
             return
         message |= {"schema": f"judged::{self.task.op.schema.text.partition('::')[2]}", "mutates": self.task.mutates,
                     "folder": str(self.task.op.folder), "operators": self.task.operators}
@@ -331,7 +322,7 @@ class _Trial:
     def _check(self, call: Expected) -> None:
         self.facts["sample"] = str(call.sample)
         with closing(saved(call.sample.values)) as inputs:
-            answer, [data] = self.lane.ask({"do": "call", "results": _described(call)}, inputs, seconds=self.judge.seconds)
+            answer, [data] = self.lane.ask({"do": "call", "results": described_results(call)}, inputs, seconds=self.judge.seconds)
         at = [0]
         one, other = (unpacked(each, data, at) for each in answer["results"])
         for got in (one, other):
@@ -355,28 +346,23 @@ class _Trial:
     def _measure(self) -> tuple[Word, str]:
         times: list[float] = []
         references: list[float] = []
-        lies: list[bool] = []
         for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
-            seconds, said = self._timed(self.judge.reference, burst)
-            references.append(seconds)
-            delayed = said <= seconds / 2  # a busy machine delays the reference, too
-            seconds, said = self._timed(self.lane, burst)
-            times.append(seconds)
-            lies.append(said < seconds / 20 and not delayed)
+            with torch.inference_mode():
+                burst.reference.arm()
+                references.append(burst.reference.run() / len(burst.calls))
+            times.append(self._timed(burst))
             self._compare_timed(burst)
             if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
                 break
-        if all(lies):
-            return "cheat", "its process's clock goes slower than the judge's: a function of time was replaced"
         return self._rated(times, references)
 
-    def _timed(self, lane: _Lane, burst: HiddenCalls) -> tuple[float, float]:
-        """Time a burst. Returns the seconds of a call by the judge's clock, and by the child's."""
+    def _timed(self, burst: HiddenCalls) -> float:
+        """Time a burst by the judge's clock. Returns the seconds of a call."""
         limit, count = self.judge.seconds, len(burst.calls)
-        lane.ask({"do": "prepare", "results": _described(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
+        self.lane.ask({"do": "prepare", "results": described_results(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
         started = time.perf_counter()
-        message, _ = lane.ask({"do": "run"}, seconds=limit * count)
-        return (time.perf_counter() - started) / count, float(message["seconds"]) / count
+        self.lane.ask({"do": "run"}, seconds=limit * count)
+        return (time.perf_counter() - started) / count
 
     def _compare_timed(self, burst: HiddenCalls) -> None:
         answer, [data] = self.lane.ask({"do": "results"}, seconds=self.judge.seconds * 2)
@@ -402,13 +388,14 @@ class _Trial:
 
 
 class HiddenCalls(NamedTuple):
-    """Calls with their results, and a file of memory with their arguments."""
+    """Calls with their results, a file of memory with their arguments, and the reference's calls."""
 
     calls: list[Expected]
     descriptor: int
+    reference: Burst
 
 
-def _described(call: Expected) -> list[dict[str, Any]]:
+def described_results(call: Expected) -> list[dict[str, Any]]:
     """The shapes and dtypes of results, for a kernel that makes none itself."""
     return [described(each) for each in tensors_of(call.results)]
 
