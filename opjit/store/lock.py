@@ -1,6 +1,6 @@
 """One builder per key and machine. The lock only saves work: without it, two builders publish the same bytes, and one wins.
 
-    <tmp>/opjit-<uid>/<key>.lock    flock(2): the kernel releases it when its holder dies
+    <tmp>/opjit-<uid>/<key>.lock    filelock's, over flock(2): the kernel releases it when its holder dies
     <tmp>/opjit-<uid>/<key>.note    who holds it, since when and for which step, rewritten every second as a heartbeat
 
 A separate thread acquires and releases the lock and writes the note, so a lock service that hangs cannot block the build. If the note does
@@ -21,24 +21,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from opjit import files, progress
+from filelock import FileLock, Timeout
+
+from opjit import files, processes, progress
 from opjit.errors import CacheWarning, EntryError
+
+processes.watch_forks()  # again, as filelock has registered fork hooks of its own
 
 POLL = 0.05  # seconds between a waiter's checks
 HEARTBEAT = 1.0  # seconds between a holder's notes
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a new note until a waiter builds without the lock
 _NOTE_BYTES = 200
 _RELEASE_TIMEOUT = 5.0  # seconds that a holder waits for its thread to release the lock
-_open: set[int] = set()  # descriptors of this process's lock files
-
-
-def _close_all() -> None:
-    """Let go of a parent's locks in a forked child, which would keep them beyond the parent's death."""
-    while _open:
-        os.close(_open.pop())
-
-
-os.register_at_fork(after_in_child=_close_all)
 
 
 def folder() -> Path:
@@ -128,33 +122,18 @@ class _LockThread(threading.Thread):
     # --- run by this thread
 
     def run(self) -> None:
-        descriptor = -1
         try:
             files.make_private(folder())
             problem = files.distrusted(folder())
             if problem:
                 raise OSError(problem)
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            _open.add(descriptor)
-            if self._flock(descriptor):
+            _probe(folder() / "probe")
+            lock = FileLock(self._lock, mode=0o600, fallback_to_soft=False)
+            with suppress(Timeout), lock.acquire(poll_interval=POLL, cancel_check=lambda: self._released):
+                self._acquired = True
                 self._hold()
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not free it while a child that is being forked has it, too
         except Exception as error:  # the build must not wait for any failure here
             self._fail(error)
-        finally:
-            if descriptor in _open:
-                _open.remove(descriptor)
-                os.close(descriptor)
-
-    def _flock(self, descriptor: int) -> bool:
-        while not self._released:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._acquired = True
-                return True
-            except BlockingIOError:
-                time.sleep(POLL)
-        return False
 
     def _hold(self) -> None:
         since, step = time.strftime("%H:%M:%S"), "compiling"
@@ -165,3 +144,12 @@ class _LockThread(threading.Thread):
                 step = self._steps.get(timeout=HEARTBEAT) or ""
         with suppress(OSError):
             self._note.unlink()
+
+
+def _probe(path: Path) -> None:
+    """Call flock once. If it hangs, it hangs this thread; inside filelock it would hang every fork of the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
