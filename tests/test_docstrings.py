@@ -67,6 +67,8 @@ BEFORE = {  # what an example takes for granted
     "cache.clear": 'opjit.precompile(["allreduce"])',
     "cache.entries": 'opjit.precompile(["allreduce"])',
     "cache.verify": 'opjit.precompile(["allreduce"])',
+    "cache.pack": 'opjit.precompile(["allreduce"])',
+    "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.tar")',
 }
 MODULES: dict[str, ModuleType] = {"cache": opjit.cache, "cpp_extension": opjit.cpp_extension, "distributed": opjit.distributed,
                                   "testing": opjit.testing}

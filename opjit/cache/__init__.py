@@ -1,4 +1,4 @@
-"""The cache, for Python code: its folder, its entries, and its maintenance.
+"""The cache, for Python code: its folder, its entries, their maintenance and exchange.
 
     >>> [item.op for item in opjit.cache.entries()]
     ['opjit::allreduce']
@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opjit.cache import verification
+from opjit.cache.transfer import TransferReport, pack, unpack
 from opjit.cache.verification import Finding
 from opjit.errors import BadSetting
 from opjit.store import inventory
@@ -21,7 +22,8 @@ from opjit.store.inventory import Item
 from opjit.store.prune import AGE, Cleared, Pruned
 from opjit.store.store import Store, default_root
 
-__all__ = ["Cleared", "Finding", "Item", "Pruned", "clear", "entries", "path", "prune", "verify"]
+__all__ = ["Cleared", "Finding", "Item", "Pruned", "TransferReport", "clear", "entries", "pack", "path", "prune", "unpack",
+           "verify"]
 
 
 def path() -> Path:

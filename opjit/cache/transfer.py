@@ -1,15 +1,19 @@
 """Transfer entries: push them to a remote, and pull them from one. Only commands do so, never a build. Ops and C++ extensions are
-transferred alike."""
+transferred alike. A pack is a tar of what push writes into a folder."""
 
 from __future__ import annotations
 
 import os
 import re
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
+from opjit import files
 from opjit.cache import origin
 from opjit.cache.origin import Origin
 from opjit.errors import EntryError, OpjitError, RemoteError
@@ -22,7 +26,8 @@ from opjit.store.bundle import Bundle
 from opjit.store.store import Store, default_root
 
 _Result = TypeVar("_Result")
-_ENTRY = re.compile(r"v1/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{64})\.opjit", re.ASCII)
+_OBJECT = re.compile(r"v1/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{64})\.(opjit|key)", re.ASCII)
+_PACK_END = bytes(2 * tarfile.BLOCKSIZE)
 _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the command
 
 
@@ -44,13 +49,13 @@ class _Remote:
     """A remote with a time limit for every request; `url` None is OPJIT_REMOTE's. Raises RemoteError if none is named, or if a request
     failed for another reason than a missing object."""
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, shown: str | None = None) -> None:
         url = url or os.environ.get("OPJIT_REMOTE")
         if not url:
             raise RemoteError("expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE")
         self.objects = Objects(url)
         self.objects.load()
-        self.shown = self.objects.shown
+        self.shown = shown or self.objects.shown
 
     def read(self, name: str) -> bytes:
         """Read an object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
@@ -74,7 +79,7 @@ class _Remote:
 
     def names(self) -> list[str]:
         """List the names of all entries."""
-        return [name for name in self._in_time(lambda: self.objects.names("v1")) if _ENTRY.fullmatch(name)]
+        return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
 
     def _in_time(self, call: Callable[[], _Result]) -> _Result:
         try:
@@ -132,7 +137,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
                 continue  # it names this machine's folders
             belongs = origin.of(manifest)
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
-            if name != belongs.name or not _ENTRY.fullmatch(name):
+            if name != belongs.name or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
             signed = (signer.sign(content) if signer else content).dump()
             if len(signed) > remote.MAX_BYTES:
@@ -157,11 +162,16 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
         RemoteError: the remote cannot be reached, or is a web server, which cannot list its entries; OPJIT_TRUST is not set, or the cache
             cannot be written.
     """
-    place, report = _Remote(url), TransferReport([], 0, [])
+    place = _Remote(url)
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "
                           "they need")
-    trusted, root = remote.required_trust(place.shown), Store(default_root())
+    return _take_in(place, remote.required_trust(place.shown), ops, say)
+
+
+def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
+    """Add a remote's entries to the cache."""
+    root, report = Store(default_root()), TransferReport([], 0, [])
     for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isfile(folder / manifests.NAME):
@@ -183,6 +193,75 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
         report.moved.append(name)
         say(name)
     return report
+
+
+def pack(path: str | os.PathLike[str], *, sign: str | os.PathLike[str] | None = None, ops: Sequence[str] = ()) -> TransferReport:
+    """Write the cache's entries, of all hosts and archs, into one tar: what `push` writes into a folder. Equal entries give equal bytes.
+
+    Args:
+        path: the file; an existing one is replaced when the new one is complete.
+        sign, ops: as for `push`.
+
+    Raises:
+        RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.
+
+    Example:
+        >>> len(opjit.cache.pack("ops.tar", ops=["allreduce"]).moved)
+        1
+    """
+    place = Path(path)
+    staged = place.parent / f".{files.unique()}"
+    try:
+        with TemporaryDirectory(prefix="opjit-") as folder:
+            report = push(f"file://{folder}", sign=None if sign is None else Path(sign), ops=ops)
+            if not report.moved:
+                raise RemoteError("\n".join([f"{default_root()} has no entry to pack; `opjit precompile` builds some", *report.problems]))
+            with tarfile.open(staged, "x") as archive:
+                for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
+                    archive.add(file, file.relative_to(folder).as_posix(), filter=lambda member: member.replace(
+                        mtime=0, mode=0o644, uid=0, gid=0, uname="", gname="", deep=False))
+        files.sync(staged)
+        os.replace(staged, place)
+    except OSError as error:
+        raise RemoteError(f"{place} cannot be written: {error}; choose another place, or make room there or in TMPDIR") from error
+    finally:
+        with suppress(OSError):
+            staged.unlink()
+    return report
+
+
+def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent) -> TransferReport:
+    """Pull the entries of a file that `pack` wrote into the cache. OPJIT_TRUST must name the key that signed them.
+
+    Raises:
+        RemoteError: OPJIT_TRUST is not set, the file cannot be read or is no pack, or the cache cannot be written.
+
+    Example:
+        >>> opjit.cache.unpack("ops.tar").there
+        1
+    """
+    trusted = remote.required_trust(os.fspath(path))
+    with TemporaryDirectory(prefix="opjit-") as folder:
+        try:
+            _extract(Path(path), folder)
+        except Exception as error:  # tarfile raises many kinds about damaged files
+            raise RemoteError(f"{path} is not unpacked: {error}; expected a file from `opjit cache pack`") from error
+        return _take_in(_Remote(f"file://{folder}", os.fspath(path)), trusted, (), say)
+
+
+def _extract(pack: Path, folder: str) -> None:
+    """Extract a pack, which may be hostile. It is not compressed, so it makes no more bytes than it has. As a stream, it is read only
+    forwards and in small pieces, whatever its headers say."""
+    with open(pack, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
+        with tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                plain = member.type == tarfile.REGTYPE and not member.issparse() and 0 <= member.size <= remote.MAX_BYTES
+                if plain and _OBJECT.fullmatch(member.name):
+                    archive.extract(member, folder, filter="data")
+                elif not member.isdir():
+                    raise EntryError(f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name")
+        if os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END:  # tarfile takes a damaged header for the end
+            raise EntryError(f"it is damaged or cut off at byte {archive.offset}")
 
 
 def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]:

@@ -102,7 +102,7 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     """Upload entries to a remote. Uploads the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already
     there.
 
-    A C++ extension is the OP cpp_extension::NAME, as in `opjit cache ls`. The same goes for pull.
+    A C++ extension is the OP cpp_extension::NAME, as in `opjit cache ls`. The same goes for pull and pack.
     """
     from opjit.cache import transfer
 
@@ -124,6 +124,26 @@ def pull(ops: tuple[str, ...]) -> None:
 
     url, names = _url(ops)
     _print_report("fetched", transfer.pull(url, ops=names, say=click.echo))
+
+
+@cache.command(epilog=helps.examples("opjit cache pack ops.tar --sign keys/ci.key"))
+@click.argument("file", type=helps.FILE)
+@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
+@click.option("--sign", type=helps.FILE, help="Sign with the private key in this file; only OPJIT_TRUST=unsigned accepts unsigned entries.")
+def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
+    """Write entries into one file. FILE becomes a tar with the cache's entries of OPs (default: all), of all hosts and archs."""
+    from opjit.cache import transfer
+
+    _print_report("packed", transfer.pack(file, sign=sign, ops=ops))
+
+
+@cache.command(epilog=helps.examples("opjit cache unpack ops.tar"))
+@click.argument("file", type=helps.FILE)
+def unpack(file: Path) -> None:
+    """Take the entries out of a pack. The cache gets those of FILE, which `opjit cache pack` wrote, if OPJIT_TRUST names their key."""
+    from opjit.cache import transfer
+
+    _print_report("unpacked", transfer.unpack(file, say=click.echo))
 
 
 def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

@@ -16,7 +16,7 @@ SECTIONS = {
     "Many machines": ["precompile", "cache", "keygen"],
     "Inspect": ["path", "ls", "verify"],
     "Maintain": ["prune", "clear"],
-    "Exchange": ["push", "pull"],
+    "Exchange": ["push", "pull", "pack", "unpack"],
 }
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.

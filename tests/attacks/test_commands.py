@@ -16,7 +16,7 @@ from tests.helpers import write_op
 # The words after the folder, for each command with an OP or FOLDER.
 OF_FOLDERS = {"get": ("--device", "cpu"), "why": ("--device", "cpu"), "test": ("--only", "results"), "bench": (), "precompile": (),
               "wheel": ("--arch", "x86-64-v3")}
-OF_NAMES = {"cache clear": (), "cache push": ("--unsigned",), "cache pull": ()}  # the same word is a name there
+OF_NAMES = {"cache clear": (), "cache push": ("--unsigned",), "cache pull": (), "cache pack": ()}  # the same word is a name there
 
 
 def with_ops(group: click.Group = main, path: str = "") -> Iterator[str]:
@@ -35,7 +35,8 @@ def test_a_folder_that_others_can_write_is_not_run_by(command: str, tmp_path: Pa
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("OPJIT_REMOTE", f"file://{tmp_path}/remote")
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-    done = CliRunner().invoke(main, [*command.split(), "./plus", *{**OF_FOLDERS, **OF_NAMES}[command]])
+    before = ["ops.tar"] if command == "cache pack" else []
+    done = CliRunner().invoke(main, [*command.split(), *before, "./plus", *{**OF_FOLDERS, **OF_NAMES}[command]])
     assert not marker.exists()
     if command in OF_FOLDERS:
         assert done.exit_code == 1

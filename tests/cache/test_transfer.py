@@ -1,9 +1,13 @@
-"""Push and pull: exactly the sent entries arrive, with their signatures."""
+"""Push, pull, pack, unpack: exactly the sent entries arrive, with their signatures."""
 
 from __future__ import annotations
 
+import gzip
+import os
 import shutil
 import signal
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from opjit import cache as opjit_cache
 from opjit.backends import targets
 from opjit.cache import transfer
 from opjit.cli import main
@@ -245,6 +250,120 @@ def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
         assert good(empty, published)
         (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
         assert transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
+
+
+# --- pack and unpack -------------------------------------------------------------------------------------------------------------
+
+
+def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", claimed: int | None = None,
+           pax: dict[str, str] | None = None) -> bytes:
+    """A file in a tar, which may claim to have more bytes than it has."""
+    made = tarfile.TarInfo(name)
+    made.size, made.type, made.linkname, made.pax_headers = len(content) if claimed is None else claimed, kind, link, pax or {}
+    header = made.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
+    return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+OBJECT, END = f"v1/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit", bytes(1024)
+NOT_PLAIN, DAMAGED = "is no file of at most 67108864 bytes with an entry's name", "damaged or cut off"
+# Packs, and what is said of them.
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "above": (member(f"../../{OBJECT}", b"x") + END, NOT_PLAIN),
+    "above-inside": (member(f"v1/../../{'0' * 64}.opjit", b"x") + END, NOT_PLAIN),
+    "absolute": (member("/etc/cron.d/evil", b"x") + END, NOT_PLAIN),
+    "another-file": (member("v1/opjit.allreduce/x86-64-v3/evil.so", b"x") + END, NOT_PLAIN),
+    "link": (member(OBJECT, kind=tarfile.SYMTYPE, link="/etc/passwd") + member(OBJECT, b"x") + END, NOT_PLAIN),
+    "link-to-folder": (member("v1/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp") + member(OBJECT, b"x") + END, NOT_PLAIN),
+    "hard-link": (member(OBJECT, kind=tarfile.LNKTYPE, link="/etc/passwd") + END, NOT_PLAIN),
+    "device": (member(OBJECT, kind=tarfile.CHRTYPE) + END, NOT_PLAIN),
+    "pipe": (member(OBJECT, kind=tarfile.FIFOTYPE) + END, NOT_PLAIN),
+    "sparse": (member(OBJECT, bytes(512), kind=tarfile.GNUTYPE_SPARSE) + END, ""),
+    "sparse-by-pax": (member(OBJECT, b"1\n0\n9\n" + bytes(506), pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0",
+                                                                  "GNU.sparse.realsize": "99999999999"}) + END, ""),
+    "large": (member(OBJECT, b"x", claimed=1 << 60) + END, NOT_PLAIN),
+    "large-by-pax": (member(OBJECT, b"x", pax={"size": str(1 << 50)}) + END, NOT_PLAIN),
+    "longer-than-the-pack": (member(OBJECT, b"x", claimed=1 << 20) + END, "unexpected end"),
+    "negative": (member(OBJECT, b"x", claimed=-512) + END, ""),
+    "negative-by-pax": (member(OBJECT, b"x", pax={"size": "-1024"}) + END, ""),
+    "name-without-end": (member("././@LongLink", b"x", kind=tarfile.GNUTYPE_LONGNAME, claimed=1 << 40) + END, ""),
+    "pax-without-end": (member("pax", b"x", kind=tarfile.XHDTYPE, claimed=1 << 40) + END, ""),
+    "headers-of-headers": (member("pax", b"8 a=b\n", kind=tarfile.XHDTYPE) * 5000 + END, ""),
+    "compressed": (gzip.compress(member(OBJECT, bytes(1 << 20)) + END), ""),
+    "no-tar": (b"PK\x03\x04" + bytes(2044), ""),
+    "nothing": (b"", "empty"),
+    "no-end": (member(OBJECT, b"x"), DAMAGED),
+    "damaged-header": (member(OBJECT, b"x") + member(OBJECT, b"x").replace(b"ustar", b"USTAR") + END, DAMAGED),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None], name: str
+) -> None:
+    receive()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    content, said = HOSTILE[name]
+    (tmp_path / "ops.tar").write_bytes(content)
+    before = helpers.snapshot(tmp_path)
+    refused = opjit("cache", "unpack", tmp_path / "ops.tar")
+    assert refused.exit_code == 1
+    assert f"{tmp_path / 'ops.tar'} is not unpacked: " in refused.output
+    assert said in refused.output
+    before.pop(str(tmp_path / "tmp"))
+    assert {path: found for path, found in helpers.snapshot(tmp_path).items() if path != str(tmp_path / "tmp")} == before
+
+
+def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
+    published: Published, other: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
+    packed = opjit("cache", "pack", tmp_path / "a.tar", "--sign", published.private)
+    assert (packed.exit_code, packed.output) == (0, "packed 2, 0 already there, 0 left out\n")
+    opjit_cache.pack(tmp_path / "b.tar", sign=published.private)
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    transfer.push((tmp_path / "remote").as_uri(), sign=published.private)
+    with tarfile.open(tmp_path / "a.tar", "r:") as archive:
+        found = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
+        assert {(each.mtime, each.uid, each.mode) for each in archive} == {(0, 0, 0o644)}
+    assert found == {name: (tmp_path / "remote" / name).read_bytes() for name in names(tmp_path / "remote")}
+    receive()
+    unpacked = opjit("cache", "unpack", tmp_path / "a.tar")
+    assert unpacked.output.splitlines() == [other.name, published.name, "unpacked 2, 0 already there, 0 left out"]
+    assert good(empty, published, other)
+    assert opjit("cache", "unpack", tmp_path / "a.tar").output == "unpacked 0, 2 already there, 0 left out\n"
+
+
+def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(
+    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
+    assert len(opjit_cache.pack(tmp_path / "unsigned.tar", ops=[published.op.qualified]).moved) == 1
+    swapped = member(published.name, published.bundle._replace(library=published.library + b"x").dump())
+    (tmp_path / "swapped.tar").write_bytes(swapped + END)
+    (tmp_path / "renamed.tar").write_bytes(member(published.name.replace("remotetest", "opjit"), published.content) + END)
+    refused = opjit("cache", "unpack", tmp_path / "unsigned.tar")
+    assert refused.exit_code == 1
+    assert f"nothing from {tmp_path / 'unsigned.tar'} is trusted: set OPJIT_TRUST" in refused.output
+    receive()
+    for name, said in (("unsigned", "it is not signed"), ("swapped", "SHA-256"), ("renamed", "not the one in its name")):
+        refused = opjit("cache", "unpack", tmp_path / f"{name}.tar")
+        assert refused.exit_code == 1
+        assert said in refused.output
+    assert helpers.entries(empty) == []
+
+
+def test_a_pack_that_cannot_be_made_leaves_the_one_before(published: Published, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "ops.tar").write_text("before")
+    for words, said in ((("ops.tar", "nobody::nothing"), "no entry to pack"), (("none/ops.tar",), "cannot be written")):
+        failed = opjit("cache", "pack", tmp_path / words[0], *words[1:])
+        assert failed.exit_code == 1
+        assert said in failed.output
+    assert (tmp_path / "ops.tar").read_text() == "before"
+    assert not list(tmp_path.glob(".*"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPJIT_TRUST", published.public)
+        for name in ("pipe", "none.tar", "cache"):
+            assert opjit("cache", "unpack", tmp_path / name).exit_code != 0
 
 
 def test_the_library_functions_do_what_the_commands_do(
