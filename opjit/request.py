@@ -18,6 +18,7 @@ from opjit.backends import Backend, targets
 from opjit.backends.targets import Target
 from opjit.environment import is_on
 from opjit.errors import CompileError
+from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, W, Wanted, describe
@@ -84,6 +85,7 @@ def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
     """
     found = wanted.find(store, warn)
     if found is not None:
+        usage.count(store.base, "hits")
         progress.log(f"{wanted} is built already: {found.folder}")
     return found
 

@@ -36,7 +36,7 @@ from opjit.declare import registry
 from opjit.errors import CacheWarning
 from opjit.recipe import schema, toolchain
 from opjit.recipe.recipe import Recipe, document_key, read_inputs
-from opjit.store import elf, inventory, lock, manifest
+from opjit.store import elf, inventory, lock, manifest, usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import zygote
@@ -376,9 +376,11 @@ def elsewhere(tmp: Path) -> dict[str, str | None]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Mode, size and modification time of all there is under a folder."""
+    """Mode, size and modification time of all there is under a folder, but for the counts that a process leaves when it ends."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
+        if path.name == usage.NAME:
+            continue
         with suppress(FileNotFoundError):
             status = path.lstat()
             found[str(path)] = (status.st_mode, 0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns)

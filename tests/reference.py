@@ -24,9 +24,9 @@ HEAD = """\
 
 <!-- Written by `python -m tests.reference` from the code; edit there. -->
 
-`list`, `why`, `doctor` and `cache ls` take `--json` and then print one document to stdout, with the same exit code. Sizes are in bytes,
-times in seconds since 1970. Field names are stable: those of `opjit.explain()` and `opjit.cache.entries()`. `why` reports an op's
-`"state"`, `"hit"` or `"miss"`; `doctor` reports `"ok"`, `"note"`, `"warning"` or `"problem"`.
+`list`, `why`, `doctor`, `cache ls` and `cache stats` take `--json` and then print one document to stdout, with the same exit code. Sizes
+are in bytes, times in seconds since 1970. Field names are stable: those of `opjit.explain()`, `opjit.cache.entries()` and
+`opjit.cache.stats()`. `why` reports an op's `"state"`, `"hit"` or `"miss"`; `doctor` reports `"ok"`, `"note"`, `"warning"` or `"problem"`.
 `opjit bench --json FILE` writes its measurements.
 """
 LOG = """

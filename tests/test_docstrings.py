@@ -67,6 +67,7 @@ BEFORE = {  # what an example takes for granted
     "cache.clear": 'opjit.precompile(["allreduce"])',
     "cache.entries": 'opjit.precompile(["allreduce"])',
     "cache.verify": 'opjit.precompile(["allreduce"])',
+    "cache.stats": 'opjit.precompile(["allreduce"])',
     "cache.pack": 'opjit.precompile(["allreduce"])',
     "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.tar")',
 }

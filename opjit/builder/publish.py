@@ -15,7 +15,7 @@ from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.recipe.recipe import document_key
-from opjit.store import prune
+from opjit.store import prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import Store, default_root
@@ -62,6 +62,7 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
         except (OSError, EntryError) as error:
             raise subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
                                 "folder that you can write") from error
+    usage.count(store.base, "builds")
     progress.log(f"built {subject} in {time.perf_counter() - started:.2f} s: {entry.folder}")
     return replace(entry, origin="built")
 

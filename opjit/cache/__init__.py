@@ -1,4 +1,4 @@
-"""The cache, for Python code: its folder, its entries, their maintenance and exchange.
+"""The cache, for Python code: its folder, its entries, their use, maintenance and exchange.
 
     >>> [item.op for item in opjit.cache.entries()]
     ['opjit::allreduce']
@@ -11,19 +11,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from opjit.cache import verification
 from opjit.cache.transfer import TransferReport, pack, unpack
 from opjit.cache.verification import Finding
 from opjit.errors import BadSetting
-from opjit.store import inventory
+from opjit.store import inventory, usage
 from opjit.store import prune as _pruning
 from opjit.store.inventory import Item
 from opjit.store.prune import AGE, Cleared, Pruned
 from opjit.store.store import Store, default_root
 
-__all__ = ["Cleared", "Finding", "Item", "Pruned", "TransferReport", "clear", "entries", "pack", "path", "prune", "unpack",
-           "verify"]
+__all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "TransferReport", "clear", "entries", "pack", "path", "prune", "stats",
+           "unpack", "verify"]
+
+
+class Stats(NamedTuple):
+    """What requests came to, in all processes that have ended, and in this one.
+
+    Attributes:
+        since: when the first of them ended, in seconds since 1970; 0 if none did.
+        hits, fetches, builds: requests that found a binary in the cache or a layer, got one from the remote, or built one.
+    """
+
+    since: int
+    hits: int
+    fetches: int
+    builds: int
 
 
 def path() -> Path:
@@ -44,6 +59,16 @@ def entries() -> list[Item]:
         [('opjit::allreduce', 'x86-64-v…')]
     """
     return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
+
+
+def stats() -> Stats:
+    """Count the hits, fetches and builds of all processes that used the cache. Later requests for a loaded op are no hits.
+
+    Example:
+        >>> opjit.cache.stats().builds
+        1
+    """
+    return Stats(*usage.total(Store(default_root()).base))
 
 
 def verify() -> list[Finding]:

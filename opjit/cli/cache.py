@@ -50,6 +50,20 @@ def ls(print_json: output.PrintJson) -> None:
         click.echo(f"{format_entries(len(items))}, {format_size(sum(item.size for item in items))}")
 
 
+@cache.command(epilog=helps.examples("opjit cache stats"))
+@output.json_option
+def stats(print_json: output.PrintJson) -> None:
+    """Show how many requests found a binary, fetched one or built one. A process is counted when it ends."""
+    from opjit import cache
+
+    found = cache.stats()
+    if print_json is not None:
+        print_json({"path": cache.path(), **found._asdict()})
+        return
+    since = time.strftime("since %Y-%m-%d %H:%M", time.localtime(found.since)) if found.since else "nothing was counted yet"
+    click.echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
+
+
 @cache.command(epilog=helps.examples("opjit cache verify"))
 def verify() -> None:
     """Compare every entry with its manifest. The exit code is 1 if one is bad. The next request for a bad entry replaces it."""

@@ -14,7 +14,7 @@ SECTIONS = {
     "Write an op": ["new", "test", "bench", "judge", "wheel"],
     "Existing programs": ["run", "record", "why"],
     "Many machines": ["precompile", "cache", "keygen"],
-    "Inspect": ["path", "ls", "verify"],
+    "Inspect": ["path", "ls", "stats", "verify"],
     "Maintain": ["prune", "clear"],
     "Exchange": ["push", "pull", "pack", "unpack"],
 }

@@ -29,6 +29,7 @@ from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
+from opjit.store import usage
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
@@ -106,6 +107,7 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
         entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, wanted.name)
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
+    usage.count(store.base, "fetches")
     progress.log(f"{wanted.name} came from the remote: {entry.folder}")
     return replace(entry, origin="remote")
 

@@ -6,7 +6,7 @@
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
     <root>/v1/sets/<SHA-256>                    lists whose entries are all there; see opjit/store/sets.py
-    <root>/v1/pruned                            an empty file whose date is that of the last pruning
+    <root>/v1/pruned, usage                     an empty file whose date is that of the last pruning; counts of requests
 
 Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
 folder below it, every entry is a miss. FORMAT.md, beside this file, is the specification.

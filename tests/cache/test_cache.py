@@ -40,7 +40,7 @@ def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unk
 
 def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "none"))
-    for arguments in (["ls"], ["verify"], ["prune"], ["clear"], ["path"]):
+    for arguments in (["ls"], ["stats"], ["verify"], ["prune"], ["clear"], ["path"]):
         result = cache_command(*arguments)
         assert (result.exit_code, result.exception) == (0, None), result.output
     assert not (tmp_path / "none").exists()

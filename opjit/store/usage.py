@@ -1,0 +1,61 @@
+"""Counts of requests: hits, fetches and builds. A process counts in memory, and appends one line to the cache when it exits.
+
+    <root>/v1/usage    a line per process: when it ended, in seconds since 1970, and its hits, fetches and builds
+
+Only `opjit cache stats` reads them. A process that is killed leaves no line, and so does one whose cache is missing, read-only or another
+user's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from opjit import files, processes
+from opjit.errors import EntryError
+
+NAME = "usage"
+KINDS = ("hits", "fetches", "builds")
+MAX_BYTES = 1 << 20  # of the file; beyond, after some 50,000 processes, the counting starts anew
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK
+_counts: Counter[tuple[Path, str]] = Counter()
+_lock = processes.Lock()
+os.register_at_fork(after_in_child=_counts.clear)  # the parent's counts stay with the parent
+
+
+def count(base: Path, kind: str) -> None:
+    """Count a hit, fetch or build of this process for the store in the folder `base`."""
+    with _lock:
+        if not _counts:
+            files.at_end(_write)
+        _counts[base, kind] += 1
+
+
+def total(base: Path) -> tuple[int, ...]:
+    """Return when the counting began, 0 for never, and the sums of `KINDS`, this process's included."""
+    content = _line(base)
+    with suppress(OSError, EntryError):
+        content += files.read(base / NAME, 2 * MAX_BYTES)
+    rows = [[*map(int, line.split())] for line in content.splitlines() if re.fullmatch(rb"\d{1,15}( \d{1,15}){3}", line)]  # undamaged
+    return (min((row[0] for row in rows), default=0), *(sum(row[place] for row in rows) for place in (1, 2, 3)))
+
+
+def _line(base: Path) -> bytes:
+    """Return this process's line; nothing if it has counted nothing."""
+    counts = [_counts[base, kind] for kind in KINDS]
+    return b"%d %d %d %d\n" % (time.time(), *counts) if any(counts) else b""
+
+
+def _write() -> None:
+    for base in {base for base, _ in _counts}:
+        with suppress(OSError):
+            if os.lstat(base).st_uid == os.geteuid() and files.swappable(base) is None:
+                with open(base / NAME, "ab", opener=lambda name, mode: os.open(name, mode | _SAFELY, 0o600)) as file:
+                    if file.tell() > MAX_BYTES:
+                        file.truncate(0)
+                    file.write(_line(base))
+    _counts.clear()
