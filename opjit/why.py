@@ -135,6 +135,8 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
     problem = root.problem(wanted.parent, wanted)
     if problem is not None:
         unusable.insert(0, (root.root, problem))
+    unusable += [(folder, f"it is for {folder.suffix[1:]}, not {recipe.target.host}") for location in locations
+                 for folder in _for_other_hosts(location.store.folder(qualified, recipe.target), recipe.target.host)]
     nearest, differing = min(candidates, default=(None, ()), key=lambda candidate: len(candidate[1]))
     return Explanation(qualified, str(recipe.target), recipe.key, None, "", nearest, differing, tuple(unusable), _outcome(recipe, None))
 
@@ -144,6 +146,11 @@ def _compiler(found: Path) -> str:
     with suppress(EntryError, OSError):
         return read(found)[0].built_with.get("cuda", "")
     return ""
+
+
+def _for_other_hosts(wanted: Path, host: str) -> list[Path]:
+    """Return the folders of entries that differ from a target's in the host only, which the name of a CPU's folder does not end with."""
+    return sorted({*wanted.parent.glob(f"{wanted.name.removesuffix(host)}*")} - {wanted}) if wanted.name.endswith(f".{host}") else []
 
 
 def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate], list[tuple[Path, str]]]:

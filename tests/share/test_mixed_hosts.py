@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opjit import backends
+from opjit import backends, why
 from opjit.backends import cpu, targets
 from opjit.backends.targets import Target
 from opjit.cache import transfer
@@ -22,7 +22,7 @@ from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests import helpers, remotes
-from tests.helpers import built, cache_warnings, describe, write_op
+from tests.helpers import built, cache_command, cache_warnings, describe, write_op
 
 HOSTS = tuple(elf.MACHINES)
 ORDERS = [*itertools.permutations(HOSTS), (*HOSTS, HOSTS[0]), (*reversed(HOSTS), HOSTS[1])]
@@ -103,6 +103,42 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
         for host in HOSTS:
             assert machine_of(remote.fetch(remote.query_for(recipe(op, of(host), False)), Store(tmp_path / "node" / host))) == host
     assert texts == []
+
+
+def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(
+    tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [of(host) for of in (of_cuda, of_cpu) for host in HOSTS]
+    for target in wanted:
+        plant(op, target, tmp_path / "cache")
+    url = (tmp_path / "remote").as_uri()
+    for words in (["pack", str(tmp_path / "ops.tar")], ["push", url, "--unsigned"]):
+        monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+        assert cache_command(*words).output.endswith(" 4, 0 already there, 0 left out\n")
+    monkeypatch.setenv("OPJIT_TRUST", "unsigned")
+    monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
+    for words in (["unpack", str(tmp_path / "ops.tar")], ["pull", url]):
+        layer = tmp_path / words[0]
+        monkeypatch.setenv("OPJIT_CACHE", str(layer))
+        assert cache_command(*words).output.endswith(" 4, 0 already there, 0 left out\n")
+        for target in wanted:
+            assert machine_of(Store(layer).find(recipe(op, target, False))) == target.host
+
+
+def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
+    own = platform.machine()
+    other = next(host for host in HOSTS if host != own)
+    here, there = recipe(op, of_cuda(own), True), recipe(op, of_cuda(other), True)
+    entry = plant(op, there.target, tmp_path)
+    miss = why.compare(here, Store(tmp_path))
+    assert "for cuda sm_90.cuda13: a miss; " in str(miss)
+    assert f"not used: {entry.folder.parent}: it is for {other}, not {own}" in str(miss)
+    assert miss.reason.endswith(f"is in no usable cache: it is for {other}, not {own}")
+    found = plant(op, here.target, tmp_path)
+    assert f"/sm_90.cuda13.{own}/" in str(why.compare(here, Store(tmp_path), found.folder))
+    assert f"for cuda sm_90.cuda13 on {other}: a hit" in str(why.compare(there, Store(tmp_path), entry.folder))
+    assert all(f"  sm_90.cuda13.{host}" in cache_command("ls").output for host in HOSTS)
 
 
 def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(tmp_path: Path, op: tuple[Path, bytes]) -> None:
