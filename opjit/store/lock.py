@@ -70,7 +70,7 @@ class _LockThread(threading.Thread):
 
     def __init__(self, key: str) -> None:
         super().__init__(name="opjit-lock", daemon=True)
-        self._lock, self._note = folder() / f"{key}.lock", folder() / f"{key}.note"
+        self._key, self._note = key, Path(os.devnull)  # until the thread has found a temporary folder
         self._owner = os.getpid()
         self._settled = threading.Event()  # acquired or failed
         self._trouble: str | None = None  # why it failed
@@ -123,12 +123,14 @@ class _LockThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            files.make_private(folder())
-            problem = files.distrusted(folder())
+            place = folder()
+            files.make_private(place)
+            problem = files.distrusted(place)
             if problem:
                 raise OSError(problem)
-            _probe(folder() / "probe")
-            lock = FileLock(self._lock, mode=0o600, fallback_to_soft=False)
+            self._note = place / f"{self._key}.note"
+            _probe(place / "probe")
+            lock = FileLock(place / f"{self._key}.lock", mode=0o600, fallback_to_soft=False)
             with suppress(Timeout), lock.acquire(poll_interval=POLL, cancel_check=lambda: self._released):
                 self._acquired = True
                 self._hold()
