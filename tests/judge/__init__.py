@@ -1,5 +1,7 @@
 """Modules whose tests are not in the file of their name, and where these are:
 
+bench: judge/test_judge.py
+burst: judge/test_judge.py
 child: judge/test_judge.py
 command: judge/test_judge.py
 launch: judge/test_judge.py
