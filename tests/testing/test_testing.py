@@ -85,6 +85,8 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
     ("shapes", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "must raise a one-line error"),
     ("shapes", {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"},
      r"got 0, expected .* on \(float(32|64) \(\d+, (31|64|65)\)"),
+    ("dtypes", {"before": "if (opjit_is_float8(x->dtype)) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
+     r"got int8 \(\) on cpu, expected float32 \(4, 6\) on cpu on \(float8_e4m3fn"),
     ("opcheck", {"fake": lambda x: x.new_empty((3,))}, "(?i)shape"),
     ("gradients", {"backward": lambda ctx, grad: grad}, "got .*, expected .* of the gradient of tensor 0"),
     ("gradcheck", {"backward": lambda ctx, grad: grad}, "Jacobian"),
@@ -204,6 +206,14 @@ opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
+
+
+@pytest.mark.parametrize("reference", [torch.clone, lambda x: torch.maximum(x, x)], ids=["takes float8", "takes no float8"])
+def test_an_op_that_copies_bytes_may_take_float8(make_op: Callable[..., Op], reference: Callable[..., Any]) -> None:
+    op = make_op("copied(Tensor x) -> Tensor", COPIED, fake=_fake)
+    op.reference(reference)
+    op.samples(lambda device: iter([torch.linspace(-2, 3, 24, device=device)]))
+    assert CHECKS["dtypes"](op, "cpu").endswith(", float8_e4m3fn")
 
 
 def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: Callable[..., Op]) -> None:
