@@ -54,10 +54,7 @@ class Options(NamedTuple):
 def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None) -> int:
     """Print a table for each op and device, of names or folders; `before` gets all ops first. Returns 1 if a check failed or none ran."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks CUDA itself cannot fork children that use it
-    compare.import_all()
-    if any(check in integration.CHECKS for check in options.checks("cpu")):
-        import torch._dynamo
-        import torch._export  # noqa: F401 - children would take 1.5 s for these, each
+    _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
     before([op for found in declared.values() if not isinstance(found, str) for op in found])
     with ExitStack() as stack:
@@ -84,8 +81,17 @@ def report(op: Op, device: str) -> None:
     """Print the table of an op that no file declares, such as a notebook's, and the verdict. Sanitizers, which run the op in a Python of
     their own, have no part in it."""
     table = _Table(Options(sanitizers=()), [])
+    _import_for(table.options.checks(device))
     table.test(op, device, "")
     table.end()
+
+
+def _import_for(checks: Sequence[Check]) -> None:
+    """Import what checks need: no call's time counts it, and children would take 1.5 s for the last two, each."""
+    compare.import_all()
+    if any(check in integration.CHECKS for check in checks):
+        import torch._dynamo
+        import torch._export  # noqa: F401
 
 
 def _declared(name: str, alone: bool) -> list[Op] | str:

@@ -28,6 +28,7 @@ from opjit.testing.samples import CallWatch, watch
 
 _PR_SET_PDEATHSIG, _M_PERTURB = 1, -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
+_LOOKS = 20  # at a call's threads within its time limit
 _MOST = 1 << 20  # bytes of stderr
 _FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
 
@@ -121,6 +122,29 @@ def _echo(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)
 
 
+def _is_late(child: Child, limit: float) -> bool:
+    """Whether no message comes until a thread has run for so many seconds, or all have slept for as many: a wait for a processor, which
+    other processes may have, is not the call's."""
+    slept, start = 0.0, dict[str, float]()
+    while not child.messages.poll(limit / _LOOKS):
+        now = _threads(child.pid)
+        start = start or {number: seconds for number, seconds, _ in now}
+        slept += limit / _LOOKS * all(asleep for _, _, asleep in now)
+        if max([slept, *(seconds - start.get(number, 0) for number, seconds, _ in now)]) >= limit:
+            return True
+    return False
+
+
+def _threads(pid: int) -> list[tuple[str, float, bool]]:
+    """The threads of a process: each one's number, its CPU time in seconds, and whether it sleeps, by proc(5)."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            state, *fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
+            found.append((path.parent.name, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"), state == "S"))
+    return found
+
+
 class Death(NamedTuple):
     """The end of a child in a check; `number` and `sample` are the call's, if there was one, and `subject` is what ran."""
 
@@ -143,7 +167,7 @@ def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prep
     """Run checks, in one child while none dies. Yields each check's line, or its death.
 
     Args:
-        seconds: for one call of a check; one within torch, which compiles, gets a multiple.
+        seconds: for one call of a check: of its busiest thread, or of sleep. One within torch, which compiles, gets a multiple.
         prepare: runs first in each child. If it raises an error, no check is run.
         only: the number of the only call to make.
     """
@@ -166,7 +190,7 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
     while left:
         limit = seconds * left[0].timeout_factor
         try:
-            if number is not None and not child.messages.poll(limit):
+            if number is not None and _is_late(child, limit):
                 late = True
                 child.abort()
             message = child.messages.recv()

@@ -7,10 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from opjit import testing
+from opjit.errors import DeclarationError
+from opjit.judge.task import Task
+from opjit.testing.isolation import Child, _is_late
 from tests.helpers import command, environment, is_alive, until
 from tests.testing.mistakes import BODY, MISTAKES, Mistake
 
@@ -148,6 +156,34 @@ def test_the_leak_and_thread_sanitizers_name_the_line(tmp_path: Path) -> None:
     printed = command("test", *folders, "--device", "cpu", "--sanitize", "leak,thread", "--only", "threads").stdout
     assert re.search(r"leak on cpu\n(  .*\n)*  ok       thread +", printed), printed
     assert re.search(r"  failed   thread +static_temporary\.c:\d+: data race, (read|write) of size \d, with static_temporary\.c:", printed)
+
+
+def _burn(pipe: Connection) -> None:
+    for _ in iter(lambda: time.process_time() < 60, False):
+        pass
+
+
+def _naps(pipe: Connection) -> None:
+    for _ in range(60_000):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("work", "late"), [(_burn, True), (_naps, True), (lambda pipe: time.sleep(60), True),
+                                            (lambda pipe: pipe.send("done"), False)], ids=["runs", "naps", "sleeps", "returns"])
+def test_the_time_of_a_call_is_what_it_runs_or_sleeps(work: Callable[[Connection], object], late: bool) -> None:
+    with Child(work) as child:
+        assert _is_late(child, 0.2) is late
+
+
+def test_a_call_that_gets_no_processor_is_not_late() -> None:
+    def work(pipe: Connection) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)  # as on a busy machine
+        pipe.send("done")
+
+    with Child(work) as child:
+        waking = threading.Timer(1, os.kill, (child.pid, signal.SIGCONT))
+        waking.start()
+        assert not _is_late(child, 0.2)
 
 
 def test_a_slow_reference_is_not_the_kernels_time_and_imports_are_nobodys(tmp_path: Path) -> None:
