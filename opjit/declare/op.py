@@ -110,7 +110,7 @@ class Op:
         """Have ``opjit test`` leave a check out, and show the reason.
 
         Args:
-            check: its name in the table, such as ``"nan and inf"``.
+            check: its name in the table, such as ``"nan and inf"``; any other is an error of ``opjit test``.
         """
         self.waived[check] = why
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from opjit import testing
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
@@ -63,7 +64,7 @@ class Task:
         op: which op of a folder that declares several.
 
     Raises:
-        DeclarationError, UnknownOp: there is no op, reference or sample.
+        DeclarationError, UnknownOp: there is no op, reference or sample, or the op waives what is no check.
         BadSetting: the folder declares several ops, and `op` names none of them.
     """
 
@@ -75,7 +76,7 @@ class Task:
         if where.endswith(".py") and Path(where).name != "op.py":
             self._read_kernelbench(Path(where))
         else:
-            self.op = _chosen(where.removesuffix("op.py") or ".", op)
+            self.op = testing.refuse_unknown_waivers(_chosen(where.removesuffix("op.py") or ".", op))
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
@@ -142,7 +143,7 @@ class Task:
         for sample in draw.sample(small, min(8, len(small))):
             yield _varied(sample, generator)
             other = resized(sample, draw.sample(_SIZES, 4))
-            if other is not None and "sizes" not in self.op.waived:
+            if other is not None and "shapes" not in self.op.waived:
                 yield _varied(other, generator)
 
     def burst(self, seed: int) -> list[Sample]:

@@ -26,6 +26,7 @@ from functools import partial
 from opjit import backends, request
 from opjit.declare import registry
 from opjit.declare.op import Op
+from opjit.errors import DeclarationError
 from opjit.testing import cuda, gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
@@ -41,11 +42,14 @@ CHECKS: list[Check] = [check for module in _MODULES for check in module.CHECKS]
 def load(folder: str | os.PathLike[str]) -> list[Op]:
     """The ops of a folder, which OPJIT_PATH need not name.
 
+    Raises:
+        DeclarationError: an op cannot be declared, or waives what is no check.
+
     Example:
         >>> opjit.testing.load("my_ops")
         [<opjit op mylib::scale(Tensor x, float a) -> Tensor>]
     """
-    return registry.add_path(folder)
+    return [refuse_unknown_waivers(op) for op in registry.add_path(folder)]
 
 
 def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
@@ -68,13 +72,27 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
 
     Raises:
         CompileError, NoKernel, …: the op cannot be built for the device.
-        DeclarationError: the op has no reference or no samples.
+        DeclarationError: the op has no reference or no samples, or waives what is no check.
 
     Example:
         >>> [scale] = opjit.testing.load("my_ops")
         >>> [line.name for line in opjit.testing.results(scale, "cpu") if line.status == "failed"]
         []
     """
-    request.ready(op, backends.for_device(device))
-    _ = op.reference_function, samples(op, device)
+    prepare(op, device)
     return (outcome_of(each.name, partial(each.__call__, op, device)) for each in checks)
+
+
+def prepare(op: Op, device: str) -> None:
+    """Build the op, unless it is built, and have what the checks need of it."""
+    request.ready(refuse_unknown_waivers(op), backends.for_device(device))
+    _ = op.reference_function, samples(op, device)
+
+
+def refuse_unknown_waivers(op: Op) -> Op:
+    """Return the op. Raises DeclarationError if it waives what is no check: its author believes that one is left out."""
+    names = [check.name for check in CHECKS]
+    for name in op.waived:
+        if name not in names:
+            raise DeclarationError(f"{op.qualified} waives {name!r}, which is no check; the checks are {', '.join(names)}")
+    return op

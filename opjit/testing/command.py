@@ -19,9 +19,9 @@ from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.errors import BadSetting, CompileError, OpjitError
 from opjit.testing import compare, integration, sanitize, sanitized
-from opjit.testing.checks import Check, Line, outcome_of
+from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
-from opjit.testing.samples import Skipped, samples
+from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
 
 _INDENT = " " * 30
@@ -143,7 +143,7 @@ class _Table:
                 each.begin(op, self.options.only, self.options.sample)
                 asked.append(each)
         built, options = True, self.options
-        for event in supervise(op, device, options.checks(device), options.seconds, partial(_prepare, op, device), options.sample):
+        for event in supervise(op, device, options.checks(device), options.seconds, partial(testing.prepare, op, device), options.sample):
             line = event.line() if isinstance(event, Death) else event
             place = asked[0].place(event) if asked and isinstance(event, Death) else None
             built = built and line.name != "build"
@@ -197,9 +197,3 @@ def _repeating(name: str, line: Line, device: str) -> str:
     number = "" if line.number is None else f" --sample {line.number}"
     where = "" if device == "cpu" else f" --device {device}"
     return f"opjit test {shlex.quote(name)} --only {shlex.quote(line.name)}{number}{where}"
-
-
-def _prepare(op: Op, device: str) -> None:
-    """In a child: build the op, unless it is built, and have its reference and samples."""
-    request.ready(op, backends.for_device(device))
-    _ = op.reference_function, samples(op, device)

@@ -210,6 +210,14 @@ def test_hidden_values_differ_from_seed_to_seed_and_from_the_declared_ones() -> 
     assert len({value[:8].sum().item() for value in values}) == len(values)
 
 
+def test_hidden_calls_have_the_declared_sizes_where_the_op_waives_others() -> None:
+    task = Task(SCALE, "cpu", 0)
+    assert task.op is not None
+    sizes = {call.numel for call in task.hidden(0)}
+    task.op.waive("shapes", "only these are of use")
+    assert {call.numel for call in task.hidden(0)} == {0, 1, 15, 17, 1000} < sizes
+
+
 def test_the_referee_says_what_wrong_results_look_like() -> None:
     x = torch.linspace(-1, 2, 100)
     call = Expected(Sample((x,)), [x.exp()])

@@ -64,11 +64,17 @@ def test_an_op_that_cannot_be_declared_or_compiled_or_has_no_samples_fails_and_t
     assert done.stdout.splitlines()[-1] == "3 failed, 1 ok"
 
 
-def test_a_waived_check_is_skipped_with_its_reason(tmp_path: Path) -> None:
+def test_a_waived_check_is_skipped_with_its_reason_and_another_name_is_refused(tmp_path: Path) -> None:
     folder = Mistake("waiver", "", body=BODY, more='{name}.waive("nan and inf", "the reference adds first")\n').write(tmp_path / "a")
-    done = command("test", folder, "--device", "cpu", "--sanitize", "none", "--only", "nan and inf", "--only", "results")
+    wrong = Mistake("no_waiver", "", more='{name}.waive("nans", "why")\n').write(tmp_path / "b")
+    done = command("test", folder, wrong, "--device", "cpu", "--sanitize", "none", "--only", "nan and inf", "--only", "results")
+    told = "mistakes::no_waiver waives 'nans', which is no check; the checks are results, nan and inf, strides, dtypes, "
     assert "  skipped  nan and inf        waived: the reference adds first\n" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 ok, 1 skipped"
+    assert f"  failed   build              {told}" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 failed, 1 ok, 1 skipped"
+    for use in (testing.load, lambda where: Task(str(where), "cpu", 0)):
+        with pytest.raises(DeclarationError, match=told):
+            use(wrong)
 
 
 def test_samples_may_be_plain_and_have_a_tolerance(tmp_path: Path) -> None:
