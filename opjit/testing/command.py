@@ -27,6 +27,7 @@ from opjit.testing.sanitized import Sanitizers
 _INDENT = " " * 30
 _COLOURS = {"ok": "green", "skipped": "cyan", "failed": "red"}
 _ARCH = "sm_90"
+_SHOWN = 2  # failures of one cause
 _SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
 
 
@@ -126,7 +127,7 @@ class _Table:
         self.counts: Counter[str] = Counter()
         self._ran: set[str] = set()  # sanitizers
         self._compiled = False
-        self._causes: dict[str, str] = {}  # the check that showed each failure's cause first
+        self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
 
     def begin(self, title: str) -> None:
         click.echo(title)
@@ -154,6 +155,11 @@ class _Table:
         self._ran.update(part for line in found if line.status != "skipped" for part in line.name.split("+"))
         for line in found if built else []:
             self.add(line)
+        for names in self._causes.values():
+            more = names[_SHOWN:]
+            if more:
+                self._print("failed", f"{len(more)} more", f"the same in {tally(len(more), 'other check')} as in {names[0]}",
+                            ", ".join(more))
 
     def compile(self, op: Op) -> None:
         """Compile an op's CUDA kernel for OPJIT_ARCH, else for a GPU of today, as no GPU is here."""
@@ -169,15 +175,16 @@ class _Table:
             self._compiled = True
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
-        """Print a line, and below it the author's place and the command that repeats the call. A cause is shown once."""
+        """Print a line, and below it the author's place and the command that repeats the call, unless its cause was shown twice."""
         self.counts[line.status] += 1
-        below = [line.note, place, command]
-        if line.status == "failed":
-            first = self._causes.setdefault(place or _SAMPLE.sub("", line.note), line.name)
-            below = [f"as {first}"] if first != line.name else below
-        status = click.style(f"{line.status:<8}", _COLOURS[line.status])
+        names = self._causes.setdefault(place or _SAMPLE.sub("", line.note), []) if line.status == "failed" else []
+        names.append(line.name)
+        if len(names) <= _SHOWN:
+            self._print(line.status, line.name, line.note, place, command)
+
+    def _print(self, status: str, name: str, *below: str) -> None:
         text = f"\n{_INDENT}".join(part for text in below for part in text.splitlines())
-        click.echo(f"  {status} {line.name:<18} {text}".rstrip())
+        click.echo(f"  {click.style(f'{status:<8}', _COLOURS[status])} {name:<18} {text}".rstrip())
 
     def end(self) -> None:
         """Add a failure for each sanitizer that was asked for and has not run, and print the verdict."""
