@@ -10,29 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from opjit import backends
-from opjit.backends import Backend, targets
+from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
-from opjit.errors import BuildError, OpjitError
+from opjit.errors import BadSetting, BuildError, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.headers import Scan
 from opjit.store.store import Store
-from opjit.wanted import OpBinary, refuse_other_host
+from opjit.wanted import OpBinary
 
 
-def targets_of(archs: Sequence[str], store: Store) -> list[Target]:
-    """Return the targets of archs, each once. Without archs, return this machine's, one for each kind of device. Raises UnknownArch if no
-    backend, or no compiler on this machine, builds for one of them."""
-    if not archs:
-        return [targets.here(backend) for backend in backends.all_backends() if backend.available() is None]
-    return [target_of(arch, store) for arch in dict.fromkeys(archs)]
-
-
-def target_of(arch: str, store: Store, backend: Backend | None = None) -> Target:
-    """Return the target of one arch, like `targets_of`; `backend` narrows the search."""
-    target = toolchain.target_of(arch, store.notes, backend)
-    refuse_other_host(target)
-    return target
+def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
+    """Return the targets of archs, each once, and for each processor in `hosts` if the arch does not name its own. Without archs, return
+    this machine's, one for each kind of device. Raises UnknownArch if no backend builds for one of them."""
+    if archs:
+        return list(dict.fromkeys(toolchain.target_of(arch, store.notes, None, host) for arch in archs for host in hosts or (None,)))
+    if hosts:
+        raise BadSetting(f"hosts are {', '.join(hosts)}, without archs to build for; name them, too: sm_90, neoverse-v2, x86-64-v3")
+    return [targets.here(backend) for backend in backends.all_backends() if backend.available() is None]
 
 
 def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target]]:
@@ -48,13 +43,13 @@ def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool 
              failed: list[tuple[str, OpjitError]] | None = None) -> list[OpBinary]:
     """Return the requests of pairs of an op and a target. Shared headers and compilers are examined once. `failed` gets the names of pairs
     whose sources cannot be read or compiled, with the errors."""
-    scan, compilers, found = Scan(), dict[str, list[dict[str, str]]](), list[OpBinary]()
+    scan, compilers, found = Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
     for op, target in pairs:
-        name, runtime = f"{op.qualified} for {target}", target.runtime
-        if target.backend.name not in compilers:
-            compilers[target.backend.name] = toolchain.identities_of(target.backend, runtime, store.notes)
+        name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)
+        if kind not in compilers:
+            compilers[kind] = toolchain.identities_of(target, store.notes)
         try:
-            found.append(OpBinary(op, target, op.recipe(target, compilers[target.backend.name], scan), must_store))
+            found.append(OpBinary(op, target, op.recipe(target, compilers[kind], scan), must_store))
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise

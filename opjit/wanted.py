@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from opjit import backends
 from opjit.backends import targets
 from opjit.backends.targets import Target
-from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError, UnknownArch
+from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe, base_key
 from opjit.store import layers
@@ -165,7 +164,6 @@ class OpBinary(NamedTuple):
     def build(self, store: Store) -> Entry:
         from opjit.builder import build
 
-        refuse_other_host(self.target)
         self.op.write_code()
         try:
             return build.build(self.now(store).recipe if self.op.code else self.recipe, store, self.must_store)
@@ -176,15 +174,7 @@ class OpBinary(NamedTuple):
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """Return an op's recipe for a target, from its sources and the compilers as they are now."""
-    return op.recipe(target, toolchain.identities_of(target.backend, target.runtime, store.notes))
-
-
-def refuse_other_host(target: Target) -> None:
-    """Raise UnknownArch if the target has another processor than this machine, for which no compiler here builds."""
-    here = platform.machine()
-    if target.host != here:
-        raise UnknownArch(f"{target.arch} cannot be built here: gcc on this {here} machine compiles for {here} only; leave it out, and "
-                          "build for it on a machine of that kind")
+    return op.recipe(target, toolchain.identities_of(target, store.notes))
 
 
 def target_of(device: object, arch: str | None) -> Target:

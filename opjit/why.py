@@ -7,7 +7,6 @@ requested one.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -173,8 +172,6 @@ def _outcome(recipe: Recipe, found: Path | None) -> str:
     if is_on("OPJIT_OFFLINE"):
         return "a request would fail, as OPJIT_OFFLINE forbids building it"
     outcome = "fail, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
-    if recipe.target.host != platform.machine():
-        outcome = f"fail, as the compilers of this machine build for {platform.machine()}"
     return f"a request would {'ask the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
 
 

@@ -29,7 +29,7 @@ from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import tiers, zygote
-from tests.helpers import COMPILES, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
+from tests.helpers import COMPILES, EMULATED, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
 
 if TYPE_CHECKING:
     from tests.remotes import Published
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
-        has = {"gpu": torch.cuda.is_available(), "nvcc": toolchain.find_nvcc(None) is not None}
+        has = {"gpu": torch.cuda.is_available(), "nvcc": toolchain.find_nvcc(None) is not None and not EMULATED}
     hidden = torch.version.cuda is not None and not has["gpu"] and Path("/dev/nvidia0").exists()
     config.stash[TIERS] = tiers.Tiers(config, has, hidden)
     config.pluginmanager.register(config.stash[TIERS], "tiers")
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = config.stash[TIERS]
     chosen.select(items)
-    reasons = {"gpu": "torch sees no CUDA GPU", "nvcc": "no nvcc: the CUDA Toolkit is not installed"}
+    reasons = {"gpu": "torch sees no CUDA GPU", "nvcc": "no nvcc: the CUDA Toolkit is not installed, or is another machine's"}
     for item in items:
         for name, reason in reasons.items():
             if not chosen.has[name] and item.get_closest_marker(name):

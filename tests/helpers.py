@@ -47,6 +47,7 @@ BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == reso
 DAY = 86400.0
 TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
 SOMEBODY = 12345  # a user id that nobody has
+EMULATED = "QEMU_LD_PREFIX" in os.environ  # by .ci/aarch64: the tools that the compilers run are another machine's
 UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\
@@ -138,7 +139,7 @@ def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, com
     """The recipe of the op in a folder, as api.describe makes it, but without declaring the op to torch."""
     target = target or targets.here(cpu())
     parsed = schema.parse(text)
-    compilers = [compiler] if compiler is not None else toolchain.identities_of(target.backend, target.runtime, None)
+    compilers = [compiler] if compiler is not None else toolchain.identities_of(target, None)
     source, flags = folder / f"{parsed.name}{target.backend.suffix}", target.backend.flags(target.arch, target.runtime)
     return Recipe(parsed, target, source, read_inputs(source, target, flags), flags, compilers[0] if compilers else None,
                   others=tuple(compilers[1:]))

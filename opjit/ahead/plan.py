@@ -27,6 +27,7 @@ from opjit.declare import arguments, oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.oplist import RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
+from opjit.recipe import toolchain
 from opjit.recipe.flags import check
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import read_files
@@ -56,10 +57,11 @@ class Plan(NamedTuple):
     recorded: Path | None = None
 
 
-def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None) -> Plan:
+def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None,
+             hosts: Sequence[str] = ()) -> Plan:
     """Plan to build ops by name; the arguments, and what is raised, are those of `opjit.precompile`."""
     store = _store(root)
-    targets = batch.targets_of(archs, store)
+    targets = batch.targets_of(archs, store, hosts)
     ops: list[Op] = []
     if names is None:
         registry.search()
@@ -77,10 +79,10 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
 
 
 def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
-                  extensions: bool = False) -> Plan:
+                  extensions: bool = False, hosts: Sequence[str] = ()) -> Plan:
     """Plan to build the ops of a recorded list, and its C++ extensions; without archs, for the recorded targets."""
     store = _store(root)
-    targets = batch.targets_of(archs, store) if archs else None
+    targets = batch.targets_of(archs, store, hosts) if archs else None
     recorded, scan = dict[str, list[RecordedOp]](), Scan()
     for use in oplist.read_list(Path(path)):
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
@@ -101,10 +103,10 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
         for use in uses:
             name = f"{use.op} for {use.backend} {use.arch}"
             try:
-                pair = op, _resolve_target(use, name, store)
+                found = [(op, _resolve_target(use, name, store, host)) for host in hosts or (None,)]
                 if not declared:
-                    _require_closed(*pair, scan)
-                pairs.append(pair)
+                    _require_closed(*found[0], scan)
+                pairs += found
             except OpjitError as error:
                 failed.append((name, error))
     # A declared op may replace several recorded ones, which differ.
@@ -192,9 +194,9 @@ def _never_called(*args: Any, **kwargs: Any) -> None:
     """Stands for the fake kernel: torch never sees this op."""
 
 
-def _resolve_target(recorded: RecordedOp, name: str, store: Store) -> Target:
+def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:
     backend = next((each for each in backends.all_backends() if each.name == recorded.backend), None)
     if backend is None:
         raise UnknownArch(f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
                           "opjit.register_backend first")
-    return batch.target_of(recorded.arch, store, backend)
+    return toolchain.target_of(recorded.arch, store.notes, backend, host)

@@ -49,7 +49,7 @@ class Report(NamedTuple):
 
 def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Sequence[str] = (), *, jobs: int | None = None,
                store: str | os.PathLike[str] | None = None, recorded: str | os.PathLike[str] | None = None,
-               extensions: bool = False) -> Report:
+               extensions: bool = False, hosts: Sequence[str] = ()) -> Report:
     """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
 
     Args:
@@ -61,6 +61,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
         recorded: a list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
         extensions: also build the list's C++ extensions, for the archs that they were recorded for. The list must be trusted then: flags
             and static initialisers can run any code.
+        hosts: the processors, ``["x86_64", "aarch64"]``, that run what is built for GPUs; empty is this machine's. A CPU's arch has its
+            own. For another than this machine's a cross compiler is needed, and for CUDA NVRTC.
 
     Returns:
         The binaries that were built, those that existed, and the number of pairs of an op and a target without a kernel.
@@ -75,10 +77,10 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     """
     if ops is not None and recorded is not None:
         raise OpjitError("opjit.precompile takes ops or recorded, not both")
-    for parameter, value in (("ops", ops), ("archs", archs)):
+    for parameter, value in (("ops", ops), ("archs", archs), ("hosts", hosts)):
         if isinstance(value, str):
             raise BadSetting(one_string("opjit.precompile", parameter, value))
-    plan = plan_ops(ops, archs, store) if recorded is None else plan_recorded(recorded, archs, store, extensions)
+    plan = plan_ops(ops, archs, store, hosts) if recorded is None else plan_recorded(recorded, archs, store, extensions, hosts)
     for remark in plan.remarks:
         logger.warning(remark)
     report = build_plan(plan, jobs, sys.stderr)
@@ -88,12 +90,12 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
 
 
 def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store: str | os.PathLike[str] | None = None,
-          extensions: bool = False) -> int:
+          extensions: bool = False, hosts: Sequence[str] = ()) -> int:
     """Prove, before a program serves, that it will build nothing: every entry of a list is there.
 
     Args:
         recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
-        archs, store, extensions: as `opjit.precompile` had them. Without `store`, the cache and OPJIT_LAYERS are searched.
+        archs, store, extensions, hosts: as `opjit.precompile` had them. Without `store`, the cache and OPJIT_LAYERS are searched.
 
     Returns:
         The number of entries.
@@ -108,7 +110,7 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
         >>> opjit.ready("ops.json")
         1
     """
-    plan = plan_recorded(recorded, archs, store, extensions)
+    plan = plan_recorded(recorded, archs, store, extensions, hosts)
     missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted if wanted.find(plan.store) is None]
     failed = [*plan.failed, *missing]
     if failed:

@@ -11,7 +11,6 @@ oldest glibc that the libraries run on (PEP 600); torch brings everything else. 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 from collections import Counter
@@ -29,6 +28,7 @@ from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.errors import BuildError, NoKernel, OpjitError
 from opjit.library.build import LEFT_OUT, put_binary
+from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.store import Store, default_root
 
@@ -43,7 +43,8 @@ class WheelError(OpjitError):
     """These ops, or this project, cannot make a wheel."""
 
 
-def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0") -> Path:
+def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0",
+         hosts: Sequence[str] = ()) -> Path:
     """Write a wheel of op folders, with a package that declares them, into a directory, and return its path.
 
     Each folder becomes one of the package. `name` is the project's; the default is the ops' namespace and ``-ops``. The package has it,
@@ -61,7 +62,7 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
     if name is None and len(namespaces) > 1:
         raise WheelError(f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME")
     name = name or f"{namespaces[0]}-ops"
-    package, targets = package_name(name), targets_for(every, archs)
+    package, targets = package_name(name), targets_for(every, archs, hosts)
     values = {"ops": ", ".join(op.qualified for op in every), "archs": ", ".join(map(str, targets))}
     project = {"name": name, "version": version, "description": f"The torch operators {values['ops']}", "requires-python": ">=3.10",
                "dependencies": [f"opjit>={opjit.__version__}", "torch>=2.10"],
@@ -94,11 +95,11 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
     return builder
 
 
-def targets_for(ops: Sequence[Op], archs: Sequence[str]) -> list[Target]:
+def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = ()) -> list[Target]:
     """Return the targets of archs, for each of which an op has a kernel. Raises WheelError, NoKernel or UnknownArch where there is none."""
     if not archs:
         raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
-    found = batch.targets_of(archs, Store(default_root()))
+    found = batch.targets_of(archs, Store(default_root()), hosts)
     for target in found:
         if not batch.pairs(ops, [target]):
             raise NoKernel(f"no kernel for {target.backend.name} in {', '.join(op.qualified for op in ops)}, so there is nothing to build "
@@ -126,6 +127,9 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 
 
 def binary_tag(folder: Path) -> dict[str, Any]:
-    """Return what hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``."""
-    versions = (int(version) for library in folder.rglob("*.so") for version in _GLIBC.findall(library.read_bytes()))
-    return {"pure_python": False, "tag": f"py3-none-manylinux_2_{max([_OLDEST_GLIBC, *versions])}_{platform.machine()}"}
+    """Return what hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``, which
+    names each processor that they are for."""
+    contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
+    oldest = max([_OLDEST_GLIBC, *(int(version) for content in contents for version in _GLIBC.findall(content))])
+    platforms = sorted(f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)})
+    return {"pure_python": False, "tag": f"py3-none-{'.'.join(platforms)}"}

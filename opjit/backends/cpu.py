@@ -26,6 +26,7 @@ _LEVELS: dict[str, dict[str, set[str]]] = {
         "armv8-a": set(),
     },
 }
+MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not know the CPU
 # The fields of /proc/cpuinfo that tell CPU models apart.
 _MAKE = {"vendor_id", "cpu family", "model", "cache size", "flags",

@@ -35,9 +35,9 @@ class Target(NamedTuple):
         return f"{self.arch}.{self.runtime}" if self.runtime else self.arch
 
 
-def host_of(arch: str) -> str:
-    """Return the processor of an arch's glue: a CPU's own, and this machine's for another device."""
-    return cpu.machine_of(arch) or platform.machine()
+def host_of(arch: str, host: str | None = None) -> str:
+    """Return the processor of an arch's glue: a CPU's own; for another device the given one, else this machine's."""
+    return cpu.machine_of(arch) or host or platform.machine()
 
 
 def device_type(device: object) -> str:
@@ -67,17 +67,22 @@ def here(backend: Backend) -> Target:
         raise DeviceUnavailable(missing)
     override = os.environ.get("OPJIT_ARCH")
     if override:
-        named(override)  # raises for an unknown arch
+        of = named(override).host  # raises for an unknown arch
+        if of != platform.machine():
+            raise UnknownArch(f"OPJIT_ARCH is {override!r}, which is for {of}, and this machine is {platform.machine()}; unset it here, "
+                              f"and build for {of} with `opjit precompile --arch {override}`")
     arch = override if override and backend.takes(override) else backend.host_arch()
     return Target(backend, arch, backend.runtime(None), host_of(arch))
 
 
-def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None) -> Target:
-    """Return the target of a named arch, such as ``"sm_90"``, independent of this machine, for a version of the toolkit (None is torch's).
-    Raises UnknownArch if no backend has it."""
+def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None, host: str | None = None) -> Target:
+    """Return the target of a named arch, such as ``"sm_90"``, independent of this machine, for a version of the toolkit (None is torch's)
+    and a processor, see `host_of`. Raises UnknownArch if no backend has it."""
+    if host not in (None, *cpu.MACHINES):
+        raise UnknownArch(f"unknown host {host!r}; known: {', '.join(cpu.MACHINES)}")
     candidates = [backend] if backend is not None else backends.all_backends()
     for candidate in candidates:
         if candidate.takes(arch):
-            return Target(candidate, arch, candidate.runtime(cuda_version), host_of(arch))
+            return Target(candidate, arch, candidate.runtime(cuda_version), host_of(arch, host))
     names = ", ".join(name for candidate in candidates for name in candidate.archs())
     raise UnknownArch(f"unknown arch {arch!r}; known: {names}")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from opjit import files, progress, resources
-from opjit.backends import Flags
+from opjit.backends import Flags, Shared
 from opjit.builder import compile_warnings, cuda, device, glue, kernel_usage, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
@@ -31,7 +31,7 @@ from opjit.recipe import headers, libraries, nvcc_flags, toolchain
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvrtc
+from opjit.recipe.toolchain import INSTALL_NVRTC, Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
@@ -99,19 +99,24 @@ def _warn(recipe: Recipe, output: str) -> None:
 
 
 def _tools(recipe: Recipe, store: Store) -> BuildTools:
-    compiler = toolchain.require_compiler(store.notes)
+    compiler = toolchain.require_compiler(store.notes, recipe.target.host)
     if compiler.machine.partition("-")[0] not in elf.MACHINES:
         raise ToolMissing("cc", f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
                                 "set CC to another")
-    ninja, target = toolchain.require_ninja(), recipe.target
+    ninja, target, cross = toolchain.require_ninja(), recipe.target, toolchain.is_other(recipe.target.host)
     if not target.backend.uses_nvcc:
         wanted = target.backend.compiler
+        if wanted and cross:
+            raise ToolMissing(wanted.command, f"{wanted.command} is not known to build for {target.host}; build {recipe} on such a machine")
         return BuildTools(compiler, None, None, ninja, toolchain.require_own(target.backend, wanted, store.notes) if wanted else None)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
         nvrtc = nvrtc._replace(headers=":".join(dict.fromkeys(folders)))
-    nvcc = toolchain.working_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    if cross and nvrtc is None:
+        raise ToolMissing("NVRTC", f"no NVRTC for {target.runtime}, which compiles {recipe}, as nvcc builds for this machine only; "
+                                   f"{INSTALL_NVRTC}")
+    nvcc = None if cross else toolchain.working_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
     if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
         if nvrtc is None:
             raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
@@ -151,12 +156,14 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
     flags = for_debugger(flags) if recipe.flags.debug else flags
 
     def by_nvrtc(nvrtc: Nvrtc) -> _CompiledLibrary:
+        linking_to, found = _with_stubs(recipe, nvrtc, tools.compiler, work) if toolchain.is_other(recipe.target.host) else (recipe, nvrtc)
         with ThreadPoolExecutor(1) as pool:
             linking = pool.submit(_parts, base, tools.compiler, flags, work)
-            kernels = cuda.compile_kernels(recipe, [*sources[1:], *_including(recipe, work)], work, tools.compiler, nvrtc)
+            kernels = cuda.compile_kernels(recipe, [*sources[1:], *_including(recipe, work)], work, tools.compiler, found)
             linked = linking.result()
         objects = [*kernels.objects, *(linked / part for part in runtime_objects.OBJECTS)]
-        output = _link(recipe, name, [sources[0], *kernels.sources], objects, kernels.link, linked, work, tools._replace(nvcc=None), base)
+        every = [sources[0], *kernels.sources]
+        output = _link(linking_to, name, every, objects, kernels.link, linked, work, tools._replace(nvcc=None), base)
         return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), kernels.output + output)
 
     def by_others() -> _CompiledLibrary:
@@ -178,6 +185,14 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
     if remark.startswith("nvcc") and hidden & {*recipe.flags.cuda}:
         remark += "; without line information, in which nvcc names folders of this machine"
     return library._replace(remark={"cuda": remark} if remark else {})
+
+
+def _with_stubs(recipe: Recipe, nvrtc: Nvrtc, compiler: Compiler, work: Path) -> tuple[Recipe, Nvrtc]:
+    """Name stubs in the place of CUDA's libraries here, which a linker for another processor refuses."""
+    cudart = f"libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
+    libraries = [Shared(cudart, f"{nvrtc.runtime}/{cudart}"), *recipe.flags.shared]
+    stubs = runtime_objects.stubs_of(libraries, compiler, work / "stubs")
+    return recipe._replace(flags=recipe.flags._replace(shared=stubs[1:])), nvrtc._replace(runtime=str(work / "stubs"))
 
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:

@@ -70,7 +70,9 @@ def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _
         except NvccOnly as refusal:
             reason = str(refusal)
             if tools.nvcc is None:
-                raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; install the CUDA Toolkit") from None
+                other = toolchain.is_other(machine := tools.compiler.machine.partition("-")[0])
+                way = f"build it on a machine with {machine}, as nvcc here does not" if other else "install the CUDA Toolkit"
+                raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; {way}") from None
         except CompilerFailed as failed:
             if tools.nvcc is None:
                 raise diagnose(str(failed)) from None

@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, resources
-from opjit.backends import Flags
+from opjit.backends import Flags, Shared
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
 from opjit.errors import BuildError, EntryError, UntrustedFolder
@@ -93,10 +93,26 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     for library in flags.stubs:
         functions = [name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")]
-        (work / f"{library}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
-        run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library}.so", "-o", f"{library}.so", f"{library}.c"], work)
+        _stub(compiler, f"{library}.so", functions, work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
+
+
+def _stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:
+    (work / f"{soname}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
+    run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"], work)
+
+
+def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tuple[Shared, ...]:
+    """Make stubs of this machine's shared libraries for a cross compiler's machine, in a new folder."""
+    work.mkdir()
+    made = []
+    for library in libraries:
+        rows = [line.split() for line in run_tool(["readelf", "--dyn-syms", "--wide", library.path], work).splitlines()]
+        names = {row[7].partition("@")[0] for row in rows if len(row) == 8 and row[3] == "FUNC" and row[6] != "UND"}
+        _stub(compiler, library.soname, sorted(names), work)
+        made.append(Shared(library.soname, str(work / library.soname)))
+    return tuple(made)
 
 
 def _list(work: Path) -> None:

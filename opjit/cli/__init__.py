@@ -314,17 +314,18 @@ def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--arch", shell_complete=helps.archs, required=True,
               help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.")
+@helps.host_option
 @click.option("--name", help="The wheel's name; default: the ops' namespace with -ops.")
 @click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
 @click.option("-o", "--output", type=helps.FOLDER, default=".", help="Folder for the wheel.")
 @_interruptible()
-def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, output: Path) -> None:
+def wheel(folders: tuple[Path, ...], arch: str, hosts: list[str], name: str | None, version: str, output: Path) -> None:
     """Pack ops into a wheel, with their binaries. It has the sources of the op FOLDERs, and binaries for the archs, which need no compiler
     after installation.
     """
     from opjit.author.wheel import make
 
-    click.echo(make(folders, [each.strip() for each in arch.split(",")], output, name, version))
+    click.echo(make(folders, [each.strip() for each in arch.split(",")], output, name, version, hosts))
 
 
 @main.command(epilog=helps.examples("opjit precompile --all --arch x86-64-v3,sm_80,sm_90",
@@ -337,14 +338,15 @@ def wheel(folders: tuple[Path, ...], arch: str, name: str | None, version: str, 
               help="Build nothing; say whether all that --from FILE would build, with the same options, is there, and what is missing.")
 @click.option("--arch", shell_complete=helps.archs, default="",
               help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
+@helps.host_option
 @click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
 @click.option("--extensions", is_flag=True,
               help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
 @click.option("--store", metavar="DIR", type=helps.FOLDER,
               help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.")
 @_interruptible()
-def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, check: Path | None, arch: str, jobs: int | None,
-               extensions: bool, store: Path | None) -> None:
+def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, check: Path | None, arch: str, hosts: list[str],
+               jobs: int | None, extensions: bool, store: Path | None) -> None:
     """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, error_texts, ready
@@ -355,9 +357,10 @@ def precompile(ops: tuple[str, ...], everything: bool, recorded: Path | None, ch
         raise click.UsageError("--extensions goes with --from FILE, a list from `opjit record`")
     archs = [each.strip() for each in arch.split(",")] if arch else []
     if check is not None:
-        click.echo(f"all {ready(check, archs, store=store, extensions=extensions)} entries of {check} are there")
+        click.echo(f"all {ready(check, archs, store=store, extensions=extensions, hosts=hosts)} entries of {check} are there")
         return
-    plan = plan_recorded(recorded, archs, store, extensions) if recorded is not None else plan_ops(ops or None, archs, store)
+    listed = recorded and plan_recorded(recorded, archs, store, extensions, hosts)
+    plan = listed or plan_ops(ops or None, archs, store, hosts)
     for remark in plan.remarks:
         click.echo(remark, err=True)
     report = build_plan(plan, jobs, sys.stdout, click.echo)

@@ -98,4 +98,7 @@ def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 
 
 device_option = click.option("--device", shell_complete=devices, help="Device to use; default: the current accelerator, else the CPU.")
+host_option = click.option("--host", "hosts", metavar="CPUS", default="",
+                           callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],
+                           help="Processors that run what is built for GPUs: x86_64,aarch64. Default: this machine's.")
 devices_option = click.option("--device", shell_complete=devices, help="Device to use; default: each here that an op has a kernel for.")

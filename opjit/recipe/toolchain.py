@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -83,9 +84,9 @@ NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
      "CUDA_INC_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"))}
 
 
-def find_compiler(notes: Path | None) -> Compiler | None:
-    """Find $CC, else gcc, cc or clang on PATH; None if there is none."""
-    chosen = os.environ.get("CC")
+def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | None:
+    """Find $CC, else gcc, cc or clang on PATH, or the gcc that builds for another processor, as Debian names it; None if there is none."""
+    chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else os.environ.get("CC")
     return _find(notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler)
 
 
@@ -168,11 +169,22 @@ def find_ninja() -> str | None:
         import ninja
     except ImportError:
         return None
-    return str(ninja.BIN_DIR)
+    return str(ninja.BIN_DIR) or None  # empty where the package does not know
 
 
-def require_compiler(notes: Path | None) -> Compiler:
-    return find_compiler(notes) or _missing("cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op")
+def is_other(host: str) -> bool:
+    """Return whether a processor is not this machine's, so that a cross compiler builds for it."""
+    return host != platform.machine()
+
+
+def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
+    found = find_compiler(notes, host)
+    if found is None and host and is_other(host):
+        package = f"{host.replace('_', '-')}-linux-gnu"
+        raise ToolMissing("cc", f"no C compiler for {host} on this {platform.machine()} machine: opjit looked for {host}-linux-gnu-gcc on "
+                                f"PATH; install it (Debian and Ubuntu: apt install gcc-{package}, for CUDA g++-{package}), or build on "
+                                f"a machine with {host}")
+    return found or _missing("cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op")
 
 
 def require_cxx(notes: Path | None) -> Compiler:
@@ -328,16 +340,17 @@ def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str,
     return versions
 
 
-def identities_of(backend: Backend, runtime: str, notes: Path | None) -> list[dict[str, str]]:
-    """Return the versions of a backend's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here; for another device, with
+def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
+    """Return the versions of a target's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here; for another device, with
     its own compiler. Empty if one is missing or does not work: then any compiler's binary matches."""
+    backend = target.backend
     try:
-        compiler = find_compiler(notes)
+        compiler = find_compiler(notes, target.host)
         if compiler is None:
             return []
         tools: list[Nvrtc | Nvcc | Own | None] = [None]
         if backend.uses_nvcc:
-            tools = [find_nvrtc(runtime, notes), working_nvcc(notes)]
+            tools = [find_nvrtc(target.runtime, notes), None if is_other(target.host) else working_nvcc(notes)]
         elif backend.compiler:
             tools = [find_own(backend.compiler, notes)]
     except ToolMissing:
@@ -345,12 +358,12 @@ def identities_of(backend: Backend, runtime: str, notes: Path | None) -> list[di
     return [identity(compiler, tool) for tool in tools if tool is not None or not (backend.uses_nvcc or backend.compiler)]
 
 
-def target_of(arch: str, notes: Path | None, backend: Backend | None = None) -> Target:
+def target_of(arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None) -> Target:
     """Return the target of an arch by its name; for CUDA, with the runtime of the toolkit that is installed. Raises UnknownArch if no
     backend builds for it."""
-    target = targets.named(arch, backend)
+    target = targets.named(arch, backend, None, host)
     if not target.backend.uses_nvcc:
         return target
     nvcc = find_nvcc(notes)
     nvrtc = find_nvrtc("", notes) if nvcc is None and not target.runtime else None
-    return targets.named(arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None)
+    return targets.named(arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None, host)

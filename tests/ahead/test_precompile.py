@@ -23,7 +23,7 @@ from opjit.ahead.precompile import Report
 from opjit.backends import targets
 from opjit.batch import pairs, requests, targets_of
 from opjit.declare import registry
-from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError, UnknownArch, UnknownOp
+from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError, UnknownOp
 from opjit.recipe import headers
 from opjit.store import entry, prune, store
 from opjit.store.prune import MARKER
@@ -35,6 +35,7 @@ from tests.helpers import as_root, entries, fake_compiler, fresh, is_alive, tmpf
 pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
 ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).host != "aarch64" else ["armv8-a"]
+emulated = pytest.mark.skipif(helpers.EMULATED, reason="qemu does not pass on how a program of another machine ended, nor its session")
 
 
 def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]:
@@ -125,10 +126,7 @@ def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
             function(*arguments)
 
 
-def test_an_arch_that_this_machine_s_gcc_does_not_build_for_is_refused() -> None:
-    other = "neoverse-v2" if ARCHS != ["armv8-a"] else "x86-64-v3"
-    with pytest.raises(UnknownArch, match=f"{other} cannot be built here"):
-        opjit.precompile(["allreduce"], [other])
+def test_an_op_that_there_is_not_is_refused() -> None:
     with pytest.raises(UnknownOp):
         opjit.precompile(["nonsense"])
 
@@ -263,6 +261,7 @@ def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(
 ) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three", "four"])
     killed = f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) kill -9 $$;; esac; fi"
+    real = helpers.real_compiler()
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "killed-cc", before=killed)))
     with pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]], jobs=2)
@@ -270,7 +269,7 @@ def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(
     assert name.startswith(names[1])
     assert "Killed" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
-    monkeypatch.delenv("CC")
+    monkeypatch.setenv("CC", real)
     assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
     assert set(good(here)) == set(names)
 
@@ -286,6 +285,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pids
 
 
+@emulated
 @pytest.mark.parametrize(("how", "whom"), [
     (signal.SIGKILL, "it"), (signal.SIGINT, "it"),
     (signal.SIGTERM, "its whole job"),  # as a job scheduler may

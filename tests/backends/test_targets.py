@@ -59,6 +59,11 @@ def test_an_unknown_arch_in_the_environment_is_refused_and_not_passed_over(monke
     monkeypatch.setenv("OPJIT_ARCH", "x86-64-v99")
     with pytest.raises(UnknownArch, match="x86-64-v99"):
         targets.here(helpers.cpu())
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("OPJIT_ARCH", "x86-64-v3")
+    with pytest.raises(UnknownArch, match="x86-64-v3', which is for x86_64, and this machine is aarch64"):
+        targets.here(helpers.cpu())
+    monkeypatch.undo()
     monkeypatch.setenv("OPJIT_ARCH", "sm_90")  # another backend's
     assert targets.here(helpers.cpu()).arch != "sm_90"
 
