@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import opjit.cpp_extension.recorded as recorded_calls  # not "from": that asks the package, which asks torch
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
-from opjit.cpp_extension import recorded as recorded_calls
 from opjit.declare import arguments, oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.oplist import RecordedOp
