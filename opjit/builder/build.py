@@ -21,7 +21,7 @@ import torch
 
 from opjit import files, progress, resources
 from opjit.backends import Flags, Shared
-from opjit.builder import compile_warnings, cuda, device, glue, kernel_usage, runtime_objects, torch_builder
+from opjit.builder import compile_warnings, cuda, cuda_mistakes, device, glue, kernel_usage, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
@@ -94,7 +94,7 @@ def _warn(recipe: Recipe, output: str) -> None:
     names = {**{os.path.basename(path): path for path in paths}, **{path: path for path in paths}}  # NVRTC names a file without its folder
     found = compile_warnings.find(output, names.get, source)
     if recipe.target.backend.uses_nvcc:
-        found += [each for path in dict.fromkeys([source, *paths]) for each in compile_warnings.launches_without_stream(Path(path))]
+        found += [each for path in dict.fromkeys([source, *paths]) for each in cuda_mistakes.find(Path(path))]
     compile_warnings.emit(found, recipe.source, recipe.label)
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.builder.compile_step import NvccOnly
-from opjit.builder.tokens import matched, tokens_of
 from opjit.errors import CompileWarning
 
 _WARNING = re.compile(r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)")
@@ -21,8 +19,6 @@ LARGE_FRAME = f"-Wframe-larger-than={1 << 20}"
 _IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
 _ADVICE = (": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "
            "pass extra_cflags=['-Wno-frame-larger-than']")
-_NO_STREAM = ("the launch names no stream, so it runs on CUDA's default one, beside torch's work; pass the op's: "
-              "kernel<<<blocks, threads, 0, stream>>>(…)")
 
 
 class Found(NamedTuple):
@@ -64,26 +60,6 @@ def _block(lines: Iterable[str]) -> list[str]:
             break
         block.append(line)
     return block
-
-
-def launches_without_stream(path: Path) -> list[Found]:
-    """Return a warning for each launch in a .cu file that names no stream, as its results are wrong only on a busy GPU; none for text
-    that opjit cannot divide into tokens."""
-    try:
-        text = path.read_text("utf-8", "replace")
-        tokens = [token for token in tokens_of(text) if token.kind != "directive"]
-        closing = matched(tokens)
-    except (OSError, NvccOnly):
-        return []
-    found = []
-    for begin in (index for index, token in enumerate(tokens) if token.text == "<<<"):
-        at, commas = begin + 1, list[int]()
-        while at + 2 < len(tokens) and [token.text for token in tokens[at:at + 3]] != [">", ">", ">"]:
-            commas += [at] if tokens[at].text == "," else []
-            at = closing.get(at, at) + 1
-        if len(commas) < 3 or [token.text for token in tokens[commas[2] + 1:at]] == ["0"]:
-            found.append(Found(str(path), text.count("\n", 0, tokens[begin].start) + 1, _NO_STREAM))
-    return found
 
 
 def emit(found: Iterable[Found], source: Path, label: str | None) -> None:

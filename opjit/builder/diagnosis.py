@@ -45,6 +45,9 @@ _OF_OPS = [
                 r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)"), f"{_NOT_C}{_NO_TORCH}"),
     (re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
      "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp"),
+    (re.compile(r"undefined reference to [`'](\w+)\(.*\)'"),  # a name with parameters is a C++ function's
+     r'; if C code of the op or of a library defines \1, declare it extern "C" here; else define it, or add the file that does to '
+     "extra_sources"),
     (re.compile(r"undefined reference to |Unresolved extern function "),
      "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags"),
     (re.compile(r"uses too much shared data"),
@@ -52,6 +55,14 @@ _OF_OPS = [
      "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute"),
 ]
 _OF_ALL = [
+    # Code of torch's years before 2.
+    (re.compile(r"DeprecatedTypeProperties"), "; where old code has x.type(), write x.scalar_type()"),
+    (re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
+     "; where old code has x.data<T>(), write x.data_ptr<T>()"),
+    (re.compile(r"['\"]AT_CHECK['\"]"), "; AT_CHECK is TORCH_CHECK now"),
+    (re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
+     "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
+     "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch"),
     (re.compile(r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
      r"; neither the CUDA Toolkit nor pip's packages have it here: install the package of pip whose name starts with nvidia-\1"),
     (re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"), "; install binutils (Debian and Ubuntu: apt install binutils)"),

@@ -117,34 +117,3 @@ def test_the_form_of_nvcc_s_and_nvrtc_s_warnings_is_known() -> None:
     output = 'plus.cu(5): warning #177-D: variable "x" was declared but never referenced\n      int x;\n          ^\n\nRemark: ...\n'
     assert compile_warnings.find(output, {"plus.cu": "/op/plus.cu"}.get, "") == [
         ("/op/plus.cu", 5, 'variable "x" was declared but never referenced')]
-
-
-LAUNCH = """\
-#include "opjit_cuda.h"
-
-opjit_status scale_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
-{{
-    // kernel<<<1, 1>>>()
-    scale_kernel<<<opjit_blocks(x->numel, 256), {launch}>>>((const float *)x->data, (float *)out->data, x->numel);
-    return OPJIT_LAUNCHED();
-}}
-"""
-
-
-@pytest.mark.parametrize(("launch", "lines"), [
-    ("256", [6]), ("dim3(16, 16), 4 * sizeof(float)", [6]), ("256, 0, 0", [6]),
-    ("256, 0, stream", []), ("256, 4 * (1 + sizeof(float)), stream", []), ("}", []),
-])
-def test_a_launch_without_the_stream_is_warned_of_at_its_line(launch: str, lines: list[int], tmp_path: Path) -> None:
-    file = tmp_path / "scale.cu"
-    file.write_text(LAUNCH.format(launch=launch))
-    found = compile_warnings.launches_without_stream(file)
-    assert [each.line for each in found] == lines
-    assert all("the launch names no stream" in each.text for each in found)
-
-
-def test_no_op_of_this_repository_launches_without_the_stream() -> None:
-    folders = [helpers.ROOT / "kernels_c", helpers.ROOT / "examples", helpers.ROOT / "templates", helpers.ROOT / "tests" / "ops"]
-    found = [each for folder in folders for file in folder.rglob("*") if re.search(r"\.cuh?(\.in)?$", file.name)
-             for each in compile_warnings.launches_without_stream(file)]
-    assert found == []

@@ -346,6 +346,12 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path
     (".cu", "nvcc warning : incompatible redefinition for option 'std', the last value of this option was used\n"
             "ptxas error   : Entry function 'k' uses too much shared data (0x27100 bytes, 0xc000 max)",
      "max); a block has 48 KiB by default: "),
+    (".cu", "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'", "of a library defines helper, declare it "),
+    (".cpp", "a.cpp:3:7: error: cannot convert 'at::DeprecatedTypeProperties' to 'c10::ScalarType'", "write x.scalar_type()"),
+    (".cpp", "a.cpp:3:7: error: 'class at::Tensor' has no member named 'data'", "write x.data_ptr<T>()"),
+    (".cpp", "a.cpp:3:7: error: 'AT_CHECK' was not declared in this scope", "AT_CHECK is TORCH_CHECK now"),
+    (".cpp", "a.cpp:1:10: fatal error: THC/THC.h: No such file or directory", "THC left torch with 1.11"),
+    (".cu", 'a.cu(3): error: identifier "THCState" is undefined', "in an op its last argument"),
 ])
 def test_advice_names_the_way_out(suffix: str, output: str, told: str, tmp_path: Path) -> None:
     source = tmp_path / f"plus{suffix}"
