@@ -21,8 +21,7 @@ def bind(overload: OpOverload, rule: Function) -> Callable[[], None] | None:
     function that takes it back."""
     if "torch.distributed.tensor" not in sys.modules:
         return None
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor import DTensor, debug
     from torch.distributed.tensor.experimental import register_sharding
 
     register_sharding(overload)(rule)
@@ -30,7 +29,8 @@ def bind(overload: OpOverload, rule: Function) -> Callable[[], None] | None:
 
     def take_back() -> None:
         strategies.pop(overload, None)
-        _clear_sharding_prop_cache()
+        debug._clear_python_sharding_prop_cache()
+        debug._clear_fast_path_sharding_prop_cache()
 
     return take_back
 
