@@ -38,7 +38,8 @@ took. DEBUG adds the compilers' commands. A process that waits for another's bui
 def page() -> str:
     """The page's text."""
     table = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in sorted(VARIABLES.items()))
-    variables = f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n| `CC`, `CUDA_HOME` | the C compiler and the CUDA Toolkit |\n"
+    variables = (f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n"
+                 "| `CC`, `CXX`, `CUDA_HOME` | the compilers, also behind a launcher (`ccache gcc`), and the CUDA Toolkit |\n")
     return "\n".join([HEAD, *commands(main, "opjit"), variables]) + LOG
 
 

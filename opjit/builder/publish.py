@@ -29,7 +29,7 @@ class Subject(NamedTuple):
     name: str  # qualified name of an op, or name of a C++ extension
     purpose: str  # the target, or the versions of torch and Python
     target: Target | None  # the op's
-    folder: Path  # the store's folder of its entries
+    folder: Callable[[Store, Manifest], Path]  # a store's folder of its entries
     unread: str | None = None  # names the inputs that cannot be read, so that the binary has no key
     must_store: bool = False  # do not fall back to a folder of this process
 
@@ -56,9 +56,7 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     except (OSError, EntryError) as reason:
         _refuse_or_warn(subject, store, reason)
         try:
-            private = Store(files.until_exit())
-            elsewhere = subject._replace(folder=private.root / subject.folder.relative_to(store.root))
-            entry = _publish_in(private, elsewhere, make)
+            entry = _publish_in(Store(files.until_exit()), subject, make)
         except (OSError, EntryError) as error:
             raise subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
                                 "folder that you can write") from error
@@ -73,7 +71,7 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     try:
         manifest = make(staged, store.base)
         progress.step("publishing")
-        entry = store.put(staged / "entry", subject.folder / manifest.key, manifest, subject.target)
+        entry = store.put(staged / "entry", subject.folder(store, manifest) / manifest.key, manifest, subject.target)
     except CompileError as error:
         if os.path.isdir(staged):
             raise

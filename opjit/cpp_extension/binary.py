@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from opjit.cpp_extension import identity, light
+from opjit.cpp_extension import identity, light, stable
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import policy
@@ -30,25 +31,33 @@ class ExtensionBinary(ContentBinary[Extension]):
 
     @property
     def ways(self) -> tuple[Extension, ...]:
-        if not self.fast:
-            return (self.content,)
-        with_light = replace(self.content, light=light.VERSION)
-        return *(replace(with_light, toolchain=compilers) for compilers in self.content.light_toolchains), self.content
+        return *self._stable, *(self._light if self.fast else ()), self.content
+
+    @property
+    def _light(self) -> tuple[Extension, ...]:
+        return tuple(replace(self.content, light=light.VERSION, toolchain=compilers) for compilers in self.content.light_toolchains)
+
+    @cached_property
+    def _stable(self) -> tuple[Extension, ...]:
+        version = stable.target(self.content, self.call.implicit)
+        return (replace(self.content, stable=version),) if version else ()
 
     def without_light(self) -> str | None:
         """Return why only torch/extension.h will do. It reads the sources, so only what has to fetch or build asks."""
+        if self._stable and self.content.toolchain is not None:  # light headers are another version's, and bind to Python
+            return f"it targets torch's stable ABI of {self._stable[0].stable}"
         return policy.refusal(self.content, self.call.implicit) if self.fast else "fast=False or OPJIT_FAST=0"
 
     def fetch(self, store: Store) -> Entry | None:
-        ways = self.ways if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else (self.content,)
-        return next(filter(None, (self.fetch_way(way, store) for way in ways)), None)
+        tried = self._light if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else ()
+        return next(filter(None, (self.fetch_way(way, store) for way in (*self._stable, *tried, self.content))), None)
 
     def build(self, store: Store) -> Entry:
         """Build with light headers and opjit's binding or, if that does not know a type, pybind11's; if they may lack something, with
         torch/extension.h."""
         from opjit.cpp_extension import build
 
-        reason, first, refused = self.without_light(), self.ways[0], None
+        reason, first, refused = self.without_light(), self._light[0], None
         for way in (first, replace(first, pybind11=True)) if reason is None else ():
             try:
                 return build.build(way, self.call, store, self.must_store)
@@ -58,4 +67,4 @@ class ExtensionBinary(ContentBinary[Extension]):
                     break
         if refused is not None and self.content.toolchain is None:  # there is no nvcc for torch/extension.h
             raise refused.error
-        return build.build(replace(self.content, reason=reason or ""), self.call, store, self.must_store)
+        return build.build(replace((*self._stable, self.content)[0], reason=reason or ""), self.call, store, self.must_store)

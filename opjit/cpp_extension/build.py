@@ -23,7 +23,7 @@ from opjit import processes, progress
 from opjit.builder import torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
-from opjit.cpp_extension import identity, light, static_init
+from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
@@ -83,10 +83,14 @@ class _ExtensionBuild(NamedTuple):
         with_headers = self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         progress.log(f"{extension.name} is built with {with_headers}")
         by_nvrtc, remark = self.compile_all()
+        library = work / f"{extension.name}.so"
+        if extension.stable and (refusal := stable.refusal(extension, self.call.implicit, library, self.tools.compiler)):
+            extension = replace(extension, stable="")
+            with_headers += f"; only this torch and Python take it, as {refusal}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {"torch": torch.__version__, "headers": f"{with_headers}; {remark}" if remark else with_headers}
-        return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), work / f"{extension.name}.so",
-                        self.tools.compiler.path, self.headers_read(), self.trusted(), others, remarks, self.check)
+        return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), library, self.tools.compiler.path,
+                        self.headers_read(), self.trusted(), others, remarks, self.check)
 
     def check(self, library: Path) -> None:
         """Raise an error if the library would end the process or, with light headers, does not open."""
@@ -125,12 +129,18 @@ class _ExtensionBuild(NamedTuple):
 
     def compile(self, around: AbstractContextManager[None]) -> None:
         """Have torch write the build file, and ninja run in a block."""
-        environment = {"LC_ALL": "C", **({"TORCH_CUDA_ARCH_LIST": self.extension.archs} if self.extension.archs else {})}
+        environment = {"LC_ALL": "C", "CCACHE_BASEDIR": str(self.work), "CCACHE_NOHASHDIR": "1"}  # a hit in any other private folder
+        given = {"TORCH_CUDA_ARCH_LIST": self.extension.archs, "CC": toolchain.named("CC")[1]}
+        environment |= {name: value for name, value in given.items() if value}
         variables = torch_builder.settings()  # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script
         if self.tools.nvcc is not None:
             variables["CUDA_HOME"] = self.tools.nvcc.root
         elif self.tools.nvrtc is not None:
             variables["CUDA_HOME"] = self.tools.nvrtc.as_toolkit(self.work)
+        launcher = toolchain.named("CXX")[0]
+        if launcher and hasattr(torch_builder.copy(), "_wrap_compiler"):  # torch from 2.13 on quotes a command of two words
+            environment["CXX"] = self.tools.compiler.path
+            variables["_wrap_compiler"] = lambda command: [*launcher, *([command] if isinstance(command, str) else command)]
         try:
             torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, around)
         except torch_builder.NinjaFailed as failed:
@@ -144,6 +154,8 @@ class _ExtensionBuild(NamedTuple):
         if self.prepared:
             include = [*self.prepared.folders, *include]
             link = [*map(torch_builder.quote, self.prepared.objects), *link]
+        if self.extension.stable:  # torch's libraries export what they use of the C++ library, and would come first
+            link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
             include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
         if self.extension.sources:

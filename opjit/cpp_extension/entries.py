@@ -45,13 +45,14 @@ class ExtensionEntry(NamedTuple):
         flags = [f"{kind}: {' '.join(document['flags'][kind])}" for kind in ("c", "cuda", "link") if document["flags"].get(kind)]
         archs = document["archs"] if isinstance(document["archs"], str) else " ".join(document["archs"] or ())
         torch = f"torch {document['torch'][0]}, Python {document['python'][1]}" if "torch" in document else ""
-        made_for = torch or f"any program on {document['host']}"
+        made_for = torch or (f"any Python and torch from {document['stable'][0]} on" if "stable" in document else
+                             f"any program on {document['host']}")
         tools = ", ".join(str(version) for version in (document["toolchain"] or {}).values())
         changes = [f"    changed since the one before: {change.what}: {change.text}" for change in self.differences]
         return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
                           f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
                           f"    for {made_for}{f', CUDA archs {archs}' if archs else ''}; by {tools}",
-                          *([f"    with {self.headers}"] if torch else []),
+                          *([f"    with {self.headers}"] if document["made_by"] == EXTENSION else []),
                           *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
 
 

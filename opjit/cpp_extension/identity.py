@@ -29,7 +29,7 @@ from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 from opjit.shared_library import content
 from opjit.shared_library.content import EXTENSION, INLINE, Content
 
-_CUDA = (".cu", ".cuh")
+CUDA = (".cu", ".cuh")
 # Environment variables that add folders and flags to the compilers' command lines.
 _INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -49,6 +49,7 @@ class Extension(Content):
         light_toolchains: the compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
         light: the version of light headers that it is built with; empty for torch/extension.h.
         pybind11: whether pybind11's own headers bind it with light headers.
+        stable: the version of torch's stable ABI that its binary needs; empty if it needs this torch and Python.
         reason: why it is built with torch's own, for people.
     """
 
@@ -58,6 +59,7 @@ class Extension(Content):
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
     light: str = ""
     pybind11: bool = False
+    stable: str = ""
     reason: str = ""
 
     @property
@@ -65,7 +67,10 @@ class Extension(Content):
         return f"torch {torch.__version__} and Python {platform.python_version()}" + (f", CUDA archs {self.archs}" if self.archs else "")
 
     def document(self) -> dict[str, Any]:
-        return {**super().document(), "inline": dict(self.inline), "archs": self.archs, **({"light": self.light} if self.light else {}),
+        document = {**super().document(), "inline": dict(self.inline), "archs": self.archs}
+        if self.stable:  # see stable.py
+            return {**document, "stable": [self.stable, platform.machine(), None if self.archs is None else torch.version.cuda]}
+        return {**document, **({"light": self.light} if self.light else {}),
                 "torch": [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
                 "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()]}
 
@@ -97,7 +102,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
         languages = {suffix for suffix, given in ((".cu", call.cuda_sources), (".sycl", call.sycl_sources)) if given}
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
-    cuda = not languages.isdisjoint(_CUDA) if call.with_cuda is None else bool(call.with_cuda)
+    cuda = not languages.isdisjoint(CUDA) if call.with_cuda is None else bool(call.with_cuda)
     compilers, light, trusted = _find_compilers(memory, cuda)
     flags, command_line = _flags(call, cuda)
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
@@ -126,7 +131,7 @@ def _flags(call: LoaderCall, cuda: bool) -> tuple[dict[str, list[str]], CommandL
 
 def _changed_by_user() -> list[str]:
     """What a user can change of torch's commands for CUDA: its nvcc, and the flags of its module, which only who imported it can change."""
-    found = [f"PYTORCH_NVCC={os.environ['PYTORCH_NVCC']}"] if "PYTORCH_NVCC" in os.environ else []
+    found = [f"PYTORCH_NVCC={toolchain.named('PYTORCH_NVCC')[1]}"] if "PYTORCH_NVCC" in os.environ else []
     if "torch.utils.cpp_extension" in sys.modules:
         from opjit.builder import torch_builder
 

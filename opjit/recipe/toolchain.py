@@ -84,15 +84,23 @@ NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
      "CUDA_INC_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"))}
 
 
+def named(variable: str) -> tuple[list[str], str]:
+    """Return what CC, CXX or the like names: ``ccache gcc`` is a launcher, which no key has, and a compiler; a path may have blanks."""
+    value = os.environ.get(variable, "")
+    *launcher, compiler = value.split() or [""]
+    return (launcher, compiler) if not shutil.which(value) and all(map(shutil.which, [*launcher, compiler])) else ([], value)
+
+
 def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | None:
     """Find $CC, else gcc, cc or clang on PATH, or the gcc that builds for another processor, as Debian names it; None if there is none."""
-    chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else os.environ.get("CC")
+    chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else named("CC")[1]
     return _find(notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler)
 
 
 def find_cxx(notes: Path | None) -> Compiler | None:
     """Find $CXX, else c++, as torch's extension builder does; None if there is none."""
-    return _find(notes, "cxx", [os.environ.get("CXX", "c++")], Compiler, lambda path: _probe_compiler(path, "c++"))
+    chosen = named("CXX")[1] if "CXX" in os.environ else "c++"
+    return _find(notes, "cxx", [chosen], Compiler, lambda path: _probe_compiler(path, "c++"))
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
@@ -195,7 +203,7 @@ def require_cxx(notes: Path | None) -> Compiler:
 def _missing(tool: str, variable: str, language: str, looked: str, names: tuple[str, str], built: str) -> NoReturn:
     if os.environ.get(variable):
         raise ToolMissing(tool, f"{variable} is {os.environ[variable]!r}, which is not an executable program; set it to the path of "
-                                f"{names[0]} or {names[1]}, without options, or unset it")
+                                f"{names[0]} or {names[1]} without options, which a launcher such as ccache may precede, or unset it")
     raise ToolMissing(tool, f"no {language} compiler: {looked}; install one (Debian and Ubuntu: apt install {names[0]}) or set "
                             f"OPJIT_CACHE to a cache that holds the built {built}")
 

@@ -16,7 +16,8 @@ __all__ = ["build"]
 
 def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generated: Mapping[str, str] | None = None,
           cflags: Sequence[str] = (), cuda_cflags: Sequence[str] = (), ldflags: Sequence[str] = (),
-          include: Sequence[str | os.PathLike[str]] = (), archs: Sequence[str] | None = None, launcher: Sequence[str] = ()) -> Path:
+          include: Sequence[str | os.PathLike[str]] = (), archs: Sequence[str] | None = None, launcher: Sequence[str] = (),
+          compile_commands: str | os.PathLike[str] | None = None) -> Path:
     """Compile sources into one shared library, or take it from the cache. The caller opens it: ctypes, dlopen, tvm_ffi.load_module.
 
     The key is content: sources, the headers that they include, flags, archs and the compilers' versions. It has no path, torch or Python.
@@ -33,7 +34,9 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
         include: folders of headers.
         archs: for CUDA code, such as ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``; None is OPJIT_ARCH, else
             TORCH_CUDA_ARCH_LIST.
-        launcher: a program that each compiler's command is given to, such as ``["sccache"]``. It is not part of the key.
+        launcher: a program that gets each compiler's command, such as ``["sccache"]``, else as in ``CXX="ccache c++"``; not in the key.
+        compile_commands: where to write the commands for editors and clang-tidy, such as ``"build/compile_commands.json"``; generated
+            files go into ``generated`` beside it.
 
     Returns:
         The path of the verified library in the cache. It stays as it is while the process keeps it open.
@@ -52,6 +55,10 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
     store = Store(default_root())
     given = {"cflags": cflags, "cuda_cflags": cuda_cflags, "ldflags": ldflags}
     library = identity.describe(name, sources, generated or {}, given, include, archs, launcher, store.notes)
+    if compile_commands is not None:
+        from opjit.shared_library import compilation
+
+        compilation.write_commands(library, store, Path(compile_commands).absolute())
     wanted = LibraryBinary(library)
     entry = request.look(wanted, store) or request.obtain(wanted, store)
     if os.environ.get("OPJIT_RECORD"):

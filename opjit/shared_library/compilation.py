@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.errors import ToolMissing, UnknownArch
-from opjit.recipe import headers, nvcc_flags
+from opjit.recipe import headers, nvcc_flags, toolchain
 from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
 from opjit.shared_library.content import trusted_prefixes
@@ -39,10 +40,6 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
     tools = identity.tools(library.languages, store.notes, required=True)
 
     def compile_in(work: Path, base: Path) -> Compiled:
-        for name, content in library.generated.items():
-            place = work / "generated" / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
         before = _compilers(library, tools, work)
         sources = _sources(library, before, work)
         link = _link(library, before, [command[-1] for command in sources], tools.get("cuda"), work)
@@ -53,6 +50,14 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
                         trusted_prefixes([*tools.values()], [str(work)]))
 
     return build_and_publish(library, store, must_store, compile_in)
+
+
+def write_commands(library: Library, store: Store, place: Path) -> None:
+    """Write a compile_commands.json, and the generated files beside it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    before = _compilers(library, identity.tools(library.languages, store.notes, required=True), place.parent)
+    place.write_text(json.dumps([{"directory": os.getcwd(), "file": command[-3], "output": command[-1], "arguments": command}
+                                 for command in _sources(library, before, place.parent)], indent=1), "utf-8", "surrogateescape")
 
 
 def _compilers(library: Library, tools: Mapping[str, Compiler | Nvcc | None], work: Path) -> dict[str, list[str]]:
@@ -77,14 +82,20 @@ def _gencode(library: Library) -> list[str]:
 
 
 def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
-    """Return the commands that compile the sources, which end with the object's path. They run in the current folder."""
+    """Write the generated files, and return the commands that compile the sources, each ending with the source, -o and the object. They
+    run in the current folder."""
+    for name, content in library.generated.items():
+        place = work / "generated" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
     include = [f"-I{folder}" for folder in ([f"{work}/generated"] if library.texts else []) + [*library.include]]
     found = []
     for number, source in enumerate([*library.sources, *(f"{work}/generated/{name}" for name in library.generated)]):
         language = identity.LANGUAGES.get(os.path.splitext(source)[1])
         if language is not None:
             flags = [f"--frandom-seed={number}", *library.given["cuda_cflags"]] if language == "cuda" else library.given["cflags"]
-            found.append([*library.launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d", "-c", source,
+            launcher = library.launcher or toolchain.named("CC" if language == "c" else "CXX")[0]
+            found.append([*launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d", "-c", source,
                           "-o", f"{work}/{number}.o"])
     return found
 

@@ -1,11 +1,12 @@
 """What decides the bytes of a binary from any sources, and where the cache keeps it: the core of shared libraries and C++ extensions.
 
     <root>/v1/shared_library.<name>/<host>-<base>/<key>/                    <host>: x86_64 or aarch64
-    <root>/v1/cpp_extension.<name>/<python>-torch<version>-<base>/<key>/    <python>: such as cpython-312
+    <root>/v1/cpp_extension.<name>/<python>-torch<version>-<base>/<key>/    <python>: such as cpython-312, or <host> for any
 
 <base> covers all that is known before a build: sources, the headers that a scan of #include lines finds, flags and archs; for an extension
-torch and Python, too. The key adds the compilers, and the headers that only a compiler finds (through an #include of a macro, say). The
-manifest lists those headers, and each look-up compares their content. Headers of the compilers and of the CUDA Toolkit count by version.
+torch and Python, too, or the version of torch's stable ABI. The key adds the compilers, and the headers that only a compiler finds (through
+an #include of a macro, say). The manifest lists those headers, and each look-up compares their content. Headers of the compilers and of the
+CUDA Toolkit count by version.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ def entries_folder(document: Mapping[str, Any]) -> str:
             made_by = LIBRARY
         case {"made_by": "torch.utils.cpp_extension", "name": str(name), "torch": [str(version), *_], "python": [str(suffix), *_]}:
             made_by, target = EXTENSION, f"{'-'.join(suffix.strip('.').split('-')[:2])}-torch{version}"
+        case {"made_by": "torch.utils.cpp_extension", "name": str(name), "stable": [str(version), str(host), *_]}:
+            made_by, target = EXTENSION, f"{host}-torch{version}"
         case _:
             raise EntryError("its manifest names no C++ extension and no shared library")
     if not _TARGET.fullmatch(target):

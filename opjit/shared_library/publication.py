@@ -13,7 +13,7 @@ from opjit.builder.compile_step import workspace
 from opjit.builder.publish import Subject, publish, write_entry
 from opjit.errors import EntryError
 from opjit.recipe import headers
-from opjit.shared_library.content import Content
+from opjit.shared_library.content import Content, entries_folder
 from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
@@ -51,8 +51,8 @@ def build_and_publish(content: Content, store: Store, must_store: bool, compile_
     Raises:
         BuildError: the tools left no valid library, or a source changed during the build; and what `compile_in` raises.
     """
-    subject = Subject(content.name, content.purpose, None, store.base / content.place_of_entries, headers.unreadable(content.inputs),
-                      must_store)
+    subject = Subject(content.name, content.purpose, None, lambda store, manifest: store.base / entries_folder(manifest.document),
+                      headers.unreadable(content.inputs), must_store)
 
     def make(staged: Path, base: Path) -> Manifest:
         with workspace(staged) as work:

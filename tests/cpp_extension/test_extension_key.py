@@ -121,6 +121,7 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
         "inputs": replace(one, inputs={**one.inputs, "plain.cpp": "0" * 64}),
         "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
         "light": replace(one, light="0"),
+        "stable": replace(one, stable="2.10"),
     }
     # The content of these is in other fields; `reason` is for people, and code and compilers decide `pybind11`.
     elsewhere = {"forced", "texts", "archives", "include", "light_toolchains", "reason", "pybind11"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -175,6 +177,41 @@ def test_a_launcher_gets_each_compilation_and_is_not_in_the_key(tmp_path: Path, 
     path = opjit.build("adder", project(tmp_path / "a"), include=[tmp_path / "a/include"], launcher=[str(launcher)])
     assert len(seen.read_text().splitlines()) == 2
     assert opjit.build("adder", project(tmp_path / "b"), include=[tmp_path / "b/include"]) == path
+
+
+def test_compile_commands_compile(tmp_path: Path) -> None:
+    place = tmp_path / "build/compile_commands.json"
+    opjit.build("adder", generated=ADDER, compile_commands=place)
+    [command] = json.loads(place.read_text())
+    assert Path(command["file"]).read_text() == ADDER["adder.c"]
+    subprocess.run(command["arguments"], cwd=command["directory"], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
+@pytest.mark.parametrize("by", ["build", "load"])
+def test_an_edit_of_one_of_three_sources_recompiles_one_behind_ccache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    sources = [tmp_path / f"{name}.cpp" for name in "abc"]
+    for path in sources:
+        path.write_text(f'#include "k.h"\nextern "C" int {path.stem}() {{ return K; }}\n')
+    (tmp_path / "k.h").write_text("#define K 7\n")
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
+
+    def compiled() -> int:
+        """Build, and return how many sources ccache did not know."""
+        made = opjit.build("abc", sources) if by == "build" else opjit.load("abc", [*map(str, sources)], is_python_module=False)
+        assert ctypes.CDLL(str(made)).a() == 7
+        done = subprocess.run(["ccache", "--print-stats"], check=True, capture_output=True, text=True)
+        subprocess.run(["ccache", "--zero-stats"], check=True, capture_output=True)
+        return int(dict(line.split("\t") for line in done.stdout.splitlines())["cache_miss"])
+
+    monkeypatch.setenv("CXX", "ccache c++")
+    monkeypatch.setenv("CC", "ccache gcc")
+    assert compiled() == 3
+    sources[1].write_text(sources[1].read_text() + "int more;\n")
+    assert compiled() == 1
+    monkeypatch.setenv("CXX", "c++")
+    assert compiled() == 0, "the launcher is in the key"
 
 
 @pytest.mark.nvcc

@@ -1,0 +1,97 @@
+"""Extensions for torch's stable ABI: which are one binary for many versions of torch and Python, and which only ask for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+from opjit.cpp_extension import binary, identity, stable
+from opjit.cpp_extension.arguments import LoadCall
+from opjit.cpp_extension.entries import entries
+from opjit.store.store import Store
+
+# In the style of the stable example of pytorch/extension-cpp.
+MULADD = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+using torch::stable::Tensor;
+Tensor mymuladd_cpu(const Tensor& a, const Tensor& b, double c) {
+  STD_TORCH_CHECK(a.scalar_type() == torch::headeronly::ScalarType::Float);
+  Tensor result = torch::stable::empty_like(a);
+  const float *p = a.const_data_ptr<float>(), *q = b.const_data_ptr<float>();
+  float* r = result.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < result.numel(); i++) r[i] = p[i] * q[i] + c;
+  return result;
+}
+STABLE_TORCH_LIBRARY(NAME, m) { m.def("mymuladd(Tensor a, Tensor b, float c) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(NAME, CPU, m) { m.impl("mymuladd", TORCH_BOX(&mymuladd_cpu)); }
+"""
+DEFINED = "// a comment\n#define TORCH_TARGET_VERSION (((0ULL + 2) << 56) | ((0ULL + 10) << 48))\n"
+FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+MORE = {  # programs that name the macro and use more than the stable ABI, and why each is kept for its torch and Python
+    "module": ("#include <Python.h>\nPyMODINIT_FUNC PyInit_module() { static PyModuleDef d = {PyModuleDef_HEAD_INIT, \"module\"}; "
+               "return PyModule_Create(&d); }\n" + MULADD, "it includes Python.h"),
+    "version": (MULADD + "int minor() { return TORCH_VERSION_MINOR; }\n", "it has TORCH_VERSION_MINOR"),
+    "layout": (MULADD + "#undef TORCH_TARGET_VERSION\n", "it has #undef TORCH_TARGET_VERSION"),
+    "macro": (MULADD + "#define HEADER <vector>\n#include HEADER\n", "it has #include HEADER"),
+    "header": (MULADD + "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>\n", r"it includes torch/.*c_shim_cpu\.h"),
+    "cxx": (MULADD + "void other() __asm__(\"_ZN3c1012get_num_threadsEv\");\nvoid call() { other(); }\n", "it imports _ZN3c10"),
+    "later": (MULADD + 'extern "C" int torch_from_blob(); int call() { return torch_from_blob(); }\n',
+              r"it imports torch_from_blob, which is no function of torch's stable ABI of 2\.10"),
+}
+
+
+def call_of(folder: Path, text: str, name: str = "stable_extension", *flags: str) -> LoadCall:
+    (folder / "muladd.cpp").write_text(text.replace("NAME", name))
+    return LoadCall(name=name, sources=[str(folder / "muladd.cpp")], extra_cflags=list(flags), is_python_module=False)
+
+
+@pytest.mark.parametrize(("text", "flags", "expected"), [
+    ("", [FLAG], "2.10"), ("", ["-D", FLAG[2:] + "ULL"], "2.10"), (DEFINED + "#include <a.h>\n", [], "2.10"),
+    ("", [], ""), ("", ["-DTORCH_TARGET_VERSION=TORCH_ABI_VERSION"], ""), ("", [FLAG, "-UTORCH_TARGET_VERSION"], ""),
+    ("", ["-DTORCH_TARGET_VERSION=0x027f000000000000"], ""), ("", ["-DTORCH_TARGET_VERSION=0x020a010000000000"], ""),
+    ("#include <a.h>\n" + DEFINED, [], ""), ("#if 1\n" + DEFINED + "#endif\n", [], "")])
+def test_the_version_is_one_that_all_of_a_source_is_compiled_for_and_this_torch_has(tmp_path: Path, text: str, flags: list[str],
+                                                                                   expected: str) -> None:
+    assert stable.target(identity.describe(call_of(tmp_path, text, "a", *flags), None), False) == expected
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "flags"), [("", [FLAG]), (DEFINED, [])])
+def test_one_binary_serves_every_later_torch_and_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str,
+                                                              flags: list[str]) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    store, name = Store(tmp_path / "cache"), f"stable_{'flag' if flags else 'text'}"
+    call = call_of(tmp_path, before + MULADD, name, *flags)
+    opjit.load(**call.for_torch())
+    assert getattr(torch.ops, name).mymuladd(torch.ones(2), torch.ones(2), 2.0).tolist() == [3, 3]
+    [entry] = entries(name, store)
+    assert "for any Python and torch from 2.10 on" in str(entry)
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    for version in ("2.10.0+cu126", "2.99.1", "3.0.0a0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert getattr(binary.of_call(call, store.notes).find(store), "folder", None) == entry.folder
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    assert binary.of_call(call, store.notes).find(store) is None
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_a_program_that_uses_more_than_the_stable_abi_is_kept_for_its_torch_and_why_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    store, (text, reason) = Store(tmp_path / "cache"), MORE[name]
+    wanted = binary.of_call(call_of(tmp_path, text, f"more_{name}", "-O0", FLAG), store.notes)
+    built = wanted.build(store)
+    [entry] = entries(f"more_{name}", store)
+    assert entry.document["torch"][0] == torch.__version__
+    assert getattr(wanted.find(store), "folder", None) == built.folder
+    assert re.search(f"only this torch and Python take it, as {reason}", str(entry)), str(entry)
