@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
+from opjit.errors import OpjitError
+
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _END = 2.0  # seconds that an interrupted command gets to end what it started
@@ -117,9 +119,21 @@ def run(command: Any, *, check: bool = False, limit: float | None = None,
 
 
 @contextmanager
+def starting_threads() -> Iterator[None]:
+    """Raise OpjitError if the system refuses the block a thread."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        raise OpjitError("the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`) or on processes "
+                         "(`ulimit -u`, pids.max of a control group), or build ahead where there is none") from None
+
+
+@contextmanager
 def pool(size: int) -> Iterator[ThreadPoolExecutor]:
     """Open a pool of threads. An interrupt, which Python raises in the main thread alone, ends the commands of all threads, too."""
-    with ThreadPoolExecutor(size) as threads:
+    with starting_threads(), ThreadPoolExecutor(size) as threads:
         try:
             yield threads
         except (KeyboardInterrupt, SystemExit):

@@ -105,7 +105,8 @@ def obtain(wanted: W, store: Store) -> Entry:
     with processes.importing:
         from opjit.store import lock
 
-    with progress.status(f"building {wanted}") as say, lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
+    with processes.starting_threads(), progress.status(f"building {wanted}") as say, \
+            lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
         wanted = wanted.now(store)  # the sources may have changed during the wait
         return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import opjit
 from opjit import request
 from opjit.backends import targets
-from opjit.errors import NoKernel, OpjitError
+from opjit.errors import CacheWarning, NoKernel, OpjitError
 from tests import helpers
 from tests.helpers import GET, UNREADABLE, as_root, cache_warnings, fresh, tmpfs
 
@@ -124,3 +125,13 @@ def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here
 def test_an_op_builds_where_tmpdir_names_no_folder(op: Path, here: Path) -> None:
     code = helpers.declare(op) + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
     assert fresh(code, {"TMPDIR": "/nonexistent/folder"}).stdout == "[2.0]\n"
+
+
+def test_a_build_that_may_start_no_thread_names_the_limits(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    op = make_op("noop(Tensor x) -> ()", NOOP)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.warns(CacheWarning, match="without a lock"), pytest.raises(OpjitError, match=r"refuses another thread.*`ulimit -v`"):
+        opjit.get(op.qualified, "cpu")
