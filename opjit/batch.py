@@ -40,10 +40,10 @@ def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target
 
 
 def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool = False,
-             failed: list[tuple[str, OpjitError]] | None = None) -> list[OpBinary]:
+             failed: list[tuple[str, OpjitError]] | None = None, scan: Scan | None = None) -> list[OpBinary]:
     """Return the requests of pairs of an op and a target. Shared headers and compilers are examined once. `failed` gets the names of pairs
     whose sources cannot be read or compiled, with the errors."""
-    scan, compilers, found = Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
+    scan, compilers, found = scan or Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
     for op, target in pairs:
         name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)
         if kind not in compilers:

@@ -38,8 +38,8 @@ class Wanted(Protocol):
     def by_torch(self) -> bool:
         """Whether torch's builder makes it."""
 
-    def find(self, store: Store, warn: bool = True) -> Entry | None:
-        """Return the verified entry in a layer or the store, or None."""
+    def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
+        """Return the verified entry in a layer or the store, or None. Without `hashed`, it is there, and cannot be loaded."""
 
     def miss(self, store: Store) -> str:
         """Say why there is none."""
@@ -134,8 +134,8 @@ class OpBinary(NamedTuple):
     def by_torch(self) -> bool:
         return True
 
-    def find(self, store: Store, warn: bool = True) -> Entry | None:
-        return (None if self.must_store else layers.find(self.recipe)) or store.find(self.recipe, warn)
+    def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
+        return (None if self.must_store else layers.find(self.recipe, hashed)) or store.find(self.recipe, warn, hashed)
 
     def miss(self, store: Store) -> str:
         from opjit import why

@@ -25,7 +25,7 @@ from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.declare import arguments, oplist, registry
 from opjit.declare.op import Op
-from opjit.declare.oplist import RecordedOp
+from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.recipe import toolchain
 from opjit.recipe.flags import check
@@ -83,13 +83,14 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     """Plan to build the ops of a recorded list, and its C++ extensions; without archs, for the recorded targets."""
     store = _store(root)
     targets = batch.targets_of(archs, store, hosts) if archs else None
-    recorded, scan = dict[str, list[RecordedOp]](), Scan()
-    for use in oplist.read_list(Path(path)):
+    (uses_of_ops, calls), recorded, scan = oplist.read_list(Path(path)), dict[str, list[RecordedOp]](), Scan()
+    for use in uses_of_ops:
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
     pairs, skipped, remarks, failed = list[tuple[Op, Target]](), 0, list[str](), list[tuple[str, OpjitError]]()
+    absent, resolved = set[str](), dict[tuple[str, str], list[Target]]()
     for uses in recorded.values():
         try:
-            op, declared = _resolve_op(uses[0])
+            op, declared = _resolve_op(uses[0], absent)
             found = batch.pairs([op], targets or ())
             for pair in () if declared else found:
                 _require_closed(*pair, scan)
@@ -101,24 +102,25 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
             skipped += len(targets) - len(found)
             continue
         for use in uses:
-            name = f"{use.op} for {use.backend} {use.arch}"
+            name, place = f"{use.op} for {use.backend} {use.arch}", (use.backend, use.arch)
             try:
-                found = [(op, _resolve_target(use, name, store, host)) for host in hosts or (None,)]
+                for_hosts = resolved.get(place) or [_resolve_target(use, name, store, host) for host in hosts or (None,)]
+                found = [(op, target) for target in resolved.setdefault(place, for_hosts)]
                 if not declared:
                     _require_closed(*found[0], scan)
                 pairs += found
             except OpjitError as error:
                 failed.append((name, error))
     # A declared op may replace several recorded ones, which differ.
-    ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed)
-    others = _plan_extensions(Path(path), store, root is not None, extensions, remarks, failed)
+    ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed, scan)
+    others = _plan_extensions(calls, Path(path), store, root is not None, extensions, remarks, failed)
     return Plan([*ops, *others], skipped, store, root is not None, remarks, failed, Path(path))
 
 
-def _plan_extensions(path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
+def _plan_extensions(listed: Sequence[RecordedExtension], path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
                      failed: list[tuple[str, OpjitError]]) -> list[Wanted]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
-    listed, found = oplist.read_extensions(path), dict[str, Wanted]()
+    found = dict[str, Wanted]()
     if listed and not allowed:
         remarks.append(f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
                        "if you trust the list, give --extensions (in Python: extensions=True)")
@@ -158,18 +160,20 @@ def _require_closed(op: Op, target: Target, scan: Scan) -> None:
         raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
 
 
-def _resolve_op(recorded: RecordedOp) -> tuple[Op, bool]:
-    """Return the op of a list, and whether anything but the list declares it."""
+def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
+    """Return the op of a list, and whether anything but the list declares it. `absent` keeps the namespaces whose packages have been
+    searched in vain: all their ops are declared by then."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")
     if recorded.code is not None:
         return _inline_op(recorded, recorded.code), False
     try:
-        op = registry.find(recorded.op)
+        op = registry.declared(recorded.op) if schema.namespace in absent else registry.find(recorded.op)
     except UnknownOp:
-        return _op_in_folder(recorded), False
-    return op, True
+        op = None
+        absent.add(schema.namespace)
+    return (_op_in_folder(recorded), False) if op is None else (op, True)
 
 
 def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:

@@ -91,7 +91,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
 
 def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store: str | os.PathLike[str] | None = None,
           extensions: bool = False, hosts: Sequence[str] = ()) -> int:
-    """Prove, before a program serves, that it will build nothing: every entry of a list is there.
+    """Prove, before a program serves, that it will build nothing: every entry of a list is there, with its manifest and the library's size.
+    A request hashes a library before it opens it.
 
     Args:
         recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
@@ -111,7 +112,8 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
         1
     """
     plan = plan_recorded(recorded, archs, store, extensions, hosts)
-    missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted if wanted.find(plan.store) is None]
+    missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted
+               if wanted.find(plan.store, hashed=False) is None]
     failed = [*plan.failed, *missing]
     if failed:
         raise PrecompileError(f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "

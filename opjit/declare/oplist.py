@@ -133,17 +133,8 @@ def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension]
     return json.dumps(fields, indent=1) + "\n"
 
 
-def read_list(path: Path) -> list[RecordedOp]:
-    """Read the ops of a list. Raises RecordError if it cannot be read, or is not such a list."""
-    return _read(path)[0]
-
-
-def read_extensions(path: Path) -> list[RecordedExtension]:
-    """Read the C++ extensions of a list. Raises RecordError, as `read_list` does."""
-    return _read(path)[1]
-
-
-def _read(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
+def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
+    """Read the ops and the C++ extensions of a list. Raises RecordError if it cannot be read, or is not such a list."""
     try:
         fields = json.loads(files.read_regular(path, MAX_BYTES))
         fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}

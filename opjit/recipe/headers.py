@@ -27,23 +27,25 @@ class Scan:
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}  # sources that need not be on disk, by path
         self.read = cache(lambda path: parsed(self.texts[path]) if path in self.texts else read(path))
-        self.is_file = cache(_is_file)
+        self.file = cache(_file)
+        self.closures: dict[tuple[object, ...], dict[str, str]] = {}  # by the arguments of `closure`
 
     def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
         """Return the file that an #include line refers to, or None."""
-        candidates = (os.path.join(folder, os.fsdecode(name)) for folder in ((beside,) if kind == b'"' else ()) + include_path)
-        return next((normalized(path) for path in candidates if self.is_file(path)), None)
+        folders = ((beside,) if kind == b'"' else ()) + include_path
+        return next((path for folder in folders if (path := self.file(folder, name)) is not None), None)
 
 
-def _is_file(path: str) -> bool:
-    """Return whether a compiler would include it. Raises DeclarationError for a pipe or a device, which may have no end."""
+def _file(folder: str, name: bytes) -> str | None:
+    """Return the file that a compiler would include. Raises DeclarationError for a pipe or a device, which may have no end."""
+    path = os.path.join(folder, os.fsdecode(name))
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # ValueError: a zero byte
-        return False
+        return None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise DeclarationError(f"{path} is a pipe or a device, and a source includes it; put a file there")
-    return stat.S_ISREG(mode)
+    return normalized(path) if stat.S_ISREG(mode) else None
 
 
 def read(path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
@@ -72,8 +74,11 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     FileNotFoundError if a root is missing, DeclarationError if a file includes a pipe or a device. `scan` shares the results of other
     scans of this moment; `flags` are the compiler's, whose -D may name a header.
     """
-    scan, waiting = scan or Scan(), list(roots)
-    digests: dict[str, str] = {}
+    scan, waiting, flags = scan or Scan(), list(roots), tuple(flags)
+    known = tuple(waiting), include_path, flags
+    digests = dict(scan.closures.get(known, ()))
+    if digests:
+        return digests
     by_macro: set[tuple[bytes, str]] = set()
     while waiting or (by_macro and (waiting := _named_by_macros(by_macro, digests, flags, include_path, scan))):
         path = waiting.pop()
@@ -89,7 +94,8 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
         beside = os.path.dirname(path)
         by_macro |= {(name, beside) for kind, name in lines if not kind}
         waiting += (found for kind, name in lines if kind and (found := scan.find(kind, name, beside, include_path)) is not None)
-    return digests
+    scan.closures[known] = digests
+    return dict(digests)
 
 
 def _named_by_macros(asked: Collection[tuple[bytes, str]], digests: Mapping[str, str], flags: Iterable[str],

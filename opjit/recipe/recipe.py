@@ -144,7 +144,7 @@ def read_files(source: Path, target: Target, flags: Flags | None = None, scan: h
         scan = scan or headers.Scan()
         roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
     linked = libraries.files(flags) if flags is not None else []
-    words = (*flags.c, *flags.cuda) if flags is not None else ()
+    words = [word for word in (*flags.c, *flags.cuda) if "-D" in word] if flags is not None else []  # the same for most of an op's archs
     return {**headers.closure(roots, path, scan, words), **{path: files.digest(path) for path in linked}}
 
 

@@ -71,12 +71,12 @@ class ContentBinary(Generic[C]):
     def accepts(self, manifest: Manifest) -> bool:
         return any(_fits(way, way.document(), manifest.document) for way in self.ways)
 
-    def find(self, store: Store, warn: bool = True) -> Entry | None:
+    def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
         above = [] if self.must_store else [*map(Store, layers.named())]
         for each, way in itertools.product([*above, store], self.ways):
             folder = each.base / way.place_of_entries
             if each.trusted(folder.parent, folder):
-                found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn)
+                found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn, hashed=hashed)
                 if found is not None:
                     return found if each is store else replace(found, origin="layer")
         return None

@@ -24,7 +24,8 @@ FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redir
 @dataclass(frozen=True)
 class Entry:
     """A binary that was verified when this object was made. Its origin is ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``;
-    `verified` is the file of the library that was verified, see `files.identity`. Comparison ignores both."""
+    `verified` is the file of the library that was verified, see `files.identity`; of an entry that was not hashed it is empty, and the
+    loader refuses it. Comparison ignores both."""
 
     folder: Path
     key: str
@@ -33,20 +34,23 @@ class Entry:
     verified: tuple[int, ...] = field(default=(), compare=False)
 
 
-def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None) -> tuple[Entry, Manifest]:
+def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None,
+           hashed: bool = True) -> tuple[Entry, Manifest]:
     """Check everything that must hold before a library is loaded: owners, modes, size, hash, machine, arch, needed libraries. Raises
     FileNotFoundError if there is no entry, EntryError or OSError if the entry must not be used.
 
     `target` is None for a C++ extension, which may need any library; `key` None is the folder's name; `trusted_as`: see files.distrusted.
+    Without `hashed`, nothing is checked that needs the library's content.
     """
-    manifest, content, verified = read(folder, trusted_as)
+    manifest, content, verified = read(folder, trusted_as, hashed)
     if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")
-    check_binary(manifest, content, target)
+    if hashed:
+        check_binary(manifest, content, target)
     return Entry(folder, manifest.key, folder / manifest.library, verified=verified), manifest
 
 
-def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:
+def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest and library, and the identity of the library's file. Both belong to one build, and no untrusted user can
     have written them. Raises FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used.
     """
@@ -58,6 +62,8 @@ def read(folder: Path, trusted_as: Path | None = None) -> tuple[Manifest, bytes,
         verified = files.identity(file.fileno())
         if os.fstat(file.fileno()).st_size != manifest.size:
             raise EntryError("its library does not have the size in its manifest")
+        if not hashed:
+            return manifest, b"", ()
         content = file.read(manifest.size)
     if hashlib.sha256(content).hexdigest() != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")

@@ -15,13 +15,13 @@ from opjit.store.store import Store, first
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
-def find(recipe: Recipe) -> Entry | None:
-    """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing.
+def find(recipe: Recipe, hashed: bool = True) -> Entry | None:
+    """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing. For `hashed`, see `verify`.
 
     A binary beside its source may come from any compiler and any version of opjit's glue, as its author shipped it. Its source, schema,
     flags, arch and format must match.
     """
-    return next((replace(entry, origin="layer") for entry in _entries(recipe) if entry is not None), None)
+    return next((replace(entry, origin="layer") for entry in _entries(recipe, hashed) if entry is not None), None)
 
 
 def holds(library: Path) -> bool:
@@ -29,16 +29,17 @@ def holds(library: Path) -> bool:
     return library.parts[-6:-4] == (FOLDER, "v1") and library.name == f"{library.parts[-4]}.so"
 
 
-def _entries(recipe: Recipe) -> Iterator[Entry | None]:
+def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
     """Look in each layer, in order."""
     beside = recipe.folder / FOLDER
     if os.path.isdir(beside):
         store, wanted = Store(beside), _as_shipped(recipe.document())
         folder = store.folder(recipe.schema.qualified, recipe.target)
         if store.trusted(folder.parent, folder, trusted_as=recipe.source):
-            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source)
+            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source,
+                        hashed=hashed)
     for root in named():
-        yield Store(root).find(recipe)
+        yield Store(root).find(recipe, hashed=hashed)
 
 
 def named() -> list[Path]:

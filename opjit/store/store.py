@@ -80,8 +80,8 @@ class Store(NamedTuple):
         """Return the folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
-    def find(self, recipe: Recipe, warn: bool = True) -> Entry | None:
-        """Return the verified entry of a recipe, or None.
+    def find(self, recipe: Recipe, warn: bool = True, hashed: bool = True) -> Entry | None:
+        """Return the verified entry of a recipe, or None. For `hashed`, see `verify`.
 
         Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
         does a CUDA entry that nvcc made, where there is only NVRTC, or the other way round.
@@ -90,14 +90,14 @@ class Store(NamedTuple):
         if not self.trusted(folder.parent, folder):
             return None
         for key in recipe.keys:
-            found = _read(folder / key, recipe.target, warn)
+            found = _read(folder / key, recipe.target, warn, hashed=hashed)
             if found is not None:
                 return found
         if recipe.toolchain is not None and not recipe.target.backend.uses_nvcc:
             return None
         wanted = recipe.document()
         return first(folder, recipe.target, lambda document: document == {**wanted, "toolchain": document.get("toolchain")}
-                     and recipe.takes(document["toolchain"]), warn)
+                     and recipe.takes(document["toolchain"]), warn, hashed=hashed)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. For `trusted_as`, see
@@ -194,7 +194,7 @@ class Store(NamedTuple):
 
 
 def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
-          trusted_as: Path | None = None) -> Entry | None:
+          trusted_as: Path | None = None, hashed: bool = True) -> Entry | None:
     """Return the first verified entry in a folder of entries whose document fits, or None. `fits` may raise EntryError about a bad
     document; `warn` is about entries that fail verification."""
     try:
@@ -202,16 +202,16 @@ def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], 
     except OSError:
         return None
     for name in names:
-        entry = _read(folder / name, target, warn, trusted_as, fits)
+        entry = _read(folder / name, target, warn, trusted_as, fits, hashed)
         if entry is not None:
             return entry
     return None
 
 
 def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | None = None,
-          fits: Callable[[dict[str, Any]], bool] | None = None) -> Entry | None:
+          fits: Callable[[dict[str, Any]], bool] | None = None, hashed: bool = True) -> Entry | None:
     try:
-        entry, manifest = verify(folder, target, trusted_as=trusted_as)
+        entry, manifest = verify(folder, target, trusted_as=trusted_as, hashed=hashed)
         return entry if fits is None or fits(manifest.document) else None
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -1,10 +1,11 @@
-"""What `opjit precompile` costs when all is there, and how well it uses the CPUs when nothing is.
+"""What `opjit precompile` and `opjit.ready` cost when all is there, and how well a build uses the CPUs when nothing is.
 
     python tests/benchmarks/precompile.py
 
     nothing to do       1,002 entries that are there (334 small op folders, three x86-64 levels), in a fresh process that has imported
                         torch and opjit and declared the ops: each entry's key, and its full verification with SHA-256. Declaring, which
                         runs 334 op.py files, is shown beside it
+    opjit.ready         the proof that the same entries, as a list, are there: each entry's key, manifest and size
     16 CUDA entries     four bundled ops for four archs, into an empty store: CPU time of the builders and compilers over wall time and
                         CPUs; needs nvcc, no GPU
     1,002 C entries     the same for the entries of the first line
@@ -58,8 +59,20 @@ def write_ops(root: Path) -> Path:
     return root
 
 
-def run_once(names: list[str], archs: list[str]) -> dict[str, Any]:
-    """In a fresh process: declare, precompile, and say how long each took, and how much CPU time the children used."""
+def write_list(root: Path) -> str:
+    """Write the list that `opjit record` would write of the ops in a folder, for all levels."""
+    from opjit.declare import oplist
+
+    flags: dict[str, list[str]] = {kind: [] for kind in oplist.FLAGS}
+    uses = [oplist.RecordedOp(f"ahead::{each.name}", f"ahead::{each.name}(Tensor x) -> Tensor", "cpu", level, "", flags, str(each))
+            for each in root.iterdir() for level in LEVELS]
+    path = root.with_name("ops.json")
+    path.write_text(oplist.dump_list(uses))
+    return str(path)
+
+
+def run_once(names: list[str], archs: list[str], listed: str | None = None) -> dict[str, Any]:
+    """In a fresh process: declare, precompile, and say how long each took, and how much CPU time the children used; or ready a list."""
     import torch  # noqa: F401
 
     import opjit
@@ -70,6 +83,9 @@ def run_once(names: list[str], archs: list[str]) -> dict[str, Any]:
     ops = [op.qualified for name in names for op in arguments.ops(name)]
     declared = time.perf_counter()
     before, own = os.times(), time.process_time()
+    if listed is not None:
+        there = opjit.ready(listed)
+        return {"ready": time.perf_counter() - declared, "own": time.process_time() - own, "built": 0, "there": there}
     report = opjit.precompile(ops, archs)
     took, own, after = time.perf_counter() - declared, time.process_time() - own, os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
@@ -107,6 +123,10 @@ def measure(rounds: int) -> list[Row]:
         idle = [expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), 0, count) for _ in range(rounds)]
         rows.append(alone(f"nothing to do over {count} entries", [result["precompile"] for result in idle], 0.5))
         rows.append(alone("  its CPU time, which says more on a busy machine", [result["own"] for result in idle]))
+        told = ["--child", ops_folder, "", "--ready", write_list(Path(ops_folder))]
+        ready = [expect(child(script, *told, env=env), 0, count) for _ in range(rounds)]
+        rows.append(alone(f"opjit.ready over {count} entries", [result["ready"] for result in ready], 0.3))
+        rows.append(alone("  its CPU time", [result["own"] for result in ready]))
         rows.append(alone(f"declaring their {OPS} ops", [result["declare"] for result in idle]))
     return rows
 
@@ -115,9 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="fresh processes that have nothing to do")
     parser.add_argument("--child", nargs=2, metavar=("OPS", "ARCHS"), help=argparse.SUPPRESS)
+    parser.add_argument("--ready", metavar="LIST", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(run_once(*(text.split(",") for text in arguments.child))))
+        names, archs = (text.split(",") for text in arguments.child)
+        print(json.dumps(run_once(names, archs, arguments.ready)))
         return
     show("Building ahead", measure(arguments.rounds))
 
