@@ -45,7 +45,7 @@ def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_
     assert "keytest::plus" in str(error)
     assert "-std=c++" not in str(error)
     assert error.command is not None
-    assert error.command.startswith(toolchain.require_compiler(None).path)
+    assert toolchain.require_compiler(None).path in error.command.split()[:2], "behind ccache, which torch puts there if it is installed"
     assert " -c " in error.command
 
 
