@@ -25,8 +25,8 @@ static int calls;
 static int is_on(const char *fault, const char *path)
 {
     const char *root = getenv("NFS_ROOT"), *chosen = getenv("NFS_FAULT");
-    return root && chosen && strcmp(chosen, fault) == 0 && strncmp(program_invocation_short_name, "python", 6) == 0
-        && (!path || (strncmp(path, root, strlen(root)) == 0 && !strstr(path, "/staging")));
+    return root && chosen && strcmp(chosen, fault) == 0 && strncmp(program_invocation_short_name, "python", 6) == 0 &&
+           (!path || (strncmp(path, root, strlen(root)) == 0 && !strstr(path, "/staging")));
 }
 
 static int fails(const char *path)
@@ -48,17 +48,20 @@ static int opened(const char *name, const char *path, int flags, va_list rest)
     return fails(path) ? -1 : ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, name))(path, flags, mode);
 }
 
-#define OPEN(name)                                  \
-    int name(const char *path, int flags, ...)      \
-    {                                               \
-        va_list rest;                               \
-        va_start(rest, flags);                      \
+#define OPEN(name) \
+    int name(const char *path, int flags, ...) \
+    { \
+        va_list rest; \
+        va_start(rest, flags); \
         int found = opened(#name, path, flags, rest); \
-        va_end(rest);                               \
-        return found;                               \
+        va_end(rest); \
+        return found; \
     }
 #define STAT(name, type) \
-    int name(const char *path, struct type *found) { return fails(path) ? -1 : REAL(name)(path, found); }
+    int name(const char *path, struct type *found) \
+    { \
+        return fails(path) ? -1 : REAL(name)(path, found); \
+    }
 
 OPEN(open)
 OPEN(open64)
@@ -67,7 +70,10 @@ STAT(lstat, stat)
 STAT(stat64, stat64)
 STAT(lstat64, stat64)
 
-DIR *opendir(const char *path) { return fails(path) ? NULL : REAL(opendir)(path); }
+DIR *opendir(const char *path)
+{
+    return fails(path) ? NULL : REAL(opendir)(path);
+}
 
 int flock(int file, int operation)
 {
