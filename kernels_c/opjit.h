@@ -28,6 +28,7 @@
  *     Tensor(a!), Tensor(a!)?            opjit_tensor *                     NULL for None
  *     int, SymInt  float  bool           int64_t  double  bool
  *     str  ScalarType                    const char *  opjit_dtype
+ *     Generator?                         const uint64_t *                   a seed for this call; see opjit_random.h
  *     int? float? bool? ScalarType?      pointer to const                   NULL for None (str?: NULL too)
  *     int[] float[] bool[] Tensor[]      const opjit_ints *, opjit_floats *, opjit_bools *, opjit_tensors *
  *     -> Tensor  int  float  bool        opjit_tensor *  int64_t *  double *  bool *

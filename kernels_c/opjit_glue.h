@@ -53,6 +53,8 @@ typedef struct opjit_description {
     const char *name;
     const char *dispatch_key;
     const char *schema; /* without the namespace */
+    int32_t (*const *tags)(void);
+    int32_t num_tags;
 } opjit_description;
 
 extern const opjit_description opjit_this;
@@ -108,6 +110,12 @@ OPJIT_MUST_USE opjit_status opjit_read_bools(opjit_call *call, torch_ivalue valu
 OPJIT_MUST_USE opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool writes, const char *name,
                                                opjit_tensors *list);
 
+/*
+ * Draw a seed from a generator or, for None, from that of the tensors' device, into memory of that device. torch does
+ * so with random_(), as for a tensor: seeds, states and captured graphs mean what they mean for torch's own ops.
+ */
+OPJIT_MUST_USE opjit_status opjit_draw_seed(opjit_call *call, torch_ivalue generator, const uint64_t **seed);
+
 /* Host memory until the call ends, 16-byte aligned. */
 OPJIT_MUST_USE opjit_status opjit_host_block(opjit_call *call, size_t bytes, void **memory);
 
@@ -152,6 +160,7 @@ void opjit_free_tensor(torch_ivalue value);
 void opjit_free_tensors(torch_ivalue value); /* a list, with its tensors */
 void opjit_free_list(torch_ivalue value);    /* of numbers */
 void opjit_free_string(torch_ivalue value);
+void opjit_free_generator(torch_ivalue optional);
 void opjit_free_cell(torch_ivalue optional); /* of an optional, without what it holds */
 void opjit_free_call(opjit_call *call);
 

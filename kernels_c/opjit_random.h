@@ -9,7 +9,15 @@
  * The numbers depend on the seed, a thread's or an element's own sequence, and the place in it: neither on the number
  * of blocks nor on the device. They are those of curandStatePhilox4_32_10_t after
  * curand_init(seed, sequence, 4 * block).
- * An op takes its seed as a SymInt: in Python, int(torch.randint(2**62, ())).
+ *
+ * Where the numbers shall follow torch.manual_seed, declare `Generator? generator=None`. The kernel gets a pointer to a
+ * seed of 63 bits, which torch has drawn for this call from the generator or, for None, from that of the tensors'
+ * device:
+ *
+ *     opjit_status noise_cpu(const opjit_tensor *x, const uint64_t *seed, opjit_tensor *out)
+ *
+ * On CUDA it points to memory of the GPU: pass the pointer to your kernels, and read *seed there. So a CUDA graph draws
+ * at each replay.
  */
 #ifndef OPJIT_RANDOM_H
 #define OPJIT_RANDOM_H

@@ -358,6 +358,32 @@ opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue value, bool write
     return OPJIT_OK;
 }
 
+opjit_status opjit_draw_seed(opjit_call *call, torch_ivalue generator, const uint64_t **seed)
+{
+    const int64_t one = 1;
+    torch_ivalue stack[2] = {0, 0};
+    void *header;
+    OPJIT_CHECK(call->device_type >= 0, "expected at least one tensor argument that is not None");
+    OPJIT_TRY(opjit_host_block(call, 0, &header));
+    torch_tensor *drawn = &call->blocks->tensor;
+    OPJIT_TORCH(aoti_torch_empty_strided(1, &one, &one, torch_dtypes[OPJIT_INT64], call->device_type,
+                                         call->device_index, drawn));
+    if (generator) { /* torch takes what it is called with, so it gets a copy */
+        torch_ivalue *cell;
+        torch_generator copy;
+        OPJIT_TORCH(torch_new_generator_handle((torch_generator)(uintptr_t)opjit_cell(generator), &copy));
+        OPJIT_TORCH(torch_new_stable_ivalue(&cell));
+        *cell = (torch_ivalue)(uintptr_t)copy;
+        stack[1] = (torch_ivalue)(uintptr_t)cell;
+    }
+    stack[0] = opjit_handle_value(*drawn);
+    *drawn = NULL;
+    OPJIT_TORCH(torch_call_dispatcher("aten::random_", "", stack, OPJIT_TORCH_FLOOR));
+    *drawn = opjit_handle(stack[0]);
+    OPJIT_TORCH(torch_get_const_data_ptr(*drawn, (const void **)seed));
+    return OPJIT_OK;
+}
+
 opjit_status opjit_enter_device(opjit_call *call, const opjit_device *device, void **stream)
 {
     int32_t current;
@@ -671,6 +697,14 @@ void opjit_free_cell(torch_ivalue optional)
         _ZdlPv(cell);
 }
 
+void opjit_free_generator(torch_ivalue optional)
+{
+    if (!optional)
+        return;
+    (void)torch_delete_generator((torch_generator)(uintptr_t)opjit_cell(optional));
+    opjit_free_cell(optional);
+}
+
 void opjit_free_string(torch_ivalue value)
 {
     (void)torch_delete_string((torch_string)(uintptr_t)value);
@@ -878,9 +912,20 @@ int opjit_register(void)
     return 1;
 }
 
+/* Up to 2.11, torch's C interface has no tags. */
+static torch_error define(torch_library library)
+{
+    int32_t tags[32];
+    if (!torch_library_def_with_tags)
+        return aoti_torch_library_def(library, opjit_this.schema);
+    for (int32_t i = 0; i < opjit_this.num_tags; i++)
+        tags[i] = opjit_this.tags[i]();
+    return torch_library_def_with_tags(library, opjit_this.schema, tags, opjit_this.num_tags);
+}
+
 /*
- * For a process without Python, where nothing has declared the op: make its schema known to torch, then register the
- * kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes
+ * For a process without Python, where nothing has declared the op: make its schema and tags known to torch, then
+ * register the kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes
  * opjit_register().
  */
 int opjit_define(void)
@@ -890,7 +935,7 @@ int opjit_define(void)
         return opjit_register();
     if (aoti_torch_library_init_fragment(opjit_this.ns, "opjit", 0, &definition))
         return 1;
-    if (aoti_torch_library_def(definition, opjit_this.schema) == 0 && opjit_register() == 0)
+    if (define(definition) == 0 && opjit_register() == 0)
         return 0;
     aoti_torch_delete_library_object(definition);
     definition = NULL;

@@ -29,6 +29,7 @@ typedef struct torch_list_opaque *torch_list;
 typedef struct torch_string_opaque *torch_string;
 typedef struct torch_library_opaque *torch_library;
 typedef struct torch_guard_opaque *torch_guard;
+typedef struct torch_generator_opaque *torch_generator;
 typedef void torch_boxed_kernel(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs);
 
 /* The interface version to pass to torch_library_impl: 2.10, the oldest supported. */
@@ -88,6 +89,14 @@ __attribute__((weak)) torch_error torch_new_stable_ivalue(torch_ivalue **cell); 
 __attribute__((weak)) void *_Znwm(size_t bytes); /* C++ operator new: makes such a cell up to 2.12 */
 __attribute__((weak)) void _ZdlPv(void *cell);   /* C++ operator delete: frees such a cell up to 2.12 */
 
+/* A generator's handle. Up to 2.12, torch passes an op no generator but None. */
+__attribute__((weak)) torch_error torch_new_generator_handle(torch_generator self, torch_generator *copy); /* 2.13 */
+__attribute__((weak)) torch_error torch_delete_generator(torch_generator generator);                       /* 2.13 */
+
+/* Call an op of torch. It takes the values of the stack, which are gone whatever happens, and puts its results there. */
+torch_error torch_call_dispatcher(const char *name, const char *overload, torch_ivalue *stack,
+                                  uint64_t interface_version);
+
 /* torch's thread pool. */
 torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                void (*body)(int64_t begin, int64_t end, void *context), void *context);
@@ -117,6 +126,27 @@ torch_error aoti_torch_library_init_impl(const char *ns, const char *dispatch_ke
                                          torch_library *library);
 torch_error aoti_torch_library_init_fragment(const char *ns, const char *file, uint32_t line, torch_library *library);
 torch_error aoti_torch_library_def(torch_library library, const char *schema);
+/* 2.12, as are the tags' numbers */
+__attribute__((weak)) torch_error torch_library_def_with_tags(torch_library library, const char *schema,
+                                                              const int32_t *tags, int32_t num_tags);
+__attribute__((weak)) int32_t torch_tag_core(void);
+__attribute__((weak)) int32_t torch_tag_cudagraph_unsafe(void);
+__attribute__((weak)) int32_t torch_tag_data_dependent_output(void);
+__attribute__((weak)) int32_t torch_tag_dynamic_output_shape(void);
+__attribute__((weak)) int32_t torch_tag_flexible_layout(void);
+__attribute__((weak)) int32_t torch_tag_generated(void);
+__attribute__((weak)) int32_t torch_tag_inplace_view(void);
+__attribute__((weak)) int32_t torch_tag_maybe_aliasing_or_mutating(void);
+__attribute__((weak)) int32_t torch_tag_needs_contiguous_strides(void);
+__attribute__((weak)) int32_t torch_tag_needs_exact_strides(void);
+__attribute__((weak)) int32_t torch_tag_needs_fixed_stride_order(void);
+__attribute__((weak)) int32_t torch_tag_nondeterministic_bitwise(void);
+__attribute__((weak)) int32_t torch_tag_nondeterministic_seeded(void);
+__attribute__((weak)) int32_t torch_tag_out_variant(void);
+__attribute__((weak)) int32_t torch_tag_pointwise(void);
+__attribute__((weak)) int32_t torch_tag_pt2_compliant_tag(void);
+__attribute__((weak)) int32_t torch_tag_reduction(void);
+__attribute__((weak)) int32_t torch_tag_view_copy(void);
 torch_error torch_library_impl(torch_library library, const char *name, torch_boxed_kernel *kernel,
                                uint64_t interface_version);
 torch_error aoti_torch_delete_library_object(torch_library library);

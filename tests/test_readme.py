@@ -105,6 +105,7 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
 @pytest.mark.parametrize(("example", "printed"), [
     ("01_first_op/scale.py", "tensor([0.0000, 2.5000, 5.0000, 7.5000]) tensor([2.5000, 2.5000, 2.5000, 2.5000])\n"),
     ("03_gradients/clamped_square.py", "tensor([ 0., -2.,  1.,  0.]) [[0.0, -2.0, 1.0, 0.0], [0.0, -1.0, 0.5, 2.0]]\n"),
+    ("14_dropout/use.py", "[2.0, 0.0, 0.0, 2.0, 0.0, 2.0] [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]\n"),
     pytest.param("08_existing_extension/use.py", "tensor([0., 1., 4., 9.])\n", marks=pytest.mark.slow),
 ])
 def test_an_example_prints_what_its_page_says(example: str, printed: str, tmp_path: Path) -> None:

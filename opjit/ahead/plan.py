@@ -191,7 +191,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
     extra = None
     if any(flags.values()):
         extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
-    return Op(recorded.schema, _never_called, folder, extra)
+    return Op(recorded.schema, _never_called, folder, extra, tags=recorded.tags or ())
 
 
 def _never_called(*args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,8 @@ from opjit import resources
 from opjit.backends import Backend, Stream
 from opjit.recipe.schema import Argument, Result, Schema
 
-_C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype"}
+_C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype",
+            "Generator": "uint64_t"}
 _UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
 _BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})",
         "bool": "(torch_ivalue){}"}
@@ -88,7 +89,8 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
-            "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "dispatch_key": backend.dispatch_key,
+            "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "tags": _tags(schema),
+            "dispatch_key": backend.dispatch_key,
             "function": function, "source": source}
     device = _device(stream, backend.name) if stream else ""
     if not (backend.compiler or backend.uses_nvcc):
@@ -100,6 +102,12 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     kernel = f"/* compiled beside this file, from {beside} */"
     c_glue = _c_glue(schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None)
     return {"opjit_glue.c": c_glue, beside: _wrapper(schema, text, stream)}
+
+
+def _tags(schema: Schema) -> str:
+    """Return the functions that give torch's numbers of the op's tags, without the tags that torch's stable C interface does not have."""
+    known = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    return ", ".join(f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in known)
 
 
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:
@@ -195,10 +203,11 @@ def _declare(result: Result, index: int) -> str:
 def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     """Return the body of opjit_run(): read each argument, call the kernel, check its outputs."""
     lines: list[str] = []
+    drawn: list[str] = []
     passed: list[str] = []
     for index, argument in enumerate(schema.arguments):
         declared, expression = _read(argument, f"boxed{index}", f"arg{index}")
-        lines += declared
+        (drawn if argument.kind == "Generator" else lines).extend(declared)
         passed.append(expression)
     passed += [f"out{i}" for i in range(len(schema.results))]
     if stream:
@@ -206,6 +215,7 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
         passed.append(stream)
     else:
         lines.append("(void)call;")
+    lines += drawn
     lines.append(f"OPJIT_TRY({function}({', '.join(passed)}));")
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
@@ -217,6 +227,8 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
 
 def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
     """Return statements that unbox a value into `name`, and the expression to pass to the kernel."""
+    if argument.kind == "Generator":
+        return [f"const uint64_t *{name};", f"OPJIT_TRY(opjit_draw_seed(call, {boxed}, &{name}));"], name
     if argument.optional:
         inner, expression = _read(argument._replace(optional=False), "cell", f"{name}_value")
         pointer = _c_type(argument)
@@ -284,6 +296,8 @@ def _free_result(result: Result, index: int) -> list[str]:
 
 
 def _free(argument: Argument, boxed: str) -> list[str]:
+    if argument.kind == "Generator":
+        return [f"opjit_free_generator({boxed});"]
     if argument.optional:
         inner = _free(argument._replace(optional=False), f"opjit_cell({boxed})")
         return [f"if ({boxed}) {{", *(f"    {line}" for line in [*inner, f"opjit_free_cell({boxed});"]), "}"]

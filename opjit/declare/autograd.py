@@ -26,11 +26,16 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, r
     differentiate = make_autograd_impl(overload, Info(_trimmed(rules.backward), rules.setup_context))
     by_keyword = any(argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments)
 
+    no_handles = schema.draws and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if forward_ad._current_level >= 0:
             _refuse_tangents(overload, args, kwargs)
         if torch.is_grad_enabled() and (schema.returned or by_keyword):
             _refuse_gradients(schema, args, kwargs)
+        if no_handles and any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+            raise NotImplementedError(f"{schema.qualified} takes a generator with torch 2.13 or later, and this is {torch.__version__}; "
+                                      "leave it out and seed the device's own, with torch.manual_seed")
         return differentiate(keys, *args, **kwargs)
 
     library.impl(schema.name, kernel, "Autograd", with_keyset=True)

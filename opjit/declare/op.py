@@ -48,8 +48,9 @@ class Op:
     overload: torch._ops.OpOverload
 
     def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, code: Code | None = None,
-                 where: str | None = None, file: Path | None = None, constant: bool = False, elementwise: bool = False) -> None:
-        self.schema = schema.parse(text)
+                 where: str | None = None, file: Path | None = None, constant: bool = False, elementwise: bool = False,
+                 tags: Sequence[str] = ()) -> None:
+        self.schema = schema.parse(text, tags)
         tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
         if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)
                             or any(each.kind != "Tensor" or each.list or each.optional for each in self.schema.results)):
@@ -242,6 +243,9 @@ class Op:
     def _run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
         if self._vmap is not None:
             return self._vmap(info, in_dims, *args, **kwargs)
+        if self.schema.draws and info.randomness != "different":  # torch's words and default
+            raise RuntimeError(f"vmap: called random operation {self.qualified} with randomness={info.randomness!r}; each element of the "
+                               "batch gets numbers of its own, so call torch.vmap(..., randomness='different')")
         rule = transforms.elementwise if self.elementwise else transforms.loop
         return rule(self.overload, info, in_dims, args, kwargs)
 

@@ -42,6 +42,7 @@ class RecordedOp(NamedTuple):
         flags: the author's additional flags, for each kind in FLAGS.
         folder: the folder of the sources; None for an inline op.
         code: an inline op's sources, by backend.
+        tags: the names of the author's tags, if there are any.
     """
 
     op: str
@@ -52,6 +53,7 @@ class RecordedOp(NamedTuple):
     flags: dict[str, list[str]]
     folder: str | None = None
     code: dict[str, str] | None = None
+    tags: list[str] | None = None
 
     def fields(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -100,7 +102,8 @@ def parse_op(fields: Any) -> RecordedOp:
     """Validate one op of a list. Raises ValueError, whose message says what is wrong."""
     _expect(isinstance(fields, dict), "an object for each op", fields)
     place = "code" if "code" in fields else "folder"
-    _expect(fields.keys() == {*_TEXTS, "flags", place}, f"the fields {', '.join(_TEXTS)}, flags and folder or code", list(fields))
+    _expect(fields.keys() - {"tags"} == {*_TEXTS, "flags", place},
+            f"the fields {', '.join(_TEXTS)}, flags and folder or code", list(fields))
     for name in _TEXTS:
         _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
     flags, sources = fields["flags"], fields[place]
@@ -110,6 +113,7 @@ def parse_op(fields: Any) -> RecordedOp:
         _expect(isinstance(sources, str), "a path as 'folder'", sources)
     else:
         _expect(isinstance(sources, dict) and sources and _are_texts(list(sources.values())), "sources by backend as 'code'", sources)
+    _expect(_are_texts(fields.get("tags", [])), "a list of strings as 'tags'", fields.get("tags"))
     _expect_encodable(fields)
     return RecordedOp(**fields)
 
@@ -177,4 +181,4 @@ def _recorded(op: Op, target: Target) -> RecordedOp:
     if op.code is not None:
         code = {backend.name: op.code.texts[backend.suffix] for backend in backends.all_backends() if backend.suffix in op.code.texts}
     return RecordedOp(op.qualified, op.schema.text, target.backend.name, target.arch, target.runtime, flags,
-                None if code else str(op.folder), code)
+                      None if code else str(op.folder), code, list(op.schema.tags) or None)

@@ -37,7 +37,7 @@ def define(op: Op, earlier: Op | None) -> None:
         forget(earlier)
     library = torch.library.Library(namespace, "FRAGMENT")
     try:
-        library.define(op.schema.text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
+        library.define(op.schema.text.partition("::")[2], tags=_tags(op.schema))
     except RuntimeError as error:
         raise DeclarationError(f"torch refuses the op {op.qualified}, so choose another name or namespace: "
                                f"{str(error).splitlines()[0]}") from None
@@ -53,6 +53,10 @@ def define(op: Op, earlier: Op | None) -> None:
     except BaseException:
         forget(op)
         raise
+
+
+def _tags(schema: Schema) -> list[torch.Tag]:
+    return [getattr(torch.Tag, name) for name in schema.all_tags]
 
 
 def _register(library: torch.library.Library, op: Op) -> None:
@@ -73,7 +77,7 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
     """Give torch's compiler a form of the op without results: inductor of 2.13 and 2.14 writes over an argument that an op returns."""
     schema, name = op.schema, f"{op.schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
-    library.define(f"{name}({arguments} -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
     library.impl(name, lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1], "CompositeExplicitAutograd")
     torch.library.register_fake(f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library)
     form = getattr(getattr(torch.ops, schema.namespace), name).default

@@ -303,7 +303,7 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
 def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
        extra_cuda_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
        extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True,
-       elementwise: bool = False) -> Callable[[Function], Op]:
+       elementwise: bool = False, tags: Sequence[torch.Tag] = ()) -> Callable[[Function], Op]:
     """Declare an op; the decorated function is its fake kernel.
 
     The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
@@ -326,6 +326,8 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
             ``backward()`` otherwise, as one of torch.library.custom_op does.
         elementwise: each element of a result depends only on the elements at its place in the arguments, which may broadcast. Then
             torch.vmap calls the op once, for the whole batch, and DTensor's shards stay where they are.
+        tags: what torch's compilers may know of the op: ``[torch.Tag.needs_fixed_stride_order]``. opjit adds pt2_compliant_tag and, with
+            a ``Generator?``, nondeterministic_seeded.
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
@@ -338,6 +340,10 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
         ...     return torch.empty_like(x)
     """
 
+    if not all(isinstance(tag, torch.Tag) for tag in tags):
+        raise DeclarationError(f"{text.partition('(')[0]}: tags is a list of members of torch.Tag, such as "
+                               f"torch.Tag.pointwise, not {tags!r}")
+
     def declare(fake: Function) -> Op:
         file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
         folder = file.parent
@@ -347,7 +353,8 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *extras)
-        return add(Op(text, fake, folder, extra, file=file, constant=not differentiable, elementwise=elementwise))
+        return add(Op(text, fake, folder, extra, file=file, constant=not differentiable, elementwise=elementwise,
+                      tags=[tag.name for tag in tags]))
 
     return declare
 

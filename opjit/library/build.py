@@ -155,7 +155,8 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
         shutil.copytree(op.folder, to, ignore=_left_out, copy_function=shutil.copyfile)
     elif not to.exists():
         to.mkdir()
-        values = {"schema": repr(op.schema.text), "differentiable": not op.constant, "elementwise": op.elementwise}
+        values = {"schema": repr(op.schema.text), "differentiable": not op.constant, "elementwise": op.elementwise,
+                  "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags)}
         (to / "op.py").write_text(Template(resources.template("library/op.py.in")).substitute(values), encoding="utf-8")
     manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
     library = put_binary(op, target, entry, manifest, to)

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from opjit.errors import SchemaError
@@ -19,6 +20,7 @@ _KINDS = {
     "BoolType": "bool",
     "StringType": "str",
     "ScalarTypeType": "ScalarType",
+    "GeneratorType": "Generator",
 }
 
 # Alternatives to types that have no form in C.
@@ -26,7 +28,6 @@ _ALTERNATIVES = {
     "DeviceObjType": "take the device from a Tensor argument",
     "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
     "ComplexType": "use two floats",
-    "GeneratorType": "take a seed, `SymInt seed`, which torch.compile does not fix as it does an int",
     "StreamObjType": "the kernel receives torch's current stream anyway",
     "DictType": "use one list for the keys and one for the values",
     "ClassType": "pass its parts as Tensors and numbers",
@@ -41,7 +42,7 @@ _SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "Sym
 
 
 class Argument(NamedTuple):
-    """One argument: ``kind`` is one of SCALARS or "Tensor", alone, optional, or as a list."""
+    """One argument: ``kind`` is one of SCALARS or "Tensor", alone, optional, or as a list; or an optional "Generator"."""
 
     name: str
     kind: str
@@ -62,7 +63,8 @@ class Result(NamedTuple):
 
 class Schema(NamedTuple):
     """A parsed schema; `text` is canonical, as torch prints it. `results` are what the kernel makes: none for an op that returns the
-    arguments which it writes. `returned` are then the places of those, in the order of the schema's results."""
+    arguments which it writes. `returned` are then the places of those, in the order of the schema's results. `tags` are the names of the
+    author's tags, sorted."""
 
     text: str
     namespace: str
@@ -70,6 +72,16 @@ class Schema(NamedTuple):
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     returned: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether the kernel gets a seed from a generator."""
+        return any(argument.kind == "Generator" for argument in self.arguments)
+
+    @property
+    def all_tags(self) -> list[str]:
+        return sorted({*self.tags, "pt2_compliant_tag", *(["nondeterministic_seeded"] if self.draws else [])})
 
     @property
     def qualified(self) -> str:
@@ -80,7 +92,7 @@ class Schema(NamedTuple):
         return any(argument.writes for argument in self.arguments)
 
 
-def parse(text: str) -> Schema:
+def parse(text: str, tags: Sequence[str] = ()) -> Schema:
     """Parse ``"ns::name(Tensor x, float a) -> Tensor"``. The default namespace is ``opjit``.
 
     Raises:
@@ -118,7 +130,7 @@ def parse(text: str) -> Schema:
     if number is not None and any(argument.writes for argument in arguments):
         raise SchemaError(f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "
                           "together; return it as a Tensor of one element")
-    return Schema(str(parsed), namespace, name, arguments, results, returned)
+    return Schema(str(parsed), namespace, name, arguments, results, returned, tuple(sorted({*tags})))
 
 
 def _argument(text: str, argument: Any) -> Argument:
@@ -140,6 +152,8 @@ def _argument(text: str, argument: Any) -> Argument:
         problem = f", which has no form in C; {hint}"
     elif listed and kind not in LISTED:
         problem = f", which has no form in C; lists are of {', '.join(LISTED)}"
+    elif kind == "Generator" and not optional:
+        problem = "; let it be None, for the device's own, as torch's ops do: `Generator? generator=None`"
     elif alias is not None and not alias.is_write:
         problem = " with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it"
     if kind is None or problem is not None:

@@ -15,13 +15,14 @@ from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.schema import parse
 from tests.stub_device import Stub
 
-GENERATED = {3: "850dc3ceb8aff940"}  # what is generated for the ops below, by number
+GENERATED = {4: "a72f529665273d08"}  # what is generated for the ops below, by number
 SCHEMAS = [
     "a::writes(Tensor x, Tensor(a!) y, Tensor(b!)? z, Tensor(c!)[] zs, Tensor(d!)[]? more) -> ()",
     "a::takes(Tensor? x, Tensor[] xs, Tensor[]? more, int n, SymInt? m, float f, float? g, bool b, bool? c, str s, str? t, ScalarType d, "
     "ScalarType? e, int[] ns, float[]? fs, bool[2] bs, int errno, *, str last='\"?\\\\') -> Tensor",
     "a::makes(Tensor x) -> (Tensor, Tensor? second, Tensor[] third, int, float f, bool b)",
     "a::number(Tensor[] x) -> int",
+    "a::draws(Tensor x, Generator? generator=None) -> Tensor",
     "a::writes_(Tensor(a!) x, float a) -> Tensor(a!)",
     "a::out(Tensor? x, *, Tensor(a!) out, Tensor(b!) other) -> (Tensor(a!), Tensor(b!))",
 ]

@@ -196,6 +196,7 @@ def test_the_prototypes_are_torchs() -> None:
         #define torch_string_opaque StringOpaque
         #define torch_library_opaque TorchLibraryOpaque
         #define torch_guard_opaque DeviceGuardOpaque
+        #define torch_generator_opaque AtenGeneratorOpaque
         #include "opjit_shim.h"
         """
     include = Path(torch.__file__).parent / "include"

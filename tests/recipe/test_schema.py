@@ -67,7 +67,7 @@ def test_without_a_namespace_it_is_opjits() -> None:
     ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
     ("f(Tensor x, Scalar s) -> Tensor", "`s` is a Scalar, which has no form in C; use float or int"),
     ("f(Tensor x, Scalar[]? s) -> Tensor", "use float or int"),
-    ("f(Tensor x, Generator g) -> Tensor", "SymInt seed"),
+    ("f(Tensor x, Generator g) -> Tensor", "let it be None"),
     ("f(Tensor x, flaot a) -> Tensor", "argument `a` is a flaot, which has no form in C; did you mean float?"),
     ("f(Tensor x, Stream s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
