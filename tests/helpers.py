@@ -114,6 +114,29 @@ def write_op(folder: Path, **changed: str) -> Path:
     return folder
 
 
+def elementwise(name: str, value: str, scalars: str = "") -> str:
+    """The C of an op whose result has `value`, an expression of ``from[i]``, for each element of a float32 tensor."""
+    return f"""
+opjit_status {name}_cpu(const opjit_tensor *x, {scalars}opjit_tensor *out)
+{{
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = {value};
+    return OPJIT_OK;
+}}
+"""
+
+
+def declared(namespace: str, folder: Path, patch: pytest.MonkeyPatch) -> opjit.Op:
+    """The op of `write_op` in another namespace, declared once in a process; its folder is the test's own."""
+    known = registry.declared(f"{namespace}::plus")
+    if known is None:
+        [known] = opjit.add_path(write_op(folder, op_py=OP_PY.replace("keytest", namespace)))
+    patch.setattr(known, "folder", write_op(folder))
+    return known
+
+
 def cpu() -> Backend:
     return backends.for_device("cpu")
 

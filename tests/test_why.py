@@ -16,7 +16,6 @@ from click.testing import CliRunner
 import opjit
 from opjit import cli, why
 from opjit.backends import targets
-from opjit.declare import registry
 from opjit.errors import CacheWarning
 from opjit.recipe import recipe
 from opjit.recipe.recipe import Recipe
@@ -26,7 +25,7 @@ from opjit.store.layers import FOLDER as LAYER
 from opjit.store.store import Store
 from opjit.why import Difference, Explanation
 from tests import helpers
-from tests.helpers import OP_PY, PLUS, built, describe, write_op
+from tests.helpers import PLUS, built, describe
 
 NAMESPACE = "whytest"
 GCC_13 = {"cc.version": "gcc version 13.2.0", "cc.machine": "x86_64-linux-gnu"}
@@ -120,9 +119,8 @@ def test_another_compiler_is_named_with_both_versions(op: Path, built_once: tupl
     assert machine == ("compiler's target", f"riscv64-linux-gnu, {known['cc.machine']} before")
 
 
-def test_another_template_of_the_glue_and_another_format_are_named(
-    op: Path, built_once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_template_of_the_glue_and_another_format_are_named(op: Path, built_once: tuple[Path, Entry],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "glue_digest", lambda: "f" * 64)
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
@@ -217,11 +215,7 @@ def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> 
 def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     """An op that this process declares, with a folder of its own, and an empty cache."""
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    known = registry.declared(f"{NAMESPACE}::plus")
-    if known is None:
-        [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", NAMESPACE)))
-    monkeypatch.setattr(known, "folder", write_op(tmp_path / "plus"))
-    return known
+    return helpers.declared(NAMESPACE, tmp_path / "plus", monkeypatch)
 
 
 def build_it(op: opjit.Op) -> Entry:

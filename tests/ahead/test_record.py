@@ -25,18 +25,10 @@ from tests.helpers import entries, fresh, write_op
 
 pytestmark = pytest.mark.usefixtures("here")
 ARCH = targets.here(helpers.cpu()).arch
-SCALE = """
-opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
-{{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = (float)a * FACTOR * ((const float *)x->data)[i];
-    return OPJIT_OK;
-}}
-"""
+SCALE = helpers.elementwise("scale", "(float)a * FACTOR * from[i]", "double a, ")
 INLINE = f"""
 import torch, opjit
-scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name='scale')!r}, like="x",
+scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE!r}, like="x",
                      extra_cflags=["-DFACTOR=1.0f", "-DBRACED={{1}}"])
 print(scale(torch.ones(2), 2.0).tolist(), flush=True)
 """
@@ -88,7 +80,7 @@ sys.exit(3)
     lines = oplist.read_list(tmp_path / "ops.json")[0]
     assert [line.op for line in lines] == ["inline::scale", "keytest::plus", "opjit::allreduce", "opjit::tensor_negate"]
     assert {(line.backend, line.arch, line.runtime) for line in lines} == {("cpu", ARCH, "")}
-    assert lines[0].code == {"cpu": SCALE.format(name="scale")}
+    assert lines[0].code == {"cpu": SCALE}
     assert lines[0].flags == {"c": ["-DFACTOR=1.0f", "-DBRACED={1}"], "cuda": [], "link": [], "include": [], "cuda_link": [], "sources": []}
     assert (lines[1].folder, lines[1].schema) == (str(tmp_path / "plus"), helpers.SCHEMA)
     assert [path.name for path in tmp_path.glob(".ops.json*")] == []
@@ -113,7 +105,7 @@ def test_a_signal_to_the_recorder_reaches_the_program_and_the_list_is_written(tm
 
 def test_an_inline_op_that_gets_new_code_is_recorded_with_both(tmp_path: Path) -> None:
     code = INLINE + f"""
-scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE.format(name='scale')!r}, like="x", extra_cflags=["-DFACTOR=3.0f"])
+scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c={SCALE!r}, like="x", extra_cflags=["-DFACTOR=3.0f"])
 print(scale(torch.ones(1), 1.0).tolist())
 """
     assert record(tmp_path / "ops.json", *python(code)).stdout == "[2.0, 2.0]\n[3.0]\n"
@@ -210,9 +202,8 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "arch": "x86-64-v9"},
      "unknown arch 'x86-64-v9'"),
 ])
-def test_an_op_that_cannot_be_built_here_is_a_one_line_error_and_the_rest_is_built(
-    tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
+def test_an_op_that_cannot_be_built_here_is_a_one_line_error_and_the_rest_is_built(tmp_path: Path, changed: dict[str, Any],
+                                                                                   message: str) -> None:
     folder = write_op(tmp_path / "good")
     text = helpers.SCHEMA.replace("plus", "good")
     (folder / "good.c").write_text((folder / "plus.c").read_text().replace("plus_", "good_"))

@@ -31,17 +31,6 @@ from opjit.wanted import OpBinary, describe
 from tests import helpers, zygote
 from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
 
-OP = """
-#include "opjit.h"
-
-opjit_status add{n}_cpu(const opjit_tensor *x, opjit_tensor *out)
-{{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = ((const float *)x->data)[i] + {n}.0f;
-    return OPJIT_OK;
-}}
-"""
 OP_PY = '''
 import torch
 import opjit
@@ -117,17 +106,16 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
+def source(n: int) -> str:
+    return '#include "opjit.h"\n' + helpers.elementwise(f"add{n}", f"from[i] + {n}")
+
+
+@pytest.fixture(scope="module")
 def jobs() -> Iterator[zygote.Process]:
     """The process that forks jobs."""
     process = helpers.started(JOBS)
-    _process.append(process)
     yield process
-    _process.clear()
     assert process.communicate()[0] == ""
-
-
-_process: list[zygote.Process] = []
 
 
 @dataclass
@@ -137,6 +125,9 @@ class Node:
     folder: Path
     environment: dict[str, str | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        (self.folder / "tmp").mkdir(parents=True)
+
     @property
     def cache(self) -> Path:
         return self.folder / "cache"
@@ -145,23 +136,15 @@ class Node:
         return {"OPJIT_CACHE": str(self.cache), "TMPDIR": str(self.folder / "tmp"), **self.environment, **changes}
 
 
-def node(folder: Path, **environment: str | None) -> Node:
-    (folder / "tmp").mkdir(parents=True)
-    return Node(folder, environment)
-
-
 @dataclass
 class Cluster:
-    """Two nodes, the folder of the ops that their ranks ask for, and the log of the compiler.
-
-    Attributes:
-        folder: the test's own.
-    """
+    """The test's folder, the one of the ops that ranks ask for, the compiler's log, two nodes, and the process that forks jobs."""
 
     folder: Path
     ops: Path
     log: Path
     nodes: list[Node]
+    process: zygote.Process
 
     def run(self, ranks: Sequence[Mapping[str, str | None]], names: str = "jobtest::add1", before: str = "", after: str = "",
             number: bool = True) -> list[dict[str, Any]]:
@@ -170,11 +153,10 @@ class Cluster:
         folder.mkdir()
         request = {"folder": str(folder), "ops": str(self.ops), "before": before, "after": after, "environment": helpers.environment(),
                    "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
-        (process,) = _process
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "done\n"
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
         logs = "".join(path.read_text() for path in folder.glob("*.log"))
         assert "Traceback" not in logs, logs
         results = [json.loads(path.read_text()) if (path := folder / f"{number}.json").exists() else {} for number in range(len(ranks))]
@@ -191,13 +173,13 @@ def ops(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "op.py").write_text(OP_PY.format(count=4))
     for n in range(1, 5):
-        (folder / f"add{n}.c").write_text(OP.format(n=n))
+        (folder / f"add{n}.c").write_text(source(n))
     return folder
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, ops: Path, log: Path) -> Cluster:
-    return Cluster(tmp_path, ops, log, [node(tmp_path / name) for name in ("a", "b")])
+def cluster(tmp_path: Path, ops: Path, log: Path, jobs: zygote.Process) -> Cluster:
+    return Cluster(tmp_path, ops, log, [Node(tmp_path / name) for name in ("a", "b")], jobs)
 
 
 def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -> list[dict[str, str | None]]:
@@ -359,7 +341,7 @@ def test_a_port_that_somebody_else_has_costs_a_warning(cluster: Cluster) -> None
 
 
 def test_a_compile_error_is_found_once_and_raised_on_every_rank(cluster: Cluster) -> None:
-    (cluster.ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
+    (cluster.ops / "add2.c").write_text(source(2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
     results = cluster.run([each.rank() for each in cluster.nodes for _ in range(2)], ALL)
     assert [each["error"][0] for each in results] == ["CompileError"] * 4
     assert all("retrun" in each["error"][1].splitlines()[0] for each in results)
@@ -377,7 +359,7 @@ def test_a_build_that_fails_on_one_node_is_done_by_another(cluster: Cluster, tmp
 
 
 def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(cluster: Cluster, tmp_path: Path) -> None:
-    without = node(tmp_path / "c", **helpers.no_compiler(tmp_path))
+    without = Node(tmp_path / "c", helpers.no_compiler(tmp_path))
     results = cluster.run([cluster.nodes[0].rank(DELAY="1"), without.rank(DELAY="1"), without.rank(DELAY="1")])
     assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 3, results
     assert cluster.compiled() == 1
@@ -386,9 +368,9 @@ def test_a_rank_without_a_compiler_takes_what_a_rank_with_one_has_built(cluster:
 @pytest.mark.slow
 def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
     missing = helpers.no_compiler(tmp_path)
-    results = cluster.run([node(tmp_path / name, **missing).rank() for name in "cd"])
+    results = cluster.run([Node(tmp_path / name, missing).rank() for name in "cd"])
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
-    offline = [node(tmp_path / name, OPJIT_OFFLINE="1").rank() for name in "ef"]
+    offline = [Node(tmp_path / name, {"OPJIT_OFFLINE": "1"}).rank() for name in "ef"]
     results = cluster.run(offline)
     assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
 
@@ -470,11 +452,6 @@ def test_another_rank_s_error_is_raised_here(shared: Any, in_source: bool) -> No
     assert (str(outcome.error), outcome.error.op) == ("x.c:1: error", "jobtest::add1")
 
 
-def test_a_result_without_bytes_that_is_not_in_the_cache_is_built(shared: Any) -> None:
-    outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 0})))
-    assert (outcome.origin, outcome.error) == ("built", None)
-
-
 def test_a_rank_that_cannot_build_gives_up_when_the_builder_has_died(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(store: Any, good: Any) -> None:
         monkeypatch.setenv("OPJIT_OFFLINE", "1")
@@ -484,9 +461,11 @@ def test_a_rank_that_cannot_build_gives_up_when_the_builder_has_died(shared: Any
     assert isinstance(shared(fill).error, errors.DeviceUnavailable)
 
 
-@pytest.mark.parametrize("claim", ["rank-7-on-x", b"1 rank-\xff-on-x-abc 3", b"\xff\x1b[31m" + b"x" * 5000])
-def test_a_claim_without_a_result_is_taken_over_whatever_it_says(shared: Any, claim: Any) -> None:
-    outcome = shared(lambda store, good: store.set(f"claim/{good.key}", claim))
+@pytest.mark.parametrize(("kind", "content"), [
+    ("claim", "rank-7-on-x"), ("claim", b"1 rank-\xff-on-x-abc 3"), ("claim", b"\xff\x1b[31m" + b"x" * 5000),
+    ("result", '{"key": "%s", "parts": 0}')])
+def test_a_claim_without_a_result_and_a_result_without_bytes_or_an_entry_are_built(shared: Any, kind: str, content: Any) -> None:
+    outcome = shared(lambda store, good: store.set(f"{kind}/{good.key}", content % good.key if kind == "result" else content))
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
@@ -496,16 +475,15 @@ SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nre
        "dist.destroy_process_group()")
 
 
-@pytest.mark.torch
-def test_a_process_group_is_made_afterwards_on_the_same_port(cluster: Cluster) -> None:
-    results = cluster.run([each.rank(GLOO_SOCKET_IFNAME="lo") for each in cluster.nodes], after=f"dist.init_process_group('gloo')\n{SUM}")
-    assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
+MADE = "dist.init_process_group('gloo')\n"
 
 
 @pytest.mark.torch
-def test_a_process_group_that_exists_lends_its_store(cluster: Cluster) -> None:
-    results = cluster.run([each.rank(GLOO_SOCKET_IFNAME="lo") for each in cluster.nodes], after=SUM,
-                  before="dist.init_process_group('gloo')\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]")
+@pytest.mark.parametrize(("before", "after"), [
+    ("", MADE + SUM), (MADE + "for name in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'): del os.environ[name]", SUM)])
+def test_a_process_group_is_made_afterwards_on_the_same_port_and_one_that_exists_lends_its_store(
+        cluster: Cluster, before: str, after: str) -> None:
+    results = cluster.run([each.rank(GLOO_SOCKET_IFNAME="lo") for each in cluster.nodes], before=before, after=after)
     assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
     assert cluster.compiled() == 1
 
@@ -599,7 +577,7 @@ def test_the_ranks_of_precompile_share_the_work(cluster: Cluster) -> None:
 
 
 def test_an_op_that_does_not_compile_fails_on_every_rank_of_precompile(cluster: Cluster) -> None:
-    (cluster.ops / "add2.c").write_text(OP.format(n=2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
+    (cluster.ops / "add2.c").write_text(source(2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
     for code, out, err in precompile(cluster.ops, [each.rank() for each in cluster.nodes]):
         assert code == 1
         assert "2 failed" in out

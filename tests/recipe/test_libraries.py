@@ -33,18 +33,7 @@ import opjit
 def {name}(x):
     return x.new_empty(x.shape)
 '''
-KERNEL = """\
-#include "opjit.h"
-float factor(void);
-
-opjit_status NAME_cpu(const opjit_tensor *x, opjit_tensor *out)
-{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = factor() * ((const float *)x->data)[i];
-    return OPJIT_OK;
-}
-"""
+KERNEL = '#include "opjit.h"\nfloat factor(void);\n' + helpers.elementwise("NAME", "factor() * from[i]")
 # sqrtf shows that an archive may need the libraries that opjit links with.
 FACTOR = "#include <math.h>\nfloat factor(void) { volatile float square = VALUE; return sqrtf(square); }\n"
 CUDA = """\

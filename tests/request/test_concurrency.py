@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,19 +27,9 @@ from opjit.builder import build
 from opjit.store import elf, lock, manifest
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import OUTPUT, fake_compiler, fresh, is_alive, program, until
+from tests.helpers import OUTPUT, elementwise, fake_compiler, fresh, is_alive, program, until
 
 MakeOp = Callable[..., opjit.Op]
-ADD = """
-opjit_status add_cpu(const opjit_tensor *x, opjit_tensor *out)
-{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = ((const float *)x->data)[i] + %s.0f;
-    return OPJIT_OK;
-}
-"""
-
 
 # --- one build -----------------------------------------------------------------------------------------------------------------------
 
@@ -74,9 +66,8 @@ def together(count, work):
 
 
 @pytest.mark.slow
-def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(op: Path, here: Path, tmp_path: Path,
+                                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     log, rounds = tmp_path / "log", 4
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
     code = helpers.declare(op) + TOGETHER + f"""
@@ -97,7 +88,7 @@ for turn in range({rounds}):
 
 
 def test_32_threads_that_ask_for_one_op_compile_it_once(make_op: MakeOp, here: Path, log: Path) -> None:
-    op = make_op("add(Tensor x) -> Tensor", ADD % 1, fake=torch.empty_like)
+    op = make_op("add(Tensor x) -> Tensor", elementwise("add", "from[i] + 1"), fake=torch.empty_like)
     barrier = threading.Barrier(32)
 
     def ask(number: int) -> bool:
@@ -111,11 +102,17 @@ def test_32_threads_that_ask_for_one_op_compile_it_once(make_op: MakeOp, here: P
     assert len(log.read_text().split()) == 1
 
 
-def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, here: Path) -> None:
+def state() -> Any:
+    """What torch's builder changes in a process."""
     from torch.utils import cpp_extension
 
-    before = dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME
-    ops = [make_op("add(Tensor x) -> Tensor", ADD % amount, fake=torch.empty_like) for amount in range(8)]
+    level = logging.getLogger("torch.utils.cpp_extension").level
+    return dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME, level, os.getcwd(), sorted(sys.path)
+
+
+def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, here: Path) -> None:
+    before = state()
+    ops = [make_op("add(Tensor x) -> Tensor", elementwise("add", f"from[i] + {amount}"), fake=torch.empty_like) for amount in range(8)]
     barrier = threading.Barrier(8)
 
     def ask(amount: int) -> float:
@@ -124,18 +121,10 @@ def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, h
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(8))) == [1.0 + amount for amount in range(8)]
-    assert (dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME) == before
+    assert state() == before
 
 
 def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_when_it_fails(op: Path, tmp_path: Path) -> None:
-    import logging
-
-    from torch.utils import cpp_extension
-
-    def state() -> Any:
-        level = logging.getLogger("torch.utils.cpp_extension").level
-        return dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME, level, os.getcwd(), sorted(sys.path)
-
     before = state()
     helpers.built(op, tmp_path / "cache")
     assert state() == before
@@ -149,9 +138,8 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_a_killed_builder_s_waiter_builds_at_once(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_group: bool
-) -> None:
+def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  whole_group: bool) -> None:
     reached = tmp_path / "reached"
     stop = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 30; fi"  # only the first to come here
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=stop)))
@@ -214,9 +202,7 @@ print("done")
 
 
 def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_waited_for(op: Path, here: Path, log: Path) -> None:
-    code = helpers.declare(op) + (
-        "import os\nos.environ['OPJIT_VERBOSE'] = '1'\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
-    )
+    code = helpers.declare(op) + "import os\nos.environ['OPJIT_VERBOSE'] = '1'\n" + helpers.GET
     recipe = helpers.describe(op)
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None):
@@ -236,9 +222,7 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_wa
 # --- forks -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(
-    op: Path, here: Path, tmp_path: Path
-) -> None:
+def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(op: Path, here: Path, tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     slow = fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 1; fi")
     code = helpers.declare(op) + f"""
@@ -321,13 +305,9 @@ print(opjit.get("allreduce", "cpu")(torch.ones(3)).item(), dict(os.environ) == b
     assert fresh("import opjit, torch\n" + code).stdout == "3.0 True\n"
 
 
-@pytest.mark.parametrize("build", [
-    'opjit.get("allreduce", "cpu")',
-    'opjit.load("forked", ["forked.cpp"], is_python_module=False)',
-])
-def test_children_forked_while_another_thread_starts_compilers_do_not_keep_its_build_waiting(
-    build: str, here: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("build", ['opjit.get("allreduce", "cpu")', 'opjit.load("forked", ["forked.cpp"], is_python_module=False)'])
+def test_children_forked_while_another_thread_starts_compilers_do_not_keep_its_build_waiting(build: str, here: Path,
+                                                                                             tmp_path: Path) -> None:
     """For as long as they live: they would have the ends of the pipes from the compilers, and to them."""
     (tmp_path / "forked.cpp").write_text("int forked;")
     code = f"""
@@ -368,9 +348,8 @@ print(len(children) >= 4)
 # --- what takes long -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_build_or_wait_is_reported_once_even_without_a_log(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here: Path, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go = tmp_path / "reached", tmp_path / "go"
     slow = f"if {helpers.COMPILES}; then touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done; fi"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=slow)))
@@ -449,3 +428,13 @@ print(os.waitpid(watcher, 0)[1], flush=True)
     linked = {hashlib.sha256(elf.without_run_path(library.read_bytes())).hexdigest() for library in made.iterdir()}
     assert len(linked) > rounds, "no two builders raced"
     assert {json.loads((entry / manifest.NAME).read_bytes())["sha256"] for entry in helpers.entries(here)} <= linked
+
+
+@pytest.mark.slow
+def test_a_storm_of_processes_and_kills_leaves_right_results_and_a_clean_store() -> None:
+    """A short one; the long one is tests/benchmarks/storm.py."""
+    script = helpers.ROOT / "tests" / "benchmarks" / "storm.py"
+    done = subprocess.run([sys.executable, str(script), "--rounds", "1", "--processes", "18", "--ops", "3"],
+                          env=helpers.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall("PASS", done.stdout)) == 6

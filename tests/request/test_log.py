@@ -11,11 +11,10 @@ import pytest
 
 import opjit
 from opjit.backends import targets
-from opjit.declare import registry
 from opjit.errors import CompileError
 from opjit.request import entry
 from tests import helpers
-from tests.helpers import OP_PY, PLUS, declare, fresh, write_op
+from tests.helpers import PLUS, declare, fresh, write_op
 
 USE = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
 
@@ -23,13 +22,9 @@ USE = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
 @pytest.fixture
 def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    known = registry.declared("logtest::plus")
-    if known is None:
-        [known] = opjit.add_path(write_op(tmp_path / "plus", op_py=OP_PY.replace("keytest", "logtest")))
-    folder = write_op(tmp_path / "plus")
-    with open(folder / "plus.c", "a", encoding="utf-8") as source:
+    known = helpers.declared("logtest", tmp_path / "plus", monkeypatch)
+    with open(known.folder / "plus.c", "a", encoding="utf-8") as source:
         source.write(f"/* {tmp_path} */\n")  # a key of its own: else a build of the same op in another test's process is waited for
-    monkeypatch.setattr(known, "folder", folder)
     return known
 
 
@@ -38,8 +33,7 @@ def request(op: opjit.Op) -> str:
 
 
 def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_and_a_warm_one_where_it_is(
-    op: opjit.Op, caplog: pytest.LogCaptureFixture
-) -> None:
+        op: opjit.Op, caplog: pytest.LogCaptureFixture) -> None:
     start = f"logtest::plus for {targets.here(helpers.cpu())}"
     with caplog.at_level(logging.INFO, logger="opjit"):
         first = request(op)
