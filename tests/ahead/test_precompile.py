@@ -23,7 +23,7 @@ from opjit.ahead.precompile import Report
 from opjit.backends import targets
 from opjit.batch import pairs, requests, targets_of
 from opjit.declare import registry
-from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError, UnknownOp
+from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
 from opjit.recipe import headers
 from opjit.store import entry, prune, store
 from opjit.store.prune import MARKER
@@ -124,11 +124,6 @@ def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
                                       (opjit.distributed.ready, ("allreduce",), r"write \['allreduce'\]")):
         with pytest.raises(BadSetting, match=told):
             function(*arguments)
-
-
-def test_an_op_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UnknownOp):
-        opjit.precompile(["nonsense"])
 
 
 # --- a store of one's own ------------------------------------------------------------------------------------------------------------
@@ -256,9 +251,8 @@ def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path,
     assert "(for 3 builds: " in done.stderr
 
 
-def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(
-    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(tmp_path: Path, here: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three", "four"])
     killed = f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) kill -9 $$;; esac; fi"
     real = helpers.real_compiler()
@@ -290,9 +284,8 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (signal.SIGKILL, "it"), (signal.SIGINT, "it"),
     (signal.SIGTERM, "its whole job"),  # as a job scheduler may
 ])
-def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_next_one_goes_on(
-    tmp_path: Path, here: Path, slow: Path, how: signal.Signals, whom: str
-) -> None:
+def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_next_one_goes_on(tmp_path: Path, here: Path, slow: Path,
+                                                                                                 how: signal.Signals, whom: str) -> None:
     names = make_ops(tmp_path / "ops", ["one", "three", "two"])
     process = helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
     until(slow.exists, process=process)  # the compiler is at work on the last op

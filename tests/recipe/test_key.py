@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from platform import machine
 from typing import Any
@@ -82,9 +81,8 @@ def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key
 
 
 def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = helpers.program(
-        tmp_path / "cc", f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n"
-    )
+    text = f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n"
+    other = helpers.program(tmp_path / "cc", text)
     before = describe(op).key
     monkeypatch.setenv("CC", str(other))
     found = toolchain.require_compiler(tmp_path / "notes")
@@ -175,43 +173,20 @@ def scan(folder: Path, *include: Path) -> set[str]:
     return {os.path.relpath(path, folder) for path in found}
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Callable[..., Path]:
-    """``tree({"op.c": text, ...})`` writes files and returns their folder."""
-
-    def make(files: dict[str, str]) -> Path:
-        for name, text in files.items():
-            path = tmp_path / "tree" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path / "tree"
-
-    return make
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    """The folder, with files in it."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '#include "a.h"',
-        "#include <a.h>",
-        '  #  include\t"a.h"',
-        '#include"a.h"',
-        '#include_next "a.h"',
-        '#if 0\n#include "a.h"\n#endif',
-        '// #include "a.h"',
-        '#include "a.h" // why',
-        '\ufeff#include "a.h"',
-        '#include "a.h"\r',
-        '#import "a.h"',
-        '%:include "a.h"',
-        '??=include "a.h"',
-        '#include /* c */ "a.h"',
-        '#inc\\\nlude "a.h"',
-        '#include \\\n "a.h"',
-    ],
-)
-def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(tree: Callable[..., Path], line: str) -> None:
-    folder = tree({"op.c": f"{line}\n", "a.h": ""})
+@pytest.mark.parametrize("line", [
+    '#include "a.h"', "#include <a.h>", '  #  include\t"a.h"', '#include"a.h"', '#include_next "a.h"', '#if 0\n#include "a.h"\n#endif',
+    '// #include "a.h"', '#include "a.h" // why', '\ufeff#include "a.h"', '#include "a.h"\r', '#import "a.h"', '%:include "a.h"',
+    '??=include "a.h"', '#include /* c */ "a.h"', '#inc\\\nlude "a.h"', '#include \\\n "a.h"'])
+def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(tmp_path: Path, line: str) -> None:
+    folder = tree(tmp_path / "tree", {"op.c": f"{line}\n", "a.h": ""})
     if "a.h" in scan(folder):
         return
     write_op(folder, plus_c=PLUS.replace("{\n", "{\n    (void)ANSWER;\n", 1).replace("\n\n", f"\n{line}\n\n", 1), a_h="#define ANSWER 42\n")
@@ -219,15 +194,17 @@ def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_
         build.build(describe(folder), Store(folder / "cache"))
 
 
-def test_the_scan_follows_nested_headers_and_cycles(tree: Callable[..., Path]) -> None:
-    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "b.h"\n#include <c.h>', "a/b.h": '#include "a.h"\n#include "../op.c"',
-                   "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>"})
+def test_the_scan_follows_nested_headers_and_cycles(tmp_path: Path) -> None:
+    folder = tree(tmp_path, {
+        "op.c": '#include "a/a.h"', "a/a.h": '#include "b.h"\n#include <c.h>', "a/b.h": '#include "a.h"\n#include "../op.c"',
+        "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>"})
     assert scan(folder) == {"op.c", "a/a.h", "a/b.h", "c.h"}
 
 
-def test_a_quoted_header_is_looked_for_beside_its_includer_first(tree: Callable[..., Path]) -> None:
-    folder = tree({"op.c": '#include "a/a.h"', "a/a.h": '#include "x.h"', "a/x.h": "", "x.h": "", "b/op.c": '#include "a.h"',
-                   "b/a.h": "#include <x.h>", "b/x.h": ""})
+def test_a_quoted_header_is_looked_for_beside_its_includer_first(tmp_path: Path) -> None:
+    folder = tree(tmp_path, {
+        "op.c": '#include "a/a.h"', "a/a.h": '#include "x.h"', "a/x.h": "", "x.h": "", "b/op.c": '#include "a.h"',
+        "b/a.h": "#include <x.h>", "b/x.h": ""})
     assert scan(folder) == {"op.c", "a/a.h", "a/x.h"}
     assert scan(folder / "b", folder) == {"op.c", "a.h", "x.h"}
 
@@ -318,9 +295,7 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "x y.h").write_text("")
     (folder / "m.c").write_text('#include "x y.h"\n#include <stdio.h>\n')
-    subprocess.run(
-        [helpers.real_compiler(), "-c", str(folder / "m.c"), "-o", str(tmp_path / "m.o"), f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True
-    )
+    subprocess.run([helpers.real_compiler(), "-c", folder / "m.c", "-o", tmp_path / "m.o", f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True)
     found = headers.read_dependencies((tmp_path / "m.d").read_text())
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found

@@ -129,36 +129,27 @@ def test_unparsable_text_says_where(schema: str, says: str) -> None:
     assert re.search("HERE|eof|ASCII|range", str(caught.value)), "where it is"
 
 
-def test_a_backward_on_a_mutating_op_is_refused(make_op: Callable[..., Op]) -> None:
-    op = make_op("written(Tensor(a!) x) -> ()")
-    with pytest.raises(DeclarationError, match=r"writes an argument.*return a new tensor"):
-        op.backward(lambda ctx: None)
-
-
-def test_a_backward_with_keyword_only_tensors_is_refused(make_op: Callable[..., Op]) -> None:
-    for schema in ("kw(Tensor x, *, Tensor y) -> Tensor", "kw(Tensor x, *, Tensor? y=None) -> Tensor",
-                   "kw(Tensor x, *, Tensor[] y) -> Tensor"):
-        with pytest.raises(DeclarationError, match="make it positional"):
-            make_op(schema).backward(lambda ctx, grad: grad)
+@pytest.mark.parametrize(("schema", "says"), [
+    ("written(Tensor(a!) x) -> ()", "writes an argument.*return a new tensor"),
+    *((f"kw(Tensor x, *, {more}) -> Tensor", "make it positional") for more in ("Tensor y", "Tensor? y=None", "Tensor[] y"))])
+def test_a_backward_on_a_mutating_op_or_with_keyword_only_tensors_is_refused(make_op: Callable[..., Op], schema: str, says: str) -> None:
+    with pytest.raises(DeclarationError, match=says):
+        make_op(schema).backward(lambda ctx, *grad: None)
 
 
 # What C11, GNU C and C++ keep for themselves, the headers define, and the glue uses.
 C_WORDS = [
     "alignas", "and", "asm", "auto", "bool", "char", "class", "compl", "const", "constexpr", "decltype", "default", "delete", "do",
-    "double", "else", "enum", "explicit", "extern", "float", "for", "goto", "if", "inline", "int", "linux", "long", "mutable",
-    "namespace", "new", "noexcept", "not", "nullptr", "operator", "or", "private", "register", "requires", "restrict", "return",
-    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "thread_local", "throw", "typedef", "typeid",
-    "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "while", "xor", "NULL", "EOF",
-]
+    "double", "else", "enum", "explicit", "extern", "float", "for", "goto", "if", "inline", "int", "linux", "long", "mutable", "namespace",
+    "new", "noexcept", "not", "nullptr", "operator", "or", "private", "register", "requires", "restrict", "return", "short", "signed",
+    "sizeof", "static", "struct", "switch", "template", "this", "thread_local", "throw", "typedef", "typeid", "typename", "typeof",
+    "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "while", "xor", "NULL", "EOF"]
 GLUE_WORDS = [
-    "out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args",
-    "opjit_kernel", "i", "data", "printf", "errno", "assert",
-]
+    "out", "out0", "call", "stack", "boxed0", "arg0", "cell", "entry", "run", "target", "status", "stream", "num_args", "opjit_kernel",
+    "i", "data", "printf", "errno", "assert"]
 HEADER_WORDS = [
-    "opjit_tensor", "opjit_dtype", "opjit_ints", "OPJIT_OK", "OPJIT_TRY", "OPJIT_FLOAT32", "torch_ivalue", "aoti_torch_get_dim",
-    "int64_t", "uint_fast16_t", "intptr_t", "size_t", "offsetof", "INT64_MAX", "SIZE_MAX", "INT_MAX", "CHAR_BIT", "INT64_C",
-    "cudaStream_t",
-]
+    "opjit_tensor", "opjit_dtype", "opjit_ints", "OPJIT_OK", "OPJIT_TRY", "OPJIT_FLOAT32", "torch_ivalue", "aoti_torch_get_dim", "int64_t",
+    "uint_fast16_t", "intptr_t", "size_t", "offsetof", "INT64_MAX", "SIZE_MAX", "INT_MAX", "CHAR_BIT", "INT64_C", "cudaStream_t"]
 
 
 def _legal(word: str) -> bool:

@@ -86,8 +86,7 @@ def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(tm
 @pytest.mark.parametrize("of", [of_cuda, of_cpu])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_order_of_pushes(
-    tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], of: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+        tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], of: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch) -> None:
     for host in HOSTS:
         plant(op, of(host), tmp_path / host)
     url = (tmp_path / "remote").as_uri()
@@ -105,9 +104,8 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
     assert texts == []
 
 
-def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(
-    tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(tmp_path: Path, op: tuple[Path, bytes],
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [of(host) for of in (of_cuda, of_cpu) for host in HOSTS]
     for target in wanted:
         plant(op, target, tmp_path / "cache")
