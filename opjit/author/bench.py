@@ -33,9 +33,7 @@ _NOISY = 0.1  # a spread above which a ratio is not to be trusted
 @dataclass(frozen=True)
 class Comparison:
     """One workload, measured in turns on the op and on the other side, which is ``"torch"`` for the op's reference.
-
-    `error` and `reference_error` are the largest difference from the reference's result for float64 inputs, relative to that result.
-    """
+    `error` and `reference_error` are the largest difference from the reference's result for float64 inputs, relative to that result."""
 
     op: str
     device: str
@@ -94,10 +92,8 @@ def _compiled(op: Op) -> Callable[..., Any]:
 def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, plot_file: BinaryIO | None = None,
               against: str | None = None, cold: bool | None = None) -> int:
     """Measure the workloads of ops in inference mode, and print a table and its sum for each op and device.
-
     `only` is a part of a label, `against` as in `_side`, and `cold` None means cold on CUDA and hot on the CPU. Returns the command's exit
-    code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side.
-    """
+    code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
     if plot_file is not None and find_spec("matplotlib") is None:
         raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib")
     side = _side(against)
@@ -210,10 +206,7 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
 
 def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None) -> tuple[float, float]:
     """Measure the errors of the op, or of another function, and of its reference, relative to the exact result.
-
-    Raises:
-        AssertionError: the result is wrong.
-    """
+    Raises AssertionError if the result is wrong."""
     sample = Sample(workload.args, workload.kwargs)
     result, expected = effects(called, op, sample), effects(op.reference_function, op, sample)
     # The error of a sum over many elements grows like a random walk.

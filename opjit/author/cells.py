@@ -1,8 +1,5 @@
-"""Checks and measurements of a notebook's op.
-
-The checks run in a fresh process: they fork children, which fails after CUDA, OpenMP or autograd has started threads, and a kernel that
-crashes does not take the notebook with it. Measurements run where the notebook's tensors are.
-"""
+"""Checks and measurements of a notebook's op. Measurements run where the notebook's tensors are, and checks in a fresh process: they fork
+children, which fails after CUDA, OpenMP or autograd has started threads, and a kernel that crashes does not take the notebook with it."""
 
 from __future__ import annotations
 
@@ -31,11 +28,7 @@ Sides = Mapping[str, Callable[..., Any]]  # the op, and perhaps a reference, by 
 
 def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of `opjit test` for an op, as they come, with one sample and on the device of its first tensor.
-
-    Raises:
-        ToolMissing: cloudpickle, which carries the notebook's functions to the process, is not installed.
-        BadSetting: it cannot carry them.
-    """
+    Raises ToolMissing without cloudpickle, which carries the notebook's functions there, and BadSetting if it cannot carry them."""
     if find_spec("cloudpickle") is None:
         raise ToolMissing("cloudpickle", "--test needs cloudpickle, which is not installed: pip install cloudpickle")
     import cloudpickle  # type: ignore[import-untyped]

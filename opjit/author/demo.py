@@ -1,9 +1,7 @@
 """``opjit demo``: builds, loads and times an op on every device of the machine, in a few seconds.
-
 Two fresh processes do the same; this one does without torch, whose import takes seconds on a cold disk. In an empty cache the first builds
 allreduce for every device, and the second loads it from there. Each calls it on a million random numbers, and compares it with torch.
-Without a GPU, a machine with a compiler for CUDA builds the CUDA op and runs nothing. In the end the binaries are in the user's own cache.
-"""
+Without a GPU, a machine with a compiler for CUDA builds the CUDA op and runs nothing. In the end the binaries are in the user's cache."""
 
 from __future__ import annotations
 
@@ -40,11 +38,7 @@ demo.report(started, {root!r})
 
 
 def show(console: Console, errors: Console) -> None:
-    """Run the demo; print its table on a console, and its progress on another.
-
-    Raises:
-        OpjitError: a process failed, or a result is wrong.
-    """
+    """Run the demo; print its table on a console, and its progress on another. Raises OpjitError where one fails or a result is wrong."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

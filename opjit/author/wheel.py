@@ -45,11 +45,8 @@ class WheelError(OpjitError):
 
 def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0",
          hosts: Sequence[str] = ()) -> Path:
-    """Write a wheel of op folders, with a package that declares them, into a directory, and return its path.
-
-    Each folder becomes one of the package. `name` is the project's; the default is the ops' namespace and ``-ops``. The package has it,
-    too, with ``_`` for ``-``.
-    """
+    """Write a wheel of op folders, with a package that declares them, into a directory, and return its path. Each becomes
+    a folder of the package. `name` is the project's, and with ``_`` for ``-`` the package's; default: the ops' namespace and ``-ops``."""
     for folder in folders:
         if folder.is_dir() and not (folder / "op.py").is_file():
             raise WheelError(f"{folder} has no op.py; name the folder of each op")
@@ -109,9 +106,7 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = 
 
 def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: Path) -> None:
     """Put a binary of each op for each target where `layers` looks for it beside the op's source, once `root` is copied to `to`.
-
-    `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside.
-    """
+    `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside."""
     for op, target in batch.pairs(ops, targets):
         entry, source = request.entry(op, target), op.source(target.backend)
         manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())

@@ -91,9 +91,7 @@ def _format_warning(message: Warning | str, category: type[Warning], filename: s
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Treat SIGTERM, which job schedulers send, and SIGHUP like Ctrl-C: end the compilers too, and leave no partial results.
-
-    This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C.
-    """
+    This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C."""
     received = signal.SIGINT
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -171,5 +171,3 @@ def _print_report(done: str, report: TransferReport) -> None:
         click.echo(problem, err=True)
     click.echo(f"{done} {len(report.moved)}, {report.there} already there, {len(report.problems)} left out")
     sys.exit(1 if report.problems else 0)
-
-

@@ -1,7 +1,5 @@
 """``opjit doctor``: finds what keeps ops from being built, cached or loaded on this machine, and says how to fix it.
-
-The checks run one after another, and each line is printed at once: where a filesystem or a driver hangs, the status line names the check.
-"""
+The checks run one after another, and each line is printed at once: where a filesystem or driver hangs, the status line names the check."""
 
 from __future__ import annotations
 
@@ -21,10 +19,7 @@ _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "red"}
 
 
 def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Observation]:
-    """Run every check, and yield what it sees.
-
-    Args:
-        before: is called with each check's name.
+    """Run every check, and yield what it sees; `before` is called with each check's name first.
 
     Example:
         >>> [observation for observation in opjit.doctor.examine() if observation.state == "problem"]
@@ -41,11 +36,7 @@ def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Obs
 
 
 def show(print_json: Callable[[object], None] | None = None) -> int:
-    """Run every check and print a report. Returns the command's exit code: 1 if there is a problem.
-
-    Args:
-        print_json: prints the observations in place of the report.
-    """
+    """Run every check, and print a report or, by `print_json`, the observations. Returns the exit code: 1 if there is a problem."""
     from rich.console import Console
 
     found = []

@@ -39,20 +39,12 @@ _PASSWORD = re.compile("//[^/@]*@")  # in a URL
 
 
 class Observation(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        about: the subject.
-        state: ``"ok"``; ``"note"`` for information; ``"warning"`` where ops work, but slowly or unsafely; ``"problem"`` where ops
-            cannot be built or loaded.
-        seen: what the check saw, in one line.
-        todo: what to do about a problem or a warning, in one line.
-    """
+    """One line of the report."""
 
     about: str
-    state: str
-    seen: str
-    todo: str = ""
+    state: str  # "ok"; "note" for information; "warning": ops work, but slowly or unsafely; "problem": ops cannot be built or loaded
+    seen: str  # what the check saw, in one line
+    todo: str = ""  # what to do about a problem or a warning, in one line
 
 
 def _from_error(about: str, error: Exception, todo: str) -> Observation:
@@ -155,9 +147,7 @@ def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
 
 def _in_subprocess(about: str, where: str) -> Observation:
     """Build and run an op in a subprocess with a cache of its own, so that a crash harms neither the doctor nor the user's cache.
-
-    That cache lies in the user's, if it can be written: what its filesystem does not allow shows here.
-    """
+    That cache lies in the user's, if it can be written: what its filesystem does not allow shows here."""
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
     with _temporary_folder(nearest_existing(default_root())) as cache:

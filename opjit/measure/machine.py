@@ -45,9 +45,7 @@ def clock(device: str) -> int | None:
 
 def bound(device: str, moved: int, flops: int, element_size: int) -> float | None:
     """Compute the seconds that the device takes at least to move bytes and to do operations on elements of a size; None if it is not known.
-
-    The peaks are those of the data sheet: memory clock times bus, and matrix instructions at the highest clock.
-    """
+    The peaks are those of the data sheet: memory clock times bus, and matrix instructions at the highest clock."""
     if device != "cuda":
         return None
     device_properties = torch.cuda.get_device_properties()

@@ -43,33 +43,22 @@ class TimingPlan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one side's calls.
-
-    Attributes:
-        seconds: the mean time of a call in each burst; on CUDA, the device's.
-        host: on CUDA the seconds in which the host issues a call, the median of bursts; None on the CPU, where `seconds` is all.
-        way: ``"clock"`` of the CPU, ``"events"`` around calls on CUDA, ``"graph"`` for events around a CUDA graph of short calls,
-            ``"issue"`` where calls are short but no graph takes them: `seconds` then holds the host's time, too.
-        calls, inputs: the calls of a burst, and the sets of inputs that it rotates through.
-        bound: seconds that the device takes at least for the plan's bytes and operations (roofline); None where its peaks are unknown.
-        floor: the part of the bound that no cache explains away: a shorter time is impossible.
-        agrees: on CUDA, events and a synchronisation of the whole device measured the same in most bursts: no work on another stream.
-        clock: MHz of a GPU's multiprocessors before and after all rounds; None where no library tells.
-    """
+    """The time of one side's calls. `way` is ``"clock"`` of the CPU, ``"events"`` around calls on CUDA, ``"graph"`` for events around a
+    CUDA graph of short calls, ``"issue"`` where calls are short but no graph takes them: `seconds` then holds the host's time, too."""
 
     side: str
-    seconds: tuple[float, ...]
-    host: float | None
+    seconds: tuple[float, ...]  # the mean time of a call in each burst; on CUDA, the device's
+    host: float | None  # on CUDA the seconds in which the host issues a call, the median of bursts; None where `seconds` is all
     way: str
-    calls: int
-    inputs: int
+    calls: int  # of a burst
+    inputs: int  # sets of them, through which a burst rotates
     cold: bool
     bytes: int
     flops: int
-    bound: float | None = None
-    floor: float = 0.0
-    agrees: bool = True
-    clock: tuple[int, int] | None = None
+    bound: float | None = None  # seconds that the device takes at least for the plan's bytes and operations; None if its peaks are unknown
+    floor: float = 0.0  # the part of the bound that no cache explains away: a shorter time is impossible
+    agrees: bool = True  # on CUDA, events and a synchronisation of the whole device measured the same: no work on another stream
+    clock: tuple[int, int] | None = None  # MHz of a GPU's multiprocessors before and after all rounds; None where no library tells
     median: float = field(init=False)
     lower: float = field(init=False)
     upper: float = field(init=False)
@@ -101,9 +90,7 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
 
 def copies(inputs: Inputs, cache: int) -> list[Inputs]:
     """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times; at most 256 sets.
-
-    Copies have the strides, the alignment and the shared tensors of the original.
-    """
+    Copies have the strides, the alignment and the shared tensors of the original."""
     count = min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes)))
     return [inputs, *(_copied(inputs) for _ in range(count - 1))]
 

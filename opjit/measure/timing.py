@@ -32,11 +32,8 @@ def plan_of(sides: Mapping[str, Callable[..., Any]], inputs: Inputs, device: str
 
 
 def measure(plan: TimingPlan) -> dict[str, Measurement]:
-    """Measure each side of a plan. The sides take turns, in alternating order.
-
-    Each side must have run before, since a first call may build or compile. The caller chooses the modes: users of an op without autograd
-    see what `torch.inference_mode` gives.
-    """
+    """Measure each side of a plan, in turns of alternating order. Each side must have run before, since a first call may build or compile.
+    The caller chooses the modes: users of an op without autograd see what `torch.inference_mode` gives."""
     flush = machine.flusher(plan.device) if plan.cold else lambda: None
     burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
     bursts: dict[str, _HostBurst | _DeviceBurst] = {name: burst_of(plan, name, flush) for name in plan.sides}

@@ -30,7 +30,7 @@ from opjit.errors import DeclarationError
 from opjit.testing import cuda, gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
-from opjit.testing.samples import Skipped, samples
+from opjit.testing.samples import Skipped
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
@@ -86,7 +86,7 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
 def prepare(op: Op, device: str) -> None:
     """Build the op, unless it is built, and have what the checks need of it."""
     request.ready(refuse_unknown_waivers(op), backends.for_device(device))
-    _ = op.reference_function, samples(op, device)
+    _ = op.reference_function, list(op.samples_on(device))
 
 
 def refuse_unknown_waivers(op: Op) -> Op:

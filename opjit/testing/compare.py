@@ -26,11 +26,8 @@ class Tolerance(NamedTuple):
 
 
 def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
-    """The sample's tolerance; where it has none, the dtype's, wider for long sums.
-
-    Rounding errors of n additions grow with the square root of n in relation to the sum, and with n in relation to an element, if the
-    sum is near 0.
-    """
+    """The sample's tolerance; where it has none, the dtype's, wider for long sums. Rounding errors of n additions grow with the square root
+    of n in relation to the sum, and with n in relation to an element, if the sum is near 0."""
     if expected.dtype not in _DEFAULTS:
         return Tolerance(0, 0)
     rtol, atol = _DEFAULTS[expected.dtype]
@@ -56,9 +53,7 @@ def as_list(result: Any) -> list[Any]:
 
 def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str = "", within: Tolerance | None = None) -> None:
     """Compare structure, dtypes, devices and values, of results or of `what`; raise AssertionError with the first difference in one line.
-
-    The tolerance is `within`, or else the sample's.
-    """
+    The tolerance is `within`, or else the sample's."""
     mine, theirs = as_list(got), as_list(expected)
     where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"
     assert len(mine) == len(theirs), f"got {len(mine)} results, expected {len(theirs)}{where}"

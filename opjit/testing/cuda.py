@@ -10,7 +10,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import assert_same
-from opjit.testing.samples import Skipped, effects, effects_in_place, replica, samples, storage_bytes, trials
+from opjit.testing.samples import Skipped, effects, effects_in_place, replica, storage_bytes, trials
 
 CHECKS: list[Check] = []
 
@@ -39,7 +39,7 @@ def _cuda_graph(op: Op, device: str) -> str:
     """A CUDA graph captured on zeros gives the same results when it is replayed on the samples."""
     if op.schema.mutates:
         raise Skipped("the op writes its arguments, so each replay starts from other values")
-    calls = list(trials(samples(op, device)))
+    calls = list(trials(list(op.samples_on(device))))
     expected = [effects(op.overload, op, sample) for sample in calls]
     copies = [sample.map(_zeros) for sample in calls]
     graph = torch.cuda.CUDAGraph()
@@ -55,7 +55,7 @@ def _cuda_graph(op: Op, device: str) -> str:
 @add(CHECKS, "cuda stream", device="cuda")
 def _cuda_stream(op: Op, device: str) -> str:
     """The op runs on the current stream: the data arrives there late, so on any other stream the op would read zeros."""
-    calls = list(trials(samples(op, device)))
+    calls = list(trials(list(op.samples_on(device))))
     expected = [effects(op.overload, op, sample) for sample in calls]
     copies = [sample.map(_zeros) for sample in calls]
     torch.cuda.synchronize()

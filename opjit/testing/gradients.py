@@ -13,7 +13,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, samples, trials
+from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, trials
 
 CHECKS: list[Check] = []
 _TIMEOUT_FACTOR = 6
@@ -38,10 +38,8 @@ def assert_same_gradients(sample: Sample, reference: Callable[..., Any], call: C
 
 
 def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
-    """The gradients of the floating-point inputs from each call, with different weights for all results.
-
-    Results that some call cannot differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight.
-    """
+    """The gradients of the floating-point inputs from each call, with different weights for all results. Results that some call cannot
+    differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight."""
     with torch.no_grad():
         if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
             return []  # some of torch's ops raise an error here
@@ -83,7 +81,7 @@ def _needs_backward(op: Op) -> None:
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
     _needs_backward(op)
-    compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(samples(op, device)))
+    compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(list(op.samples_on(device))))
     if not compared:
         raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
     return tally(compared, "sample")

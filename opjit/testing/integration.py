@@ -13,7 +13,7 @@ from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
-from opjit.testing.samples import Skipped, distinct_samples, effects, floating, meta, replica, rolled, samples, trials
+from opjit.testing.samples import Skipped, distinct_samples, effects, floating, meta, replica, rolled, trials
 
 CHECKS: list[Check] = []
 _TIMEOUT_FACTOR = 12
@@ -22,7 +22,7 @@ _TIMEOUT_FACTOR = 12
 @add(CHECKS, "fake kernel")
 def _fake(op: Op, device: str) -> str:
     """Results have the shapes, dtypes and strides that the fake kernel gives."""
-    for sample in trials(samples(op, device)):
+    for sample in trials(list(op.samples_on(device))):
         own, fake = sample.map(replica), sample.map(meta)
         got = tensors_of(op.overload(*own.args, **own.kwargs))
         try:

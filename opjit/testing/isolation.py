@@ -1,8 +1,5 @@
 """Checks in child processes: an op that ends or blocks its process fails the check that called it, and the others go on.
-
-A check's child is a fork of this process, which has imported torch but called no op. It says over a pipe at which call it is, so that a
-death has a place.
-"""
+A child is a fork of this process, which has imported torch but called no op. A pipe says at which call it is: a death has a place."""
 
 from __future__ import annotations
 
@@ -34,11 +31,7 @@ _FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that 
 
 
 class Child:
-    """A forked process that runs a function, and what it says through its pipe.
-
-    Args:
-        work: takes the pipe's end; its process ends when it returns.
-    """
+    """A forked process that runs `work`, which takes the pipe's end, and what it says through the pipe."""
 
     def __init__(self, work: Callable[[Connection], object]) -> None:
         self._errors, self._read = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed in __exit__
@@ -164,13 +157,9 @@ class Death(NamedTuple):
 
 def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prepare: Callable[[], object],
               only: int | None = None) -> Iterator[Line | Death]:
-    """Run checks, in one child while none dies. Yields each check's line, or its death.
-
-    Args:
-        seconds: for one call of a check: of its busiest thread, or of sleep. One within torch, which compiles, gets a multiple.
-        prepare: runs first in each child. If it raises an error, no check is run.
-        only: the number of the only call to make.
-    """
+    """Run checks, in one child while none dies. Yields each check's line, or its death. `prepare` runs first in each child; if it raises an
+    error, no check is run. `seconds` are for one call: of its busiest thread, or of sleep; one in torch, which compiles, gets a multiple.
+    `only` is the number of the only call to make."""
     left, late = list(checks), 0
     while left:
         with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:

@@ -13,7 +13,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, samples, storage_bytes, trials
+from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, storage_bytes, trials
 
 CHECKS: list[Check] = []
 _GUARD = 256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
@@ -27,7 +27,7 @@ _WARM_UP = 200  # calls until caches are full: Python's, torch's, and the C libr
 @add(CHECKS, "inputs kept")
 def _inputs(op: Op, device: str) -> str:
     """Inputs and the bytes around and between their elements are not written, have no other effect, and are in no result."""
-    calls = samples(op, device)
+    calls = list(op.samples_on(device))
     for sample in trials(calls):
         expected = effects(op.reference_function, op, sample)
         for fill in _FILLS:

@@ -16,20 +16,7 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, as_list, assert_same
-from opjit.testing.samples import (
-    LAYOUTS,
-    Skipped,
-    distinct_samples,
-    effects,
-    emptied,
-    floating,
-    replica,
-    resized,
-    rolled,
-    samples,
-    trials,
-    with_layout,
-)
+from opjit.testing.samples import Skipped, distinct_samples, effects, emptied, floating, laid, layouts, replica, resized, rolled, trials
 
 # The dtypes that the check "dtypes" tries.
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -88,7 +75,7 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample."""
-    calls = samples(op, device)
+    calls = list(op.samples_on(device))
     for sample in trials(calls):
         expected = effects(op.reference_function, op, sample)
         assert_same(effects(op.overload, op, sample), expected, sample)
@@ -118,17 +105,8 @@ def _strides(op: Op, device: str) -> str:
     """Tensors that are not contiguous, or that start one element after an aligned address, give the same results, or a one-line error."""
     calls = distinct_samples(op, device, 8, lambda sample: any(t.dim() and t.numel() for t in sample.tensors()), "with dimensions")
     longer = filter(None, (resized(sample, [_SIDE]) for sample in calls))  # some vectors, and a rest
-    return _compare_all(op, (*(_laid(sample, layout) for sample in calls for layout in _layouts(op)),
-                             *(_laid(sample, "offset") for sample in longer)), "layouts")
-
-
-def _laid(sample: Sample, layout: str) -> Sample:
-    return sample.map(lambda t: with_layout(t, layout))
-
-
-def _layouts(op: Op) -> list[str]:
-    """An op cannot write a tensor whose elements share memory."""
-    return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
+    return _compare_all(op, (*(laid(sample, layout) for sample in calls for layout in layouts(op)),
+                             *(laid(sample, "offset") for sample in longer)), "layouts")
 
 
 @add(CHECKS, "dtypes")
@@ -159,8 +137,8 @@ def _shapes(op: Op, device: str) -> str:
     resizable = [sample for sample in calls if resized(sample, [1]) is not None]
     draw = Random(0)
     drawn = [resized(draw.choice(resizable), [draw.choice([*range(18), 31, 64, 65]) for _ in range(4)]) for _ in range(_DRAWN) if resizable]
-    laid = [_laid(call, draw.choice(["contiguous", *_layouts(op)])) for call in filter(None, drawn)]
-    return _compare_all(op, [*empty, *sorted(laid, key=lambda call: call.numel)], "shapes")  # the first that fails is the smallest
+    full = [laid(call, draw.choice(["contiguous", *layouts(op)])) for call in filter(None, drawn)]
+    return _compare_all(op, [*empty, *sorted(full, key=lambda call: call.numel)], "shapes")  # the first that fails is the smallest
 
 
 @add(CHECKS, "threads")

@@ -13,9 +13,7 @@ _UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<w
 
 def find(text: str, folder: Path) -> str | None:
     """The error that a report tells of, such as ``scale.c:12: heap-buffer-overflow, WRITE of size 4, 0 bytes after a 20-byte region``.
-
-    None if there is no report. The place is the innermost one in the op's folder.
-    """
+    None if there is no report. The place is the innermost one in the op's folder."""
     undefined, address = _UBSAN.search(text), _ASAN.search(text)
     if undefined and (address is None or undefined.start() < address.start()):
         return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"

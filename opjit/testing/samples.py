@@ -23,9 +23,7 @@ class Skipped(unittest.SkipTest):
 
 class CallWatch:
     """Hears of a check's calls: the number and the sample before each, and what runs from then on, "reference" or "kernel".
-
-    `only` is the number of the only call to make, and `number` that of the last call.
-    """
+    `only` is the number of the only call to make, and `number` that of the last call."""
 
     def __init__(self, say: Callable[[object], object] = lambda what: None, only: int | None = None) -> None:
         self.say, self.only = say, only
@@ -47,16 +45,11 @@ def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
         raise AssertionError(f"there is no sample {watched.only}: this check calls the op {number + 1} times, counted from 0")
 
 
-def samples(op: Op, device: str) -> list[Sample]:
-    """The op's own samples."""
-    return list(op.samples_on(device))
-
-
 def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True,
                      what: str = "of few elements") -> list[Sample]:
     """Small samples of different kinds, spread over the declared ones. Raises Skipped if `keep` accepts none: those are `what`."""
     found: dict[tuple[Any, ...], Sample] = {}
-    for sample in samples(op, device):
+    for sample in op.samples_on(device):
         if sample.numel <= SMALL and keep(sample):
             found.setdefault(sample.kind, sample)
     one_of_each = list(found.values())
@@ -126,11 +119,18 @@ def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor
 
 
+def laid(sample: Sample, layout: str) -> Sample:
+    return sample.map(lambda t: with_layout(t, layout))
+
+
+def layouts(op: Op) -> list[str]:
+    """An op cannot write a tensor whose elements share memory."""
+    return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
+
+
 def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
     """The call with each size above 1 replaced everywhere it occurs, so that tensors of equal sizes keep equal sizes.
-
-    The sample's elements are repeated as needed. None if the sample has no such size, or not only floating-point tensors.
-    """
+    The sample's elements are repeated as needed. None if the sample has no such size, or not only floating-point tensors."""
     known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
     if not known or not all(t.numel() and t.dtype.is_floating_point for t in sample.tensors()):
         return None

@@ -1,8 +1,6 @@
 """The sanitizers: gcc's for C, for which the kernel is compiled again (see sanitized.py), and compute-sanitizer's tools for CUDA.
-
-Under compute-sanitizer, samples are made on the CPU and copied, so that almost only the op's kernels run; torch's caching allocator is
-off, so that each tensor is an allocation of its own.
-"""
+There, samples are made on the CPU and copied, so that almost only the op's kernels run; torch's caching allocator is off, so that each
+tensor is an allocation of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME
 from opjit.testing.compare import Tolerance, assert_same
-from opjit.testing.samples import Skipped, effects, effects_in_place, moved, samples, storage_bytes
+from opjit.testing.samples import Skipped, effects, effects_in_place, moved, storage_bytes
 
 FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
@@ -118,7 +116,7 @@ def main(*ops: str) -> None:
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
         registry.add_path(folder)
         op = registry.find(qualified)
-        calls = samples(op, "cpu")
+        calls = list(op.samples_on("cpu"))
         for sample in calls:
             on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
             found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in effects_in_place(op, op, on_gpu)]

@@ -1,8 +1,6 @@
 """A process whose samples run under gcc's sanitizers: it starts once for a command, and takes one op after the other.
-
-The process has the sanitizers' libraries loaded from its start. It compiles each op's kernel for them, and runs the checks in children,
-as the checks themselves run. torch is not instrumented: its allocations are checked, but not its mixture of new and free.
-"""
+It has the sanitizers' libraries loaded from its start, compiles each op's kernel for them, and runs the checks in children, as the checks
+themselves run. torch is not instrumented: its allocations are checked, but not its mixture of new and free."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from opjit.recipe import toolchain
 from opjit.testing import compare, numerics, reports, sanitize
 from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
-from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, samples, trials
+from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
 
 _CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
 _LIBRARIES = {"address": "libasan.so", "undefined": "libubsan.so", "leak": "liblsan.so", "thread": "libtsan.so"}
@@ -180,7 +178,7 @@ def _register(op: Op, library: Path) -> None:
         with _report() as report:
             kernel.opjit_race()
             assert "data race" in report(), "ThreadSanitizer does not see a race made for it: this run proves nothing"
-    _ = op.reference_function, samples(op, "cpu")
+    _ = op.reference_function, list(op.samples_on("cpu"))
     process = ctypes.CDLL(None)  # a kernel that calls exit() shows its place, and ends: torch's own handlers may wait for ever here
     process.__cxa_atexit(process._exit, 1, None)
     process.__cxa_atexit(process.__sanitizer_print_stack_trace, None, None)
@@ -189,7 +187,7 @@ def _register(op: Op, library: Path) -> None:
 def _races(op: Op, device: str) -> str:
     """Races between the parts of one call, whose threads the instrumented kernel starts itself, and between calls."""
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
-    own = [sample for sample in samples(op, device) if sample.numel > SMALL]  # its largest, too
+    own = [sample for sample in op.samples_on(device) if sample.numel > SMALL]  # its largest, too
     calls = [*numerics.calls_in_threads(op, device), *sorted(own, key=lambda sample: sample.numel)[-1:]]
     with _report() as report, ThreadPoolExecutor(4) as pool:
         for sample in trials(calls):

@@ -16,7 +16,6 @@ import torch
 from opjit import testing
 from opjit.declare import registry
 from opjit.testing import integration
-from opjit.testing.samples import samples
 from tests.helpers import BUNDLED
 
 OPS = Path(__file__).parents[1] / "ops"
@@ -48,7 +47,7 @@ def test_an_op_holds_its_promises(check: testing.Check, name: str, device: str) 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_op_declares_all_that_the_table_needs(name: str) -> None:
     op = registry.find(name)
-    declared = [t for sample in samples(op, "cpu") for t in sample.tensors()]
+    declared = [t for sample in op.samples_on("cpu") for t in sample.tensors()]
     assert callable(op.reference_function)
     assert {"cpu", "cuda"} <= set(op.backends())
     assert any(t.numel() == 0 for t in declared), "no empty tensor"
