@@ -41,16 +41,10 @@ class Comparison:
     against: str
     ours: Measurement
     theirs: Measurement
+    ratio: float
+    spread: float
     error: float
     reference_error: float
-
-    @property
-    def ratio(self) -> float:
-        return ratio(self.ours, self.theirs)[0]
-
-    @property
-    def spread(self) -> float:
-        return ratio(self.ours, self.theirs)[1]
 
     def document(self) -> dict[str, Any]:
         """Return the numbers, for JSON: seconds, bytes, operations and MHz."""
@@ -201,7 +195,7 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
             _errors(op, other, workload, name)
         inputs = Inputs(workload.args, workload.kwargs)
         ours, theirs = measure(plan_of({"opjit": called, name: other}, inputs, device, cold, workload.bytes, workload.flops)).values()
-    return Comparison(op.qualified, device, workload.label, name, ours, theirs, error, reference_error)
+    return Comparison(op.qualified, device, workload.label, name, ours, theirs, *ratio(ours, theirs), error, reference_error)
 
 
 def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None) -> tuple[float, float]:

@@ -4,8 +4,7 @@
     opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
     ...
 
-Line numbers in messages are those of the cell: the source starts with an empty line in place of the magic's.
-"""
+Line numbers in messages are those of the cell: the source starts with an empty line in place of the magic's."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ import click
 from click.core import ParameterSource
 
 from opjit import __version__, progress
-from opjit.cli import diagnostics
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.cli.output import PrintJson, json_option
@@ -167,6 +166,7 @@ def get(named: tuple[str, ...], device: str | None, arch: str | None, build_dire
     A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel and no remote.
     """
     from opjit import files, request
+    from opjit.cli import diagnostics
     from opjit.declare import arguments
     from opjit.library import build_library
     from opjit.wanted import target_of
@@ -294,6 +294,7 @@ def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample
     with -Wall and -Wextra. The checks run in a child process: a kernel that crashes, exits or never returns fails its check, and the others
     go on.
     """
+    from opjit.cli import diagnostics
     from opjit.testing import isolation
     from opjit.testing.command import Options, run
     from opjit.testing.sanitize import parse

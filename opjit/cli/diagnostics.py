@@ -5,22 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from opjit import batch, request
+from opjit.backends.targets import Target
+from opjit.declare.op import Op
 from opjit.errors import CompileWarning, OpjitError
-
-if TYPE_CHECKING:
-    from opjit.backends.targets import Target
-    from opjit.declare.op import Op
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe, target_of
 
 
 def show_usage(ops: Sequence[Op], target: Target) -> None:
     """Print what the CUDA kernels of ops take of a GPU."""
     from rich.console import Console
-
-    from opjit import request
-    from opjit.store.store import Store, default_root
-    from opjit.wanted import describe
 
     request.import_builder()
     from opjit.builder import build, kernel_usage
@@ -35,10 +31,6 @@ def show_usage(ops: Sequence[Op], target: Target) -> None:
 
 def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
     """Compile ops with -Wall and -Wextra, and print the warnings, which later builds of this command then leave out."""
-    from opjit import batch, request
-    from opjit.store.store import Store, default_root
-    from opjit.wanted import describe
-
     request.import_builder()
     from opjit.builder import build
 
@@ -50,9 +42,5 @@ def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
 
 def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
     """Print the warnings for a device, by default for each that an op has a kernel for, as far as the ops compile."""
-    from opjit import batch
-    from opjit.store.store import Store, default_root
-    from opjit.wanted import target_of
-
     with suppress(OpjitError):  # the checks report an op that does not compile
         show_warnings(ops, [target_of(device, None)] if device else batch.targets_of([], Store(default_root())))

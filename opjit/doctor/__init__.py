@@ -45,16 +45,12 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
         for observation in examine(lambda name: status.update(f"checking: {name}")):
             found.append(observation)
             if print_json is None:
-                _print(observation)
+                click.echo(f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}")
+                if observation.todo:
+                    click.echo(f"{'':<8} do: {observation.todo}")
     states = [observation.state for observation in found]
     if print_json is not None:
         print_json([observation._asdict() for observation in found])
     else:
         click.echo(", ".join(f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}" for state in (PROBLEM, WARNING)))
     return 1 if PROBLEM in states else 0
-
-
-def _print(observation: Observation) -> None:
-    click.echo(f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}")
-    if observation.todo:
-        click.echo(f"{'':<8} do: {observation.todo}")

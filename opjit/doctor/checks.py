@@ -178,24 +178,21 @@ def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
 def main(about: str, where: str) -> None:
     """Print an observation of the op for a device, or for an arch that is not here, as the subprocess's last line."""
     try:
-        seen = f"{_build_for(where)}, but not run" if where == _ARCH else _build_and_call(where)
-        observation = Observation(about, OK, seen)
+        observation = Observation(about, OK, _build_and_call(where))
     except Exception as error:
         observation = _from_error(about, error, f"OPJIT_VERBOSE=1 opjit get {_OP} shows the build")
     print("\n" + json.dumps(observation))
 
 
-def _build_for(arch: str) -> str:
+def _build_and_call(where: str) -> str:
+    """Build the op, and call it unless `where` is the arch that is not here."""
     started = time.perf_counter()
-    request.entry(registry.find(_OP), target_of("cuda", arch))
-    return f"built for {arch} in {time.perf_counter() - started:.2f} s"
-
-
-def _build_and_call(device: str) -> str:
-    started = time.perf_counter()
-    negate = opjit.get(_OP, device)
+    if where == _ARCH:
+        request.entry(registry.find(_OP), target_of("cuda", where))
+        return f"built for {where} in {time.perf_counter() - started:.2f} s, but not run"
+    negate = opjit.get(_OP, where)
     seconds = time.perf_counter() - started
-    x = torch.arange(1000, dtype=torch.float32, device=device)
+    x = torch.arange(1000, dtype=torch.float32, device=where)
     if not torch.equal(negate(x), -x):
         raise OpjitError("built and run, but the result is wrong; the compiler or the machine is at fault: set CC to another compiler")
     return f"built in {seconds:.2f} s, loaded and run: the result is correct"

@@ -149,7 +149,7 @@ class _Table:
             place = asked[0].place(event) if asked and isinstance(event, Death) else None
             built = built and line.name != "build"
             self.add(line, place or "", _repeating(name, line, device))
-        found = [each.finding().line for each in asked]  # also where they are not shown: the process answers in the order of questions
+        found = [each.finding()[0] for each in asked]  # also where they are not shown: the process answers in the order of questions
         if device == "cuda" and built:
             found += [outcome_of(each, partial(sanitize.check, op, each)) for each in self.options.sanitizers if each in sanitize.FOR_CUDA]
         self._ran.update(part for line in found if line.status != "skipped" for part in line.name.split("+"))

@@ -107,12 +107,7 @@ def apart(work: Callable[[], object]) -> None:
     with Child(lambda pipe: work()) as child:
         with suppress(EOFError):
             child.messages.recv()
-        _echo(child.stderr())
-
-
-def _echo(text: str) -> None:
-    if text:
-        print(text, end="", file=sys.stderr, flush=True)
+        print(child.stderr(), end="", file=sys.stderr, flush=True)
 
 
 def _is_late(child: Child, limit: float) -> bool:
@@ -189,7 +184,7 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
                         subject)
             return
         if isinstance(message, Line):
-            _echo(child.stderr())
+            print(child.stderr(), end="", file=sys.stderr, flush=True)
             if message.name != "build":
                 left.pop(0)
             yield message

@@ -51,11 +51,8 @@ class SanitizerCalls(NamedTuple):
     number: int | None
 
 
-class SanitizerFinding(NamedTuple):
-    """What the sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them."""
-
-    line: Line
-    places: dict[str, str]
+# What sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them.
+SanitizerFinding = tuple[Line, dict[str, str]]
 
 
 class Sanitizers:
@@ -102,12 +99,12 @@ class Sanitizers:
             except (EOFError, ConnectionResetError):
                 self._errors.seek(0)
                 said = ["it printed nothing", *self._errors.read().decode(errors="replace").strip().splitlines()][-1]
-                self._finding = SanitizerFinding(Line(self._name, "skipped", f"Python does not run under them: {said}"), {})
+                self._finding = Line(self._name, "skipped", f"Python does not run under them: {said}"), {}
         return self._finding
 
     def place(self, death: Death) -> str | None:
         """Where the kernel was when it died: in the same sample under the sanitizers, else in the same check."""
-        places = self.finding().places
+        places = self.finding()[1]
         return places.get(death.sample) or places.get(death.check)
 
 
@@ -125,7 +122,7 @@ def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
     while True:
         question, places = questions.recv(), dict[str, str]()
         line = outcome_of(name, partial(_answer, question, name, float(seconds), Path(scratch), places))
-        questions.send(SanitizerFinding(line, places))
+        questions.send((line, places))
 
 
 def _answer(question: SanitizerCalls, name: str, seconds: float, scratch: Path, places: dict[str, str]) -> str:
