@@ -9,7 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+SMALL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+REAL = [*SMALL, *WIDE_UNSIGNED, *FLOATING]
 COMPLEX = [torch.complex64, torch.complex128]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # What torch.compile itself says on some versions of Python.

@@ -104,21 +104,20 @@ from opjit import backends, request
 from opjit.backends import targets
 from opjit.recipe import toolchain
 nvcc = toolchain.find_nvcc(None)
-wanted = [targets.here(backends.for_device("cpu"))] + ([targets.named("sm_90", cuda_version=nvcc.version)] if {cuda} and nvcc else [])
-found = {{}}
+wanted = [targets.here(backends.for_device("cpu"))] + ([targets.named("sm_90", cuda_version=nvcc.version)] if nvcc else [])
+found = {}
 for op in map(registry.find, ("keytest::plus", "allreduce")):
     for target in wanted:
         if target.backend.name in op.backends():
             entry = request.entry(op, target)
-            found[f"{{op.qualified}} {{target}}"] = [entry.key, hashlib.sha256(entry.library.read_bytes()).hexdigest(), str(entry.library)]
+            found[f"{op.qualified} {target}"] = [entry.key, hashlib.sha256(entry.library.read_bytes()).hexdigest(), str(entry.library)]
 print(json.dumps(found))
 """
 
 
-def build_all(op: Path, changes: dict[str, str | None], python: str = sys.executable, cuda: bool = True,
-                before: str = "") -> dict[str, list[str]]:
+def build_all(op: Path, changes: dict[str, str | None], python: str = sys.executable, before: str = "") -> dict[str, list[str]]:
     """Key, hash and place of all binaries that a fresh process builds or finds, after some code of the test's."""
-    found = json.loads(fresh(helpers.declare(op) + before + BUILD.format(cuda=cuda), changes, python=python).stdout)
+    found = json.loads(fresh(helpers.declare(op) + before + BUILD, changes, python=python).stdout)
     assert isinstance(found, dict)
     return found
 

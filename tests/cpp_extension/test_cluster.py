@@ -154,7 +154,7 @@ def objects(held: Path, suffix: str) -> list[Path]:
 
 @pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
 def test_an_entry_under_another_extensions_name_is_not_pulled(
-    cache: Path, name: str, source: Path, tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, source: Path, tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=None)
@@ -185,7 +185,7 @@ def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(
 
 
 def test_the_entry_that_fits_the_headers_here_is_fetched_by_those_who_have_the_compiler_and_by_those_who_have_none(
-    cache: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, source: Path, tmp_path: Path, key: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both entries lie on one shelf, as their base key is the same, and each was pushed from another cache."""
     places = {}
@@ -209,7 +209,7 @@ def test_the_entry_that_fits_the_headers_here_is_fetched_by_those_who_have_the_c
     assert texts == []
 
 
-def test_a_pointer_holds_the_newest_keys_and_a_damaged_one_is_written_anew(cache: Path, name: str, source: Path, tmp_path: Path, key: Path,
+def test_a_pointer_holds_the_newest_keys_and_a_damaged_one_is_written_anew(name: str, source: Path, tmp_path: Path, key: Path,
                                                                        held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=key)
@@ -227,7 +227,7 @@ def test_a_pointer_holds_the_newest_keys_and_a_damaged_one_is_written_anew(cache
 
 
 def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
-    cache: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path
+    name: str, source: Path, tmp_path: Path, key: Path, held: Path
 ) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=key)
@@ -240,7 +240,7 @@ def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
     ("unsigned", "it is not signed"),
     ("pointer", "its pointer does not hold a key"), ("another entry", "it has another key"), ("another shelf", "from other sources")])
 def test_what_a_remote_should_not_have_is_neither_loaded_nor_stored(
-    cache: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path, monkeypatch: pytest.MonkeyPatch, attack: str, reason: str
+    name: str, source: Path, tmp_path: Path, key: Path, held: Path, monkeypatch: pytest.MonkeyPatch, attack: str, reason: str
 ) -> None:
     build(name, source)
     if attack.startswith("another"):

@@ -85,20 +85,10 @@ def test_a_variable_that_names_the_hosts_compiler_is_none_for_nvrtc(monkeypatch:
 @pytest.mark.usefixtures("_no_nvcc")
 def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"])
-
-    def nothing(*_: object) -> None:
-        return None
-
-    def toolkit(*_: object) -> Nvcc:
-        return Nvcc("/nowhere", "13.0", "build 1")
-
-    def refused(*_: object) -> None:
-        raise AssertionError("it is built already")
-
-    monkeypatch.setattr(build, "build", refused)
-    for finds in ({"find_nvcc": toolkit}, {"find_nvrtc": nothing, "find_cxx": nothing}):
-        for name, find in finds.items():
-            monkeypatch.setattr(toolchain, name, find)
+    monkeypatch.setattr(build, "build", None)  # it is built already
+    for finds in ({"find_nvcc": Nvcc("/nowhere", "13.0", "build 1")}, {"find_nvrtc": None, "find_cxx": None}):
+        for name, found in finds.items():
+            monkeypatch.setattr(toolchain, name, lambda *_, found=found: found)
         assert opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"]).twice.__doc__
 
 

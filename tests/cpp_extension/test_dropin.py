@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +46,7 @@ PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModule_Create(&m
 PLAIN = 'extern "C" int value() { return VALUE; }\n'
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -102,7 +101,7 @@ def test_the_signature_is_that_of_the_installed_torch(function: str) -> None:
 
 
 @pytest.mark.torch
-def test_what_a_later_torch_takes_reaches_it(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_later_torch_takes_reaches_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def later(**arguments: Any) -> None:
         assert arguments.pop("newest") is True
         original(**arguments)
@@ -160,7 +159,7 @@ PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModuleDef_Init(&
 
 
 def test_each_content_is_a_module_of_its_own_also_beside_torchs_of_a_hidden_header_and_of_another_compiler(
-    cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "kept", {}, raising=False)
     source.write_text(KEPT)
@@ -182,8 +181,7 @@ def test_each_content_is_a_module_of_its_own_also_beside_torchs_of_a_hidden_head
 
 
 @pytest.mark.parametrize("first", ["opjit", "cpp_extension"])
-def test_a_second_version_that_would_end_the_process_is_an_error_whoever_loaded_the_first(cache: Path, name: str, tmp_path: Path,
-                                                                                          first: str) -> None:
+def test_a_second_version_that_would_end_the_process_is_an_error_whoever_loaded_the_first(name: str, tmp_path: Path, first: str) -> None:
     """The libraries stand for those with a TORCH_LIBRARY: the second in a process throws in a static initialiser."""
     paths = [plain(tmp_path / str(number), f"""\
 #include <stdexcept>
@@ -222,7 +220,7 @@ def test_the_import_of_the_module_does_not_import_torchs() -> None:
     assert fresh(code, cold=True).stdout == "False\n"
 
 
-def test_the_key_is_content(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_content(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A moved checkout, a touched file and another include folder are the same; each kind of content is another entry."""
     def load(folder: Path, *flags: str) -> str:
         return str(opjit.load(name, [str(folder / "source" / "plain.cpp")], extra_cflags=["-DVALUE=5", f"-I {folder}/include", *flags],
@@ -255,7 +253,7 @@ def test_the_key_is_content(cache: Path, name: str, tmp_path: Path, monkeypatch:
         load(one)
 
 
-def test_a_static_library_is_part_of_the_content(cache: Path, name: str, tmp_path: Path) -> None:
+def test_a_static_library_is_part_of_the_content(name: str, tmp_path: Path) -> None:
     path = plain(tmp_path / "a", 'extern "C" int amount();\nextern "C" int value() { return amount(); }\n')
     for number in (1, 2):
         subprocess.run(["gcc", "-c", "-fPIC", "-x", "c", "-", "-o", "amount.o"], cwd=tmp_path, check=True, text=True,
@@ -264,7 +262,7 @@ def test_a_static_library_is_part_of_the_content(cache: Path, name: str, tmp_pat
         assert value(opjit.load(name, path, extra_ldflags=[f"-L{tmp_path}", "-lamount"], is_python_module=False)) == number
 
 
-def test_libraries_are_found_from_the_build_directory_when_linked_and_when_opened(cache: Path, name: str, tmp_path: Path) -> None:
+def test_libraries_are_found_from_the_build_directory_when_linked_and_when_opened(name: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", place / "libamount.so"], check=True, text=True,
@@ -275,7 +273,7 @@ def test_libraries_are_found_from_the_build_directory_when_linked_and_when_opene
         assert value(load(name, path, extra_ldflags=list(link), build_directory=str(place), is_python_module=False)) == 8
 
 
-def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_folder(cache: Path, name: str, tmp_path: Path,
+def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_folder(name: str, tmp_path: Path,
                                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "local"
     (own / "below").mkdir(parents=True)
@@ -290,13 +288,13 @@ def test_a_header_of_the_users_own_is_content_though_the_compiler_searches_its_f
         assert value(opjit.load(name, path, extra_include_paths=[str(own / "below")], is_python_module=False)) == amount + computed
 
 
-def test_a_header_from_the_future_is_no_change(cache: Path, name: str, source: Path) -> None:
+def test_a_header_from_the_future_is_no_change(name: str, source: Path) -> None:
     source.write_text(MODULE.replace('#include "value.h"', '#define HEADER "value.h"\n#include HEADER'))
     os.utime(source.parent / "value.h", (4e9, 4e9))
     assert opjit.load(name, str(source)).value() == 1
 
 
-def test_empty_flags_and_names_that_are_no_identifiers_are_as_torchs(cache: Path, name: str, tmp_path: Path) -> None:
+def test_empty_flags_and_names_that_are_no_identifiers_are_as_torchs(name: str, tmp_path: Path) -> None:
     path = plain(tmp_path / "a", "int f();")
     for given in (f"{name}-a", f"{name}.b"):
         (tmp_path / given).mkdir()
@@ -314,7 +312,7 @@ def test_a_source_that_changes_while_it_is_compiled_is_not_stored(cache: Path, n
     assert helpers.entries(cache) == []
 
 
-def test_a_second_c_plus_plus_library_is_a_warning(cache: Path, name: str, tmp_path: Path) -> None:
+def test_a_second_c_plus_plus_library_is_a_warning(name: str, tmp_path: Path) -> None:
     archive = subprocess.run(["c++", "-print-file-name=libstdc++.a"], capture_output=True, text=True, check=True).stdout.strip()
     if not Path(archive).is_absolute():
         pytest.skip("the compiler has no static libstdc++")
@@ -326,7 +324,7 @@ def test_a_second_c_plus_plus_library_is_a_warning(cache: Path, name: str, tmp_p
     opjit.load(f"{name}_shared", **arguments)
 
 
-def test_a_build_directory_gets_the_library_and_what_it_was_built_from(cache: Path, name: str, tmp_path: Path) -> None:
+def test_a_build_directory_gets_the_library_and_what_it_was_built_from(name: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
     arguments: dict[str, Any] = {"is_python_module": False, "no_implicit_headers": True, "build_directory": str(place)}
     text = '#include "here.h"\nextern "C" int value() { return HERE; }'
@@ -348,7 +346,7 @@ def test_a_build_directory_gets_the_library_and_what_it_was_built_from(cache: Pa
     assert value(str(place / f"{name}.so")) == 9
 
 
-def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(cache: Path, name: str) -> None:
+def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(name: str) -> None:
     text = 'extern "C" const char *where() { return __FILE__; }'
     library = ctypes.CDLL(opjit.load_inline(name, text, is_python_module=False, no_implicit_headers=True))
     library.where.restype = ctypes.c_char_p
@@ -359,7 +357,7 @@ def test_messages_of_inline_code_name_the_text_and_not_a_folder_that_is_gone(cac
     assert "staging" not in str(raised.value) + raised.value.log.read_text()
 
 
-def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(cache: Path, name: str, tmp_path: Path,
+def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(name: str, tmp_path: Path,
                                                                           capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CompileError, match="'it' was not declared") as raised:
         opjit.load(name, plain(tmp_path / "a", "int f() { return it; }\n"), verbose=True)
@@ -369,8 +367,7 @@ def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(cache:
 
 
 @pytest.mark.torch
-def test_torchs_precompiled_header_is_neither_made_nor_removed(cache: Path, name: str, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_precompiled_header_is_neither_made_nor_removed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = processes.run
 
     def running(command: Any, **settings: Any) -> Any:
@@ -392,7 +389,7 @@ def test_torchs_precompiled_header_is_neither_made_nor_removed(cache: Path, name
 
 @pytest.mark.nvcc
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
-def test_inline_cuda_code_has_no_folder_that_is_gone(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inline_cuda_code_has_no_folder_that_is_gone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     cuda = 'extern "C" const char *where() { return __FILE__; }'
     library = ctypes.CDLL(opjit.load_inline(name, "", cuda, is_python_module=False, no_implicit_headers=True))
@@ -413,15 +410,14 @@ def test_verbose_says_where_a_hit_comes_from(cache: Path, name: str, tmp_path: P
     ("int f();\n", ["-fabsent"], "unrecognized command-line option '-fabsent'"),
     ("int f();\nextern \"C\" int value() { return f(); }\n", ["-Wl,-z,defs"], r"undefined reference to `f\(\)'"),
 ])
-def test_the_first_line_of_an_error_is_the_compilers(cache: Path, name: str, tmp_path: Path, text: str, flags: list[str],
-                                                     message: str) -> None:
+def test_the_first_line_of_an_error_is_the_compilers(name: str, tmp_path: Path, text: str, flags: list[str], message: str) -> None:
     link = [flag for flag in flags if flag.startswith("-Wl")]
     with pytest.raises(CompileError, match=rf"\A.*{message}.*\nwhile building {name} for torch"):
         opjit.load(name, plain(tmp_path / "a", text), extra_cflags=[flag for flag in flags if flag not in link], extra_ldflags=link)
 
 
 @pytest.mark.parametrize(("given", "better"), [("my-ext", "my_ext"), ("2nd", "_2nd")])
-def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(cache: Path, tmp_path: Path, source: Path, given: str,
+def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(tmp_path: Path, source: Path, given: str,
                                                                               better: str) -> None:
     first = f"the name '{given}' becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}"
     source.write_text("int TORCH_EXTENSION_NAME;\n")
@@ -437,7 +433,7 @@ def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(c
 
 
 @pytest.mark.torch
-def test_arguments_that_torch_refuses_are_refused(cache: Path, name: str, tmp_path: Path) -> None:
+def test_arguments_that_torch_refuses_are_refused(name: str, tmp_path: Path) -> None:
     path = plain(tmp_path / "a")
     with pytest.raises(ValueError, match="mutually exclusive"):
         opjit.load(name, path, is_standalone=True)
@@ -451,7 +447,7 @@ def test_arguments_that_torch_refuses_are_refused(cache: Path, name: str, tmp_pa
         opjit.load(name, path, extra_cflags="-O3")  # type: ignore[arg-type]
 
 
-def test_a_missing_compiler_is_named(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "absent-g++")
     with pytest.raises(ToolMissing, match=r"CXX is 'absent-g\+\+'"):
         opjit.load(name, plain(tmp_path / "a"))
@@ -473,7 +469,7 @@ def test_an_exception_in_a_static_initialiser_is_an_error_and_not_the_end_of_the
 
 
 @pytest.mark.torch
-def test_what_only_torch_can_build_goes_to_torch(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_torch_can_build_goes_to_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torchs, "load", opjit.load)
     monkeypatch.setattr(torchs, "_jit_compile", lambda *arguments, **more: calls.append(arguments))
@@ -493,7 +489,7 @@ def test_the_rest_of_the_module_is_torchs() -> None:
 
 
 @pytest.mark.torch
-def test_torchs_module_and_the_process_are_left_alone_while_opjit_builds(cache: Path, name: str, tmp_path: Path,
+def test_torchs_module_and_the_process_are_left_alone_while_opjit_builds(name: str, tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[object, ...]] = []
     run = processes.run
@@ -510,8 +506,7 @@ def test_torchs_module_and_the_process_are_left_alone_while_opjit_builds(cache: 
     assert all(state == before for state in seen)
 
 
-def test_different_extensions_are_built_side_by_side_in_one_process(cache: Path, name: str, tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_extensions_are_built_side_by_side_in_one_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "compiling").mkdir()
     both = f"touch {tmp_path}/compiling/$$; for i in $(seq 600); do test $(ls {tmp_path}/compiling | wc -l) = 2 && break; sleep 0.1; done"
     monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"{both}; test $i != 600 || exit 1"))
@@ -524,7 +519,7 @@ def test_different_extensions_are_built_side_by_side_in_one_process(cache: Path,
         assert list(pool.map(load, (1, 2))) == [1, 2]
 
 
-def test_processes_that_load_one_extension_at_once_compile_it_once(cache: Path, name: str, source: Path, tmp_path: Path) -> None:
+def test_processes_that_load_one_extension_at_once_compile_it_once(name: str, source: Path, tmp_path: Path) -> None:
     cxx = compiler(tmp_path / "bin", f"echo x >> {tmp_path}/compiled; sleep 1")
     code = f"""
 import os, torch, opjit
@@ -540,7 +535,7 @@ for _ in range(4):
     assert (tmp_path / "compiled").read_text() == "x\n"
 
 
-def test_cuda_code_needs_an_arch_from_somewhere(cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_code_needs_an_arch_from_somewhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.cu").touch()
     for variable in ("TORCH_CUDA_ARCH_LIST", "OPJIT_ARCH"):
         monkeypatch.delenv(variable, raising=False)
@@ -552,8 +547,7 @@ def test_cuda_code_needs_an_arch_from_somewhere(cache: Path, name: str, tmp_path
 @pytest.mark.torch
 @pytest.mark.nvcc
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
-def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, name: str, tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opjit.store import elf
 
     (tmp_path / "kernel.cu").write_text("__global__ void one(float *to) { *to = 1; }\n"
@@ -567,23 +561,16 @@ def test_cuda_code_is_compiled_for_the_chosen_arch_without_a_gpu(cache: Path, na
     assert libraries["sm_80"] != libraries["sm_90"]
 
 
-@pytest.mark.torch
-def test_no_warning_is_left_to_the_caller(cache: Path, name: str, source: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert opjit.load(name, str(source)).value() == 1
-
-
-def test_an_extension_that_is_cleared_between_the_look_and_dlopen_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
-    code = (
-        "import ctypes, opjit\nfrom opjit import cpp_extension\n"
-        "def load(): return ctypes.CDLL(opjit.load('plain', [{source!r}], is_python_module=False)).value()\n"
-        "plain = cpp_extension._open\n"
-        "def cleared_before(*arguments):\n    cpp_extension._open = plain\n    print(opjit.cache.clear().removed)\n"
-        "    return plain(*arguments)\n"
-        "cpp_extension._open = cleared_before\n"
-        "print(load())\n"
-    )
-    assert fresh(code.format(source=str(tmp_path / "plain.cpp"))).stdout == "1\n7\n"
+def test_an_extension_that_is_cleared_between_the_look_and_dlopen_is_built_again(tmp_path: Path) -> None:
+    done = fresh(f"""
+import ctypes, opjit
+from opjit import cpp_extension
+plain = cpp_extension._open
+def cleared_before(*arguments):
+    cpp_extension._open = plain
+    print(opjit.cache.clear().removed)
+    return plain(*arguments)
+cpp_extension._open = cleared_before
+print(ctypes.CDLL(opjit.load("plain", {plain(tmp_path)!r}, extra_cflags=["-DVALUE=7"], is_python_module=False)).value())
+""")
+    assert done.stdout == "1\n7\n"

@@ -37,6 +37,7 @@ torch::Tensor doubled(torch::Tensor x) {
 }
 """
 
+
 def loaded(name: str, text: str, **arguments: Any) -> Any:
     return opjit.load_inline(name, text, extra_cflags=["-O1"], **arguments)
 
@@ -80,7 +81,6 @@ def uses(x: torch.Tensor) -> int:
     return int(methodcaller("_use_count")(x))  # torch's stubs of some versions lack it
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("call", CALLS)
 def test_no_reference_is_lost_or_kept(counting: ModuleType, call: str) -> None:
     x = torch.arange(12.0).reshape(4, 3)
@@ -91,7 +91,6 @@ def test_no_reference_is_lost_or_kept(counting: ModuleType, call: str) -> None:
         assert uses(x) == before
 
 
-@pytest.mark.torch
 def test_a_failed_function_raises_what_torch_raises(counting: ModuleType) -> None:
     x = torch.ones(4, 3)
     with pytest.raises(RuntimeError, match=r"^with 12 values$"):
@@ -170,7 +169,6 @@ def test_functions_of_the_c_library_have_the_overloads_of_c_plus_plus(meaning: A
     assert meaning.widths(1.0) == [4] * 7
 
 
-@pytest.mark.torch
 def test_an_overload_takes_what_pybind11_takes(meaning: Any) -> None:
     numpy = pytest.importorskip("numpy")
     assert meaning.pick(i for i in (1.0, 2.0)) == "list of 2"
@@ -187,7 +185,6 @@ def test_an_error_comes_before_a_warning_that_is_one(meaning: Any) -> None:
             meaning.warn_and_fail()
 
 
-@pytest.mark.torch
 def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
     assert torch.is_grad_enabled()
     assert not meaning.with_gradients()
@@ -201,7 +198,6 @@ def folder_of(text: str, folder: Path) -> tuple[set[str], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_headers(tmp_path: Path) -> None:
     same = """
         #if defined(WITH_CUDA) && !defined(__HIP_PLATFORM_AMD__) || __has_include(<ATen/Parallel.h>)
@@ -219,7 +215,6 @@ def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_header
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_a_header_of_cpp_that_a_name_brings_comes_with_torchs_headers(tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text("#include <torch/extension.h>\n")
     places = [f"-I{place}" for place in (headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))]
@@ -327,7 +322,6 @@ def headers_tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.parametrize(("mistake", "message"), [
     ("x = x + n;", "'n' was not declared"), ("x.sizz();", "has no member named 'sizz'"), ("int64_t n = x.sizes();", "cannot convert"),
     ("x = x + 1", "expected ';'"), ("x = torch::ad(x, x);", "'ad' is not a member"), ("at::Foo y;", "'Foo' is not a member"),
@@ -341,7 +335,6 @@ def test_a_mistake_of_the_author_is_compiled_once(headers_tried: list[bool], mis
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.parametrize("text", ['#include "nobodys.h"\n' + PROGRAM, '#include <THC/THC.h>\n' + PROGRAM])
 def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], text: str) -> None:
     with pytest.raises(CompileError, match=r"\Amain\.cpp:2:10: fatal error: "):
@@ -350,7 +343,6 @@ def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], 
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.parametrize("text", ["auto n = JOINED(get_num, _threads)();", "c10::List<int64_t> y; auto z = at::cat(y);"])
 def test_what_another_header_may_mend_is_compiled_with_torchs(headers_tried: list[bool], text: str) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -359,7 +351,6 @@ def test_what_another_header_may_mend_is_compiled_with_torchs(headers_tried: lis
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(headers_tried: list[bool]) -> None:
     module = loaded("generated", "bool seeded(std::optional<at::Generator> g) { return g.has_value(); }", functions="seeded")
     assert [module.seeded(torch.Generator()), module.seeded(None)] == [True, False]
@@ -425,7 +416,6 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_the_names_of_torchs_headers_are_found() -> None:
     macros, names = vocabulary.of_torch(Store(default_root()).base, toolchain.require_cxx(None))
     words = {word for text in table.STANDARD.values() for word in text.split()} - {"typeid"}

@@ -18,7 +18,6 @@ from tests.tensors import Seen
 pytestmark = pytest.mark.torch
 MakeOp = Callable[..., Op]
 DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
-CPU = backends.for_device("cpu")
 
 
 def test_opcheck_of_every_type(everything: Op) -> None:
@@ -219,17 +218,11 @@ def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
 # CUDA ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ready_on_cuda(double: Op, increment: Op) -> None:
-    for op in (double, increment):
-        request.ready(op, backends.for_device("cuda"))
-
-
 @pytest.mark.gpu
-@pytest.mark.usefixtures("ready_on_cuda")
 def test_the_tensors_device_is_used_and_the_current_one_left(double: Op) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    request.ready(double, backends.for_device("cuda"))
     torch.cuda.set_device(0)
     out = double(torch.ones(10, device="cuda:1"))
     assert out.device.index == 1

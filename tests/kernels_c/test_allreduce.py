@@ -10,10 +10,7 @@ import torch
 
 from opjit import Op
 from opjit.declare import registry
-from tests.tensors import DEVICES, FLOATING, WIDE_UNSIGNED
-
-INTEGRAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE_UNSIGNED]
-REAL = [*INTEGRAL, *FLOATING]
+from tests.tensors import DEVICES, FLOATING, REAL, SMALL, WIDE_UNSIGNED
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ def test_complex_and_float8_are_refused(allreduce: Op, dtype: torch.dtype, devic
             allreduce(torch.ones(3, device=device).to(one), dtype=result)
 
 
-@pytest.mark.parametrize("dtype", INTEGRAL[1:])
+@pytest.mark.parametrize("dtype", [*SMALL[1:], *WIDE_UNSIGNED])
 def test_integers_are_exact_and_wrap_as_torchs(allreduce: Op, dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
     for values in ([limits.max] * 3, [limits.min] * 3, [limits.max, limits.min], [limits.max] * 1000 + [1], [limits.min] * 70_001):

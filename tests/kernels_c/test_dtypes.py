@@ -11,6 +11,7 @@ import torch
 
 import opjit
 from opjit import Op
+from tests.tensors import COMPLEX, DEVICES
 
 MakeOp = Callable[..., Op]
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -108,10 +109,6 @@ def turned(z: torch.Tensor, a: float) -> torch.Tensor:
     return 1 / (z * 1j - z.conj()) + z / (2 + 1j) - 3 * z.real + (z.imag - z) * a
 
 
-def complex_numbers(dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.randn(1000, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-
-
 def every(dtype: torch.dtype) -> torch.Tensor:
     """All numbers that a dtype has."""
     bits = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
@@ -169,10 +166,11 @@ def test_an_op_makes_float8_tensors(make_op: MakeOp, dtype: torch.dtype) -> None
         op(torch.ones(2, 2).to(torch.float8_e5m2), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype) -> None:
-    op = make_op("turn(Tensor z, float a) -> Tensor", TURN_C, fake=lambda z, a: torch.empty_like(z))
-    z = complex_numbers(dtype, "cpu")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, device: str) -> None:
+    op = make_op("turn(Tensor z, float a) -> Tensor", TURN_C, cuda=TURN_CUDA, fake=lambda z, a: torch.empty_like(z))
+    z = torch.randn(1000, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     torch.testing.assert_close(op(z, 0.25), turned(z, 0.25))
     with pytest.raises(RuntimeError, match="turn does not take float32"):
         op(torch.ones(2), 1.0)
@@ -184,14 +182,6 @@ def test_both_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
     texts = {"turn(Tensor z, float a) -> Tensor": TURN_CUDA, "quantize(Tensor x, ScalarType dtype) -> Tensor": QUANTIZE_CUDA}
     for schema, text in texts.items():
         assert opjit.build_library(make_op(schema, cuda=text).qualified, tmp_path, arch="sm_90").is_file()
-
-
-@pytest.mark.gpu
-def test_complex_arithmetic_is_torchs_on_cuda(make_op: MakeOp) -> None:
-    op = make_op("turn(Tensor z, float a) -> Tensor", cuda=TURN_CUDA, fake=lambda z, a: torch.empty_like(z))
-    for dtype in (torch.complex64, torch.complex128):
-        z = complex_numbers(dtype, "cuda")
-        torch.testing.assert_close(op(z, 0.25), turned(z, 0.25))
 
 
 @pytest.mark.gpu

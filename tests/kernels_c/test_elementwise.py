@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from opjit import Op
 from opjit.declare import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED, Seen
 
@@ -22,16 +21,6 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
 NUMBERS = [*INTEGRAL, *FLOATING, *COMPLEX]
 DTYPES = {"add_custom": [torch.bool, *NUMBERS], "tensor_negate": NUMBERS, "round_ste": FLOATING}
 CASES = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for name, dtypes in DTYPES.items() for dtype in dtypes]
-
-
-@pytest.fixture(scope="module")
-def round_ste() -> Op:
-    return registry.find("round_ste")
-
-
-@pytest.fixture(scope="module")
-def tensor_negate() -> Op:
-    return registry.find("tensor_negate")
 
 
 def operands(name: str, dtype: torch.dtype, device: str, *shape: int) -> list[torch.Tensor]:
@@ -129,13 +118,13 @@ def test_more_elements_than_an_int_counts(name: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_exactly_a_half_and_numbers_outside_zero_to_one(round_ste: Op, dtype: torch.dtype, device: str) -> None:
+def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, device: str) -> None:
     half = torch.tensor(0.5, dtype=dtype)
     above, below = (torch.nextafter(half, torch.tensor(to, dtype=dtype)).item() for to in (1.0, 0.0))
     expected = {0.5: 0, above: 1, below: 0, 0.0: 0, 1.0: 1, 1.5: 1, 100.0: 1, -0.6: 0, -1.0: 0, -100.0: 0, math.inf: 1,
                 -math.inf: 0}
     x = torch.tensor([*expected, math.nan, -math.nan], dtype=dtype, device=device)
-    assert round_ste(x).tolist() == [*expected.values(), 0, 0]
+    assert registry.find("round_ste")(x).tolist() == [*expected.values(), 0, 0]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -158,12 +147,12 @@ def test_every_byte_beside_every_other_is_negated_alone(dtype: torch.dtype, devi
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_the_signs_of_zero_infinity_and_nan_turn(tensor_negate: Op, dtype: torch.dtype, device: str) -> None:
+def test_the_signs_of_zero_infinity_and_nan_turn(dtype: torch.dtype, device: str) -> None:
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, 5e-324], device=device, dtype=torch.float64).to(dtype)
     for view in (x, x.repeat(9), x.repeat(9)[::2]):
         assert_exact("tensor_negate", view)
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-        changed = tensor_negate(view).view(bits) ^ view.contiguous().view(bits)
+        changed = registry.find("tensor_negate")(view).view(bits) ^ view.contiguous().view(bits)
         assert changed.eq(torch.iinfo(bits).min).all()  # the sign and nothing else; CUDA's signbit does not see a half NaN's
 
 

@@ -10,9 +10,9 @@ import torch
 
 import opjit
 from opjit import Op
+from tests.tensors import DEVICES, FLOATING
 
 MakeOp = Callable[..., Op]
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TWICE = """
 opjit_status twice_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
@@ -61,7 +61,10 @@ opjit_status twice_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t s
 """
 
 
-def check(op: Op, device: str) -> None:
+@pytest.mark.torch
+@pytest.mark.parametrize("device", DEVICES)
+def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp, device: str) -> None:
+    op = make_op("twice(Tensor x) -> Tensor", TWICE, cuda=TWICE_CUDA)
     for dtype in FLOATING:
         x = torch.linspace(-3, 4, 60, dtype=dtype, device=device).reshape(3, 4, 5)
         for view in (x, x.permute(2, 0, 1), x[:, ::2, 1:], x[0, 0, 0].expand(7), x[:, :0], x[1, 1, 1], x.requires_grad_()):
@@ -69,12 +72,6 @@ def check(op: Op, device: str) -> None:
             got = op(view)
             torch.testing.assert_close(got, (2 * view).reshape(-1).expand(2, -1), rtol=0, atol=0)
             assert view._version == before
-
-
-@pytest.mark.torch
-def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp) -> None:
-    op = make_op("twice(Tensor x) -> Tensor", TWICE)
-    check(op, "cpu")
     with pytest.raises(RuntimeError, match="twice does not take int64"):
         op(torch.ones(3, dtype=torch.int64))
 
@@ -82,12 +79,6 @@ def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp) -> 
 @pytest.mark.nvcc
 def test_they_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
     assert opjit.build_library(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA).qualified, tmp_path, arch="sm_90").is_file()
-
-
-@pytest.mark.torch
-@pytest.mark.gpu
-def test_contiguous_copies_sizes_scratch_and_half_precision_on_cuda(make_op: MakeOp) -> None:
-    check(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA), "cuda")
 
 
 @pytest.mark.parametrize(("line", "says"), [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -297,7 +296,8 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
     with opjit.watch(tmp_path, interval=0.02):
         op = opjit.get(folder.name, "cpu")
         assert value(op) == 2.0
-        os.replace(_saved(tmp_path / "new.h", "#define SLOPE 6\n"), tmp_path / "shared.h")  # as editors save
+        (tmp_path / "new.h").write_text("#define SLOPE 6\n")
+        (tmp_path / "new.h").replace(tmp_path / "shared.h")  # as editors save
         until(lambda: value(op) == 6.0, 30)
 
 
@@ -311,11 +311,6 @@ def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: 
     assert "Traceback" not in log.text
     with pytest.raises(DeclarationError, match="no op is declared in"):
         opjit.watch(folder.path.parent)
-
-
-def _saved(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------------------------
