@@ -44,6 +44,9 @@ from tests import zygote
 ROOT = Path(opjit.__file__).resolve().parents[1]
 BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")]
 
+MakeOp = Callable[..., opjit.Op]  # the fixture make_op
+Growth = Callable[[Callable[[], object], int], int]  # the fixture growth
+
 DAY = 86400.0
 TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
 SOMEBODY = 12345  # a user id that nobody has
@@ -135,6 +138,13 @@ def declared(namespace: str, folder: Path, patch: pytest.MonkeyPatch) -> opjit.O
         [known] = opjit.add_path(write_op(folder, op_py=OP_PY.replace("keytest", namespace)))
     patch.setattr(known, "folder", write_op(folder))
     return known
+
+
+def write_cxx(folder: Path, text: str = 'extern "C" int value() { return VALUE; }\n') -> str:
+    """The path of a C++ source without any header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plain.cpp").write_text(text)
+    return str(folder / "plain.cpp")
 
 
 def cpu() -> Backend:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,10 +15,8 @@ import torch
 from opjit import Op, backends, request
 from opjit.backends import targets
 from opjit.errors import CompileError, NoKernel
+from tests.helpers import Growth, MakeOp
 from tests.tensors import COMPLEX, REAL
-
-MakeOp = Callable[..., Op]
-Growth = Callable[[Callable[[], object], int], int]
 
 FULL: dict[str, Any] = {
     "x": torch.arange(6, dtype=torch.float32).reshape(2, 3), "maybe": torch.tensor([1.5]),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from opjit import Op, request
-from tests.helpers import cuda_target
-
-MakeOp = Callable[..., Op]
-Growth = Callable[[Callable[[], object], int], int]
+from tests.helpers import Growth, MakeOp, cuda_target
 
 SCHEMA = "rows(Tensor x, bool want, int fail=0) -> (Tensor[] rows, Tensor? total, int n)"
 ROWS = """

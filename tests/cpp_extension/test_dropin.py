@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from opjit.shared_library import content
 from opjit.store import manifest
 from tests import helpers
 from tests.helpers import fresh, program
+from tests.helpers import write_cxx as plain
 from tests.tracing import traced
 
 # A Python module that needs no header of torch: a second to build, where torch/extension.h takes half a minute.
@@ -43,7 +44,6 @@ static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nul
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, TEXT(TORCH_EXTENSION_NAME), "", -1, methods};
 PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """
-PLAIN = 'extern "C" int value() { return VALUE; }\n'
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +53,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def names() -> Iterator[str]:
+def name() -> str:
     """A name that no other test loads anything under."""
-    return iter([f"dropin_{os.urandom(4).hex()}"])
-
-
-@pytest.fixture
-def name(names: Iterator[str]) -> str:
-    return next(names)
+    return f"dropin_{os.urandom(4).hex()}"
 
 
 @pytest.fixture
@@ -71,13 +66,6 @@ def source(tmp_path: Path) -> Path:
     (folder / "value.h").write_text("#define VALUE 1\n")
     (folder / "module.cpp").write_text(MODULE)
     return folder / "module.cpp"
-
-
-def plain(folder: Path, text: str = PLAIN) -> str:
-    """The path of a source without any header."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plain.cpp").write_text(text)
-    return str(folder / "plain.cpp")
 
 
 def value(path: str) -> int:
@@ -429,7 +417,7 @@ def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(t
     with pytest.raises(CompileError, match="'it' was not declared") as caught:
         opjit.load(given, str(source))
     assert first not in str(caught.value)
-    assert value(opjit.load(given, plain(tmp_path / "b", PLAIN), extra_cflags=["-DVALUE=3"], is_python_module=False) or "") == 3
+    assert value(opjit.load(given, plain(tmp_path / "b"), extra_cflags=["-DVALUE=3"], is_python_module=False) or "") == 3
 
 
 @pytest.mark.torch

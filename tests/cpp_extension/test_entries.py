@@ -23,8 +23,7 @@ def why(*words: str) -> Result:
 
 
 @pytest.mark.torch
-def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+def test_each_entry_says_what_it_was_made_from_and_what_changed(here: Path, tmp_path: Path) -> None:
     source, header = tmp_path / "plain.cpp", tmp_path / "value.h"
     source.write_text('#define TEXT(name) #name\n#include TEXT(value.h)\nint value() { return VALUE; }\n')
     header.write_text("#define VALUE 1\n")
@@ -33,7 +32,7 @@ def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, 
         header.write_text(header.read_text() + "//\n")
         paths.append(Path(str(opjit.load("extension_why", str(source), extra_cflags=flags, is_python_module=False))))
         helpers.date(paths[-1].parent, 1e9 + len(paths))
-    newest, oldest = entries("extension_why", Store(tmp_path / "cache"))
+    newest, oldest = entries("extension_why", Store(here))
     assert [newest.folder, oldest.folder] == [path.parent for path in reversed(paths)]
     assert [tuple(difference) for difference in newest.differences] == [("header", "value.h changed"), ("flag", "-DMORE is new")]
     assert oldest.differences == ()
@@ -47,14 +46,12 @@ def test_each_entry_says_what_it_was_made_from_and_what_changed(tmp_path: Path, 
     assert "--device and --arch are for ops" in why("extension_why", "--device", "cpu").output
 
 
-def test_an_extension_that_is_not_in_the_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    assert f"the cache {tmp_path}/cache has no entry of a C++ extension 'absent'" in why("cpp_extension.absent").output
+def test_an_extension_that_is_not_in_the_cache_is_named(here: Path) -> None:
+    assert f"the cache {here} has no entry of a C++ extension 'absent'" in why("cpp_extension.absent").output
     assert "no op named 'opjit::absent' is declared" in why("absent").output
 
 
-def test_a_build_that_failed_after_the_entries_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+def test_a_build_that_failed_after_the_entries_is_found_by_name(here: Path, tmp_path: Path) -> None:
     source = tmp_path / "late.cpp"
     source.write_text("int value() { return one; }\n")
     with pytest.raises(CompileError) as error:
@@ -67,12 +64,11 @@ def test_a_build_that_failed_after_the_entries_is_found_by_name(tmp_path: Path, 
     assert why("why_failed").output.startswith("why_failed, a C++ extension: 1 entry in the cache\n")
 
 
-def test_inline_sources_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+def test_inline_sources_are_sources(here: Path) -> None:
     for number in (1, 2):
         path = opjit.load_inline("inline_why", f"int value() {{ return {number}; }}", is_python_module=False, no_implicit_headers=True)
         helpers.date(Path(str(path)).parent, 1e9 + number)
-    newest, _ = entries("inline_why", Store(tmp_path / "cache"))
+    newest, _ = entries("inline_why", Store(here))
     assert [tuple(difference) for difference in newest.differences] == [("source", "cpp_sources changed")]
     assert "from 1 cpp_sources; no flags" in str(newest)
 

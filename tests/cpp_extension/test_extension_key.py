@@ -19,15 +19,9 @@ from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import BuildError, CacheWarning
 from tests import helpers
-from tests.helpers import LIES, OUTPUT, UNREADABLE, as_root, program, tmpfs
+from tests.helpers import LIES, OUTPUT, UNREADABLE, as_root, program, tmpfs, write_cxx
 
 EXTENSION = 'extern "C" int value() { return 5; }\n'
-
-
-def cxx_source(folder: Path, text: str = EXTENSION) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plain.cpp").write_text(text)
-    return str(folder / "plain.cpp")
 
 
 def load(path: str, *flags: str, name: str = "faults_extension") -> str:
@@ -45,7 +39,7 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
                                              f"if {links}; then {OUTPUT}; {LIES[lie]}; code=0; fi\nexit $code\n")
     monkeypatch.setenv("CXX", str(fake))
     with pytest.raises(BuildError, match="reported success") as refused:
-        load(cxx_source(tmp_path / "source"))
+        load(write_cxx(tmp_path / "source", EXTENSION))
     assert str(fake) in str(refused.value)
     assert helpers.entries(here) == []
 
@@ -53,7 +47,7 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
 def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = cxx_source(tmp_path / "source")
+    path = write_cxx(tmp_path / "source", EXTENSION)
     changes: list[tuple[Any, str, object]] = [
         (torch, "__version__", "2.13.0+cu124"), (torch, "__version__", "2.13.0+cu121"), (torch, "__version__", "2.13.1"),
         (torch.version, "git_version", "0" * 40), (torch.version, "cuda", "12.1"),
@@ -77,13 +71,13 @@ def described(path: str | list[str], *flags: str, with_cuda: bool | None = None)
 
 
 def test_the_order_of_sources_is_not_in_the_key(tmp_path: Path) -> None:
-    paths = [cxx_source(tmp_path / folder) for folder in ("one", "other")]
+    paths = [write_cxx(tmp_path / folder, EXTENSION) for folder in ("one", "other")]
     assert described(paths).key == described(paths[::-1]).key
 
 
 def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_torch(tmp_path: Path,
                                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cxx_source(tmp_path)
+    path = write_cxx(tmp_path, EXTENSION)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     bases = [described(path, with_cuda=True).base]
     monkeypatch.setattr(torchs, "COMMON_NVCC_FLAGS", torchs.COMMON_NVCC_FLAGS[1:])
@@ -98,7 +92,7 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
 
 
 def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cxx_source(tmp_path / "source")
+    path = write_cxx(tmp_path / "source", EXTENSION)
     first = load(path, "-march=native")
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     plain = described(path).key
@@ -111,7 +105,7 @@ def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypat
 
 
 def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
-    one = described(cxx_source(tmp_path / "source"), "-DVALUE=1")
+    one = described(write_cxx(tmp_path / "source", EXTENSION), "-DVALUE=1")
     changed = {
         "name": replace(one, name="another"),
         "sources": replace(one, sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
@@ -130,7 +124,7 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
 
 
 def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(here: Path, tmp_path: Path) -> None:
-    path = cxx_source(tmp_path / "source", f'#if 0\n#include "broken.h"\n#endif\n{EXTENSION}')
+    path = write_cxx(tmp_path / "source", f'#if 0\n#include "broken.h"\n#endif\n{EXTENSION}')
     (tmp_path / "source" / "broken.h").symlink_to(UNREADABLE)
     with pytest.warns(CacheWarning, match=r"broken\.h cannot be read") as seen:
         library = load(path)
@@ -144,5 +138,5 @@ def test_an_extension_in_a_noexec_cache_is_an_error_that_names_the_way_out(here:
     here.mkdir(mode=0o700)
     with tmpfs(here, "noexec"):
         with pytest.raises((ImportError, OSError), match="noexec, set OPJIT_CACHE"):
-            load(cxx_source(tmp_path / "source"))
+            load(write_cxx(tmp_path / "source", EXTENSION))
         assert len(helpers.entries(here)) == 1

@@ -64,10 +64,9 @@ def test_the_version_is_one_that_all_of_a_source_is_compiled_for_and_this_torch_
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "flags"), [("", [FLAG]), (DEFINED, [])])
-def test_one_binary_serves_every_later_torch_and_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str,
+def test_one_binary_serves_every_later_torch_and_every_python(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str,
                                                               flags: list[str]) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    store, name = Store(tmp_path / "cache"), f"stable_{'flag' if flags else 'text'}"
+    store, name = Store(here), f"stable_{'flag' if flags else 'text'}"
     call = call_of(tmp_path, before + MULADD, name, *flags)
     opjit.load(**call.for_torch())
     assert getattr(torch.ops, name).mymuladd(torch.ones(2), torch.ones(2), 2.0).tolist() == [3, 3]
@@ -84,11 +83,8 @@ def test_one_binary_serves_every_later_torch_and_every_python(tmp_path: Path, mo
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
-def test_a_program_that_uses_more_than_the_stable_abi_is_kept_for_its_torch_and_why_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    store, (text, reason) = Store(tmp_path / "cache"), MORE[name]
+def test_a_program_that_uses_more_than_the_stable_abi_is_kept_for_its_torch_and_why_says_so(here: Path, tmp_path: Path, name: str) -> None:
+    store, (text, reason) = Store(here), MORE[name]
     wanted = binary.of_call(call_of(tmp_path, text, f"more_{name}", "-O0", FLAG), store.notes)
     built = wanted.build(store)
     [entry] = entries(f"more_{name}", store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ import torch
 
 from opjit import Op
 from opjit.declare import registry
+from tests.helpers import Growth, MakeOp
 from tests.tensors import COMPILES
 
 pytestmark = pytest.mark.torch
-MakeOp = Callable[..., Op]
-Growth = Callable[[Callable[[], object], int], int]
 
 ADD = """
     opjit_status add__cpu(opjit_tensor *x, double a)

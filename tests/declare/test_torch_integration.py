@@ -12,11 +12,10 @@ import torch
 import opjit
 from opjit import Op, backends, request
 from opjit.errors import NoKernel
-from tests.helpers import fresh
+from tests.helpers import MakeOp, fresh
 from tests.tensors import Seen
 
 pytestmark = pytest.mark.torch
-MakeOp = Callable[..., Op]
 DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
 
 

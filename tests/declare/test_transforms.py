@@ -16,9 +16,9 @@ from opjit import Op
 from opjit.declare import registry
 from opjit.errors import DeclarationError
 from tests import helpers
+from tests.helpers import MakeOp
 
 pytestmark = pytest.mark.torch
-MakeOp = Callable[..., Op]
 SCALE = """
 opjit_status scale_cpu(const opjit_tensor *x, const opjit_tensor *y, double a, int64_t b, opjit_tensor *out)
 {

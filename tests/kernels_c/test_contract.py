@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,9 @@ from opjit.recipe import toolchain
 from opjit.testing import sanitize
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
-from tests.helpers import BUNDLED, fresh
+from tests.helpers import BUNDLED, MakeOp, fresh
 from tests.tensors import COMPLEX, REAL
 
-MakeOp = Callable[..., Op]
 HEADERS = resources.folder("kernels_c")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 CC = shutil.which("gcc") or shutil.which("cc") or "cc"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from opjit import Op, request
+from opjit import request
 from opjit.wanted import target_of
+from tests.helpers import MakeOp
 
-MakeOp = Callable[..., Op]
 SCHEMA = "drawn(Tensor like, int seed, int n) -> (Tensor, Tensor)"
 DRAWN = """
 #include "opjit_random.h"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 
 import opjit
 from opjit import Op
+from tests.helpers import MakeOp
 from tests.tensors import COMPLEX, DEVICES
 
-MakeOp = Callable[..., Op]
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 RECODE = """
 #include "opjit_convert.h"

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from opjit.declare import registry
-from tests.tensors import COMPLEX, DEVICES, FLOATING, WIDE_UNSIGNED, Seen
+from tests.tensors import COMPLEX, DEVICES, FLOATING, SMALL, WIDE_UNSIGNED, Seen
 
-INTEGRAL = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "add_custom": torch.add,
     "tensor_negate": torch.neg,
     "round_ste": lambda x: (x > 0.5).to(x.dtype),
 }
-NUMBERS = [*INTEGRAL, *FLOATING, *COMPLEX]
+NUMBERS = [*SMALL[1:], *FLOATING, *COMPLEX]
 DTYPES = {"add_custom": [torch.bool, *NUMBERS], "tensor_negate": NUMBERS, "round_ste": FLOATING}
 CASES = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for name, dtypes in DTYPES.items() for dtype in dtypes]
 
@@ -87,7 +86,7 @@ def test_other_dtypes_are_refused(name: str, dtype: torch.dtype, device: str) ->
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [*INTEGRAL, *WIDE_UNSIGNED])
+@pytest.mark.parametrize("dtype", [*SMALL[1:], *WIDE_UNSIGNED])
 def test_integers_wrap_around(dtype: torch.dtype, device: str) -> None:
     limits = torch.iinfo(dtype)
     values = [limits.min, limits.max, 1, limits.max - 1, limits.min + 1, 0]

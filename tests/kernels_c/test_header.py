@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import opjit
-from opjit import Op
+from tests.helpers import MakeOp
 from tests.tensors import DEVICES, FLOATING
 
-MakeOp = Callable[..., Op]
 TWICE = """
 opjit_status twice_cpu(const opjit_tensor *x, opjit_tensor *out)
 {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -15,9 +14,8 @@ import torch
 
 import opjit
 from tests import helpers
-from tests.helpers import fresh, python_on_terminal
+from tests.helpers import MakeOp, fresh, python_on_terminal
 
-MakeOp = Callable[..., opjit.Op]
 EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
 SAY = """
 #include "opjit_printf.h"
