@@ -1,10 +1,7 @@
-"""What a user sees of a request: a status line on a terminal during a build, and log records.
+"""What a user sees of a request: a status line on a terminal during a build, and records of the logger ``opjit``.
 
-The logger ``opjit`` records at INFO where each op was found, why it was not, how long its build took and where the entry lies; at DEBUG,
-the compilers' commands. OPJIT_VERBOSE=1 prints INFO lines to stderr for programs that have not configured logging. A build or a wait that
-takes LONG is logged as a warning, so that no program seems to hang without a reason.
-
-Many builds share one live display on a terminal. Elsewhere, each gets a line when it ends.
+A build or a wait that takes LONG is logged as a warning, so that no program seems to hang without a reason. Many builds share one live
+display on a terminal. Elsewhere, each gets a line when it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,34 +22,26 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-_status_listener: ContextVar[Callable[[str], None] | None] = ContextVar("status_listener", default=None)
-_step_listener: ContextVar[Callable[[str], None] | None] = ContextVar("step_listener", default=None)
+_Listener = ContextVar[Callable[[str], None] | None]
+STATUS: _Listener = ContextVar("status_listener", default=None)
+STEP: _Listener = ContextVar("step_listener", default=None)
 logger = logging.getLogger("opjit")
 LONG = 60.0  # seconds until a warning
 
 
-def on_status(listener: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Pass status lines to `listener` during the block, instead of showing them."""
-    return _set(_status_listener, listener)
-
-
-def on_step(listener: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Pass each step of the block's build to `listener`."""
-    return _set(_step_listener, listener)
-
-
 @contextmanager
-def _set(variable: ContextVar[Callable[[str], None] | None], listener: Callable[[str], None]) -> Iterator[None]:
-    before = variable.set(listener)
+def on(event: _Listener, listener: Callable[[str], None]) -> Iterator[None]:
+    """Pass status lines, instead of showing them, or each STEP of a build to `listener` during the block."""
+    before = event.set(listener)
     try:
         yield
     finally:
-        variable.reset(before)
+        event.reset(before)
 
 
 def step(name: str) -> None:
     """Report a build's step, which waiting processes show: ``"compiling"``, ``"checking"`` or ``"publishing"``."""
-    listener = _step_listener.get()
+    listener = STEP.get()
     if listener is not None:
         listener(name)
 
@@ -77,7 +66,7 @@ def is_open(stream: object) -> bool:
 @contextmanager
 def status(message: str) -> Iterator[Callable[[str], None]]:
     """Show a status line during the block. Yields a function that changes it."""
-    listener = _status_listener.get()
+    listener = STATUS.get()
     if listener is not None:
         logger.info(message)
         listener(message)

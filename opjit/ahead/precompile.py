@@ -1,8 +1,7 @@
 """``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have.
 
-A thousand existing entries are found in a few hundred milliseconds; several threads build what is missing, and their compilers do the
-work. Each build is an ordinary one: its own folder, the key's lock, one rename. If the command dies, finished builds are kept; two commands
-share the work.
+Several threads build what is missing. Each build is an ordinary one: its own folder, the key's lock, one rename. If the command dies,
+finished builds are kept; two commands share the work.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> t
     built, error = False, None
     display.changed(number, f"building {wanted}")
     try:
-        with progress.on_status(lambda text: display.changed(number, text)):
+        with progress.on(progress.STATUS, lambda text: display.changed(number, text)):
             built = request.obtain(wanted.in_store(), store).origin == "built"
     except OpjitError as caught:
         error = caught

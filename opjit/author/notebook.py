@@ -194,7 +194,7 @@ def _build(op: Op, present: list[Backend]) -> Op:
         status.update({"text/plain": text}, raw=True)
 
     try:
-        with progress.on_status(show):
+        with progress.on(progress.STATUS, show):
             reload.install([op], op.qualified, present)
     except BaseException:  # also an interrupt
         show(f"{op.qualified}: not built" + "; the previous version stays in use" * (registry.declared(op.qualified) is not None))

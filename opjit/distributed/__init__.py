@@ -116,16 +116,9 @@ def _load(call: LoadCall | InlineCall) -> Any:
 
 
 def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
-    """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded.
-
-    The ranks may want different entries; each returns when it has its own. Errors are in the tasks.
-
-    Args:
-        ahead: what is built must be in the store, and what this node had before the call is not sent to nodes that lack it.
-
-    Raises:
-        OpjitError: the environment's variables for ranks are invalid.
-    """
+    """Find or build entries together with the job's other ranks, which also call this, perhaps for other entries. Nothing is loaded, and
+    errors are in the tasks. `ahead`: what is built must be in the store, and what this node had before is not sent to nodes that lack it.
+    Raises OpjitError if the environment's variables for ranks are invalid."""
     tasks = [RankTask(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
@@ -142,7 +135,7 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
     if not missing and rank.number != 0 and rank.one_node:
         return
     what = "binary" if len(tasks) == 1 else "binaries"
-    with progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show, progress.on_status(show):
+    with progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show, progress.on(progress.STATUS, show):
         try:
             if missing and rank.number != 0:
                 show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))

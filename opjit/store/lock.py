@@ -50,7 +50,7 @@ def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
     thread = _LockThread(key)
     try:
         thread.acquire(on_wait)
-        with progress.on_step(thread.step):
+        with progress.on(progress.STEP, thread.step):
             yield
     finally:
         thread.release()

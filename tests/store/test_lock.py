@@ -84,7 +84,7 @@ def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_o
 
 def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
     steps: list[str] = []
-    with progress.on_step(steps.append):
+    with progress.on(progress.STEP, steps.append):
         build.build(helpers.describe(op), Store(here))
     progress.step("nobody listens")
     assert steps == ["compiling", "checking", "publishing"]
