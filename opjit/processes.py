@@ -30,27 +30,12 @@ _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
 
 class Lock(_RLock):  # type: ignore[misc]
     """A re-entrant lock, which a forked child finds free unless the forking thread holds it. Python takes and frees it in C, where no
-    Ctrl-C comes between.
-
-    Args:
-        fork_timeout: seconds that a fork in another thread waits for it; 0 is not at all, -1 for ever.
-    """
+    Ctrl-C comes between. A fork in another thread waits for it for `fork_timeout` seconds; 0 is not at all, -1 for ever."""
 
     def __init__(self, fork_timeout: float = 0.0) -> None:
         super().__init__()
         self.fork_timeout = fork_timeout
         _locks.add(self)
-
-    def acquire_before_fork(self) -> None:
-        self.acquire(timeout=self.fork_timeout)
-
-    def release_after_fork(self) -> None:
-        with suppress(RuntimeError):  # the fork gave up waiting, or `watch_forks` was called while it waited
-            self.release()
-
-    def renew(self) -> None:
-        if not self._is_owned():
-            self._at_fork_reinit()
 
 
 # While one of these is held, forks of other threads wait. A fork takes them in this order, as does an op.py that builds.
@@ -65,18 +50,20 @@ _WATCHED = (reading, declaring, importing, starting)
 
 def _before_fork() -> None:
     for lock in _WATCHED:
-        lock.acquire_before_fork()
+        lock.acquire(timeout=lock.fork_timeout)
 
 
 def _in_parent() -> None:
     for lock in reversed(_WATCHED):
-        lock.release_after_fork()
+        with suppress(RuntimeError):  # the fork gave up waiting, or `watch_forks` was called while it waited
+            lock.release()
 
 
 def _in_child() -> None:
     _in_parent()
     for lock in list(_locks):
-        lock.renew()
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 def watch_forks() -> None:
@@ -88,14 +75,9 @@ def watch_forks() -> None:
 watch_forks()
 
 
-def run(command: Any, *, check: bool = False, limit: float | None = None,
-        **settings: Any) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails.
-
-    Args:
-        limit: seconds after which the command is ended in the same way. It has failed then, and the last line of its output says so.
-        settings: of `subprocess.Popen`; stdin is no pipe.
-    """
+def run(command: Any, *, check: bool = False, limit: float | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails. After
+    `limit` seconds it is ended in the same way; it has failed then, and the last line of its output says so. stdin is no pipe."""
     late = False
     with _waiting(), _started(command, settings) as process:
         _running.add(process)

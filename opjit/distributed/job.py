@@ -47,16 +47,12 @@ _TRIES = 3  # ranks that try a build which fails for a reason that may be the ra
 
 
 class RankResult(NamedTuple):
-    """What a rank reports to the others: an entry's key and in how many parts the store has its bytes, or an error's text.
-
-    Attributes:
-        in_source: the error is one of the op's source.
-    """
+    """What a rank reports to the others: an entry's key and in how many parts the store has its bytes, or an error's text."""
 
     key: str = ""
     parts: int = 0
     error: str = ""
-    in_source: bool = False
+    in_source: bool = False  # the error is one of the op's source
 
     @classmethod
     def parse(cls, text: bytes) -> RankResult:
@@ -79,24 +75,16 @@ class RankResult(NamedTuple):
 
 
 class RankTask:
-    """A wanted binary, and what this rank has done to get its entry.
-
-    Attributes:
-        name: what ranks with the same request call it.
-        entry: the verified entry, once it is there; `error` says why there is none.
-        origin: ``"found"`` in a cache, ``"built"`` by this rank, or ``"taken"`` from another rank.
-        able: whether this rank may build it; `failure` is the error after which it may not.
-        claim: the claim's value when this rank last read it; `since` is when that value was new, by this rank's clock.
-    """
+    """A wanted binary, and what this rank has done to get its entry."""
 
     def __init__(self, wanted: Wanted, entry: Entry | None, store: Store) -> None:
         self.wanted, self.entry, self.store = wanted, entry, store
-        self.name = wanted.name
+        self.name = wanted.name  # what ranks with the same request call it
         self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
-        self.error: OpjitError | None = None
-        self.failure: OpjitError | None = None
-        self.origin = "found"
-        self.claim, self.since = b"", 0.0
+        self.error: OpjitError | None = None  # why there is no entry
+        self.failure: OpjitError | None = None  # the error after which this rank is not able to build it
+        self.origin = "found"  # in a cache; or "built" by this rank, or "taken" from another rank
+        self.claim, self.since = b"", 0.0  # the claim when this rank last read it, and when that was new by this rank's clock
 
     def __str__(self) -> str:
         return str(self.wanted)
@@ -122,12 +110,8 @@ class RankTask:
             self.error = error
 
     def accept(self, content: bytes) -> None:
-        """Put an entry's bytes into the store or, if that cannot be written, into a folder that lasts as long as this process.
-
-        Raises:
-            EntryError: the bytes are not this entry's.
-            OSError: there is no space for them.
-        """
+        """Put an entry's bytes into the store or, if that cannot be written, into a folder that lasts as long as this process. Raises
+        EntryError if they are not this entry's, OSError if there is no space for them."""
         received = bundle.parse(content)
         described = manifest.parse(received.manifest)
         if not self.wanted.accepts(described):
@@ -167,7 +151,7 @@ class Job:
             for task in order:
                 if not task.able:
                     self.jobstore.add(f"unable/{task}")
-                elif self._result(task) is None and self._claim(task):
+                elif self.jobstore.get(f"result/{task.name}") is None and self._claim(task):
                     self._build(task)
             for task in order:
                 while not task.settled:
@@ -187,9 +171,6 @@ class Job:
         left, arrived = self.jobstore.add("left", 0), self.jobstore.add("arrived", 0)
         late = arrived < self.rank.size and not self.rank.one_node and time.monotonic() - self.started < ARRIVAL_TIMEOUT
         return left < arrived or late
-
-    def _result(self, task: RankTask) -> bytes | None:
-        return self.jobstore.get(f"result/{task.name}")
 
     def _claim(self, task: RankTask) -> bool:
         """Claim an entry, unless its claim is no longer the one that this rank last read."""
@@ -228,7 +209,7 @@ class Job:
 
     def _wait(self, task: RankTask, left: int) -> None:
         """Check once for another rank's result: settle the entry, replace a builder that takes too long, or sleep."""
-        result = self._result(task)
+        result = self.jobstore.get(f"result/{task.name}")
         if result is not None:
             self._settle(task, RankResult.parse(result))
             return
@@ -236,22 +217,18 @@ class Job:
         if task.able and (not builder or time.monotonic() - task.since > CLAIM_TIMEOUT) and self._claim(task):
             self._build(task)
             return
-        if not task.able and self._is_hopeless(task):
+        late = time.monotonic() - self.started > GIVE_UP_TIMEOUT
+        if not task.able and (late or self.jobstore.add(f"unable/{task}", 0) >= self.rank.size):
             task.error = task.failure
             if task.error is None:
                 task.build()  # fails with the reason why this rank cannot build it
             return
-        self._show_wait(task, re.sub(r"[^\w.-]", "?", builder[:80]), left)
-        time.sleep(self.poll_interval)
-
-    def _is_hopeless(self, task: RankTask) -> bool:
-        return time.monotonic() - self.started > GIVE_UP_TIMEOUT or self.jobstore.add(f"unable/{task}", 0) >= self.rank.size
-
-    def _show_wait(self, task: RankTask, builder: str, left: int) -> None:
-        text = f"waiting for {task}, {f'which {builder} is building' if builder else 'which no rank is building yet'}; {left} left"
+        who = re.sub(r"[^\w.-]", "?", builder[:80])
+        text = f"waiting for {task}, {f'which {who} is building' if who else 'which no rank is building yet'}; {left} left"
         if text != self.shown:
             self.shown = text
             self.show(text)
+        time.sleep(self.poll_interval)
 
     def _settle(self, task: RankTask, result: RankResult) -> None:
         """Take another rank's error or entry. One rank of each node fetches the bytes, and the others find the entry in the cache."""

@@ -13,26 +13,16 @@ _PORT = 29500  # torch's default
 
 
 class Rank(NamedTuple):
-    """A rank of a job.
-
-    Attributes:
-        number, size: this rank's number, and how many ranks the job has.
-        leader: whether this rank acts for its node: the node's first rank, or every rank if none is known to be the first.
-        one_node: whether all ranks are known to be on one node.
-        address: host and port of the job's store; None if unknown.
-        agent_store: whether torchrun hosts the store; otherwise rank 0 does.
-        restarts: how often torchrun has restarted the ranks.
-        in_group: whether a process group exists.
-    """
+    """A rank of a job."""
 
     number: int
-    size: int
-    leader: bool
-    one_node: bool
-    address: tuple[str, int] | None
-    agent_store: bool
-    restarts: int
-    in_group: bool
+    size: int  # how many ranks the job has
+    leader: bool  # it acts for its node: the node's first rank, or every rank if none is known to be the first
+    one_node: bool  # all ranks are known to be on one node
+    address: tuple[str, int] | None  # host and port of the job's store, if known
+    agent_store: bool  # torchrun hosts the store; otherwise rank 0 does
+    restarts: int  # how often torchrun has restarted the ranks
+    in_group: bool  # a process group exists
 
     @property
     def needs_store(self) -> bool:

@@ -26,12 +26,8 @@ class StoreLost(Exception):
 
 
 class JobStore:
-    """A connection to the job's store. Its keys are opjit's own; torch's are never touched.
-
-    Args:
-        connect: makes torch's store; called at the first request.
-        hosted: whether this process hosts the store, which ends with it.
-    """
+    """A connection to the job's store. Its keys are opjit's own; torch's are never touched. `connect` makes torch's store at the first
+    request; a `hosted` store ends with this process."""
 
     def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
         self.hosted = hosted
@@ -67,11 +63,8 @@ class JobStore:
 
 
 def connect(rank: Rank, timeout: float) -> JobStore:
-    """Connect to the job's store, which rank 0 hosts unless torchrun does.
-
-    An existing process group provides its store. Otherwise the store is made as `init_process_group` makes it, so a later call of that
-    with the same MASTER_PORT shares it. Raises StoreLost if the host cannot be reached within `timeout` seconds.
-    """
+    """Connect to the process group's store, or else to one that rank 0 hosts unless torchrun does. It is made as `init_process_group` makes
+    it, so a later call of that with the same MASTER_PORT shares it. Raises StoreLost if its host gives no answer in `timeout` seconds."""
     import torch.distributed as dist
 
     if not dist.is_available():
