@@ -1,9 +1,4 @@
-"""Requests for many ops and targets at once.
-
-    >>> pairs = batch.pairs(registry.all_ops(), batch.targets_of(["x86-64-v3", "sm_90"], store))
-    >>> [str(wanted) for wanted in batch.requests(pairs, store) if wanted.find(store) is None]
-    ['opjit::allreduce for cuda sm_90.cuda13']
-"""
+"""Requests for many ops and targets at once."""
 
 from __future__ import annotations
 

@@ -137,14 +137,9 @@ def let_read(folder: Path, top: Path) -> None:
 
 
 def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None) -> str | None:
-    """None if only this user or root can have written a file or folder; else the reason.
-
-    `path` must lie where `swappable` finds no problem. No symbolic link is followed.
-
-    Args:
-        trusted_as: a file that this process runs anyway; its owner and its writers are trusted with `path` too.
-        status: of the open file, if it is open.
-    """
+    """None if only this user or root can have written a file or folder, whose `status` is given if it is open; else the reason. `path` must
+    lie where `swappable` finds no problem. No symbolic link is followed. `trusted_as` is a file that this process runs anyway; its owner
+    and its writers are trusted with `path` too."""
     status = os.lstat(path) if status is None else status
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
@@ -159,10 +154,7 @@ def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
 
     This is the rule for whatever opjit compiles, runs or loads. Each parent folder, and each symbolic link in the path, must belong to
     this user or root and not be writable by others. A parent with the sticky bit may be, as others cannot move foreign files there. Of a
-    path that does not exist yet, the existing parents are checked.
-
-    Args:
-        trusted_as: see `distrusted`.
+    path that does not exist yet, the existing parents are checked. For `trusted_as`, see `distrusted`.
     """
     here, links, rest = "/", 0, [part for part in reversed(str(path).split("/")) if part]
     try:

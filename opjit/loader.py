@@ -30,12 +30,7 @@ class Gone(LoadError):
 
 
 class Loaded:
-    """An op's registration for one backend.
-
-    Attributes:
-        key: the key of the binary whose kernel runs now.
-        registered: the library that torch calls.
-    """
+    """An op's registration for one backend: the key of the binary whose kernel runs now, and the library that torch calls."""
 
     def __init__(self, key: str, registered: ctypes.CDLL) -> None:
         self.key = key
@@ -65,11 +60,8 @@ def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
 
 
 def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ctypes.CDLL:
-    """Map an entry's library, without registering it. Raises Gone if it was removed, LoadError if the dynamic loader rejected it.
-
-    Args:
-        before: paths of shared libraries that it needs; the dynamic loader finds a loaded one by its soname.
-    """
+    """Map an entry's library, without registering it. `before` are paths of shared libraries that it needs; the dynamic loader finds a
+    loaded one by its soname. Raises Gone if it was removed, LoadError if the dynamic loader rejected it."""
     path = str(entry.library)
     try:
         for each in before:
@@ -99,9 +91,7 @@ def _share_interrupts(library: ctypes.CDLL) -> None:
 @contextmanager
 def pinned(entry: Entry) -> Iterator[str]:
     """Yield a path that leads to the very file that was verified while the block runs. Raises Gone if its name has another file by now.
-
-    No two paths are equal: the dynamic loader answers a path that it knows with the library that it opened there.
-    """
+    No two paths are equal: the dynamic loader answers a path that it knows with the library that it opened there."""
     try:
         descriptor = os.open(entry.library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -78,11 +78,7 @@ def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
 
 
 def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
-    """Return the verified entry from a layer or the store, or None.
-
-    Args:
-        warn: about a damaged entry; False for a request's second look.
-    """
+    """Return the verified entry from a layer or the store, or None. `warn` about a damaged one, but not at a request's second look."""
     found = wanted.find(store, warn)
     if found is not None:
         usage.count(store.base, "hits")

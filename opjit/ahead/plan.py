@@ -3,13 +3,10 @@
 An op of a list is looked up by name: bundled, in OPJIT_PATH, and in installed packages. An op that is not found is built from the
 list's folder, if that exists here, or from the list's code.
 
-A list may come from anyone, so precompile never runs code that only the list names. It does not import the folder's op.py. It compiles
-the C or CUDA source with the list's schema and flags, which pass the same checks as a declaration's. No other user may be able to write
-a file that only the list names. The result is an entry whose key
-is the hash of just that content; only a program that requests it loads it.
-
-This does not hold for a list's C++ extensions: torch passes their flags to a shell, and a build opens the library once, to see whether
-that works. So they are built only if the caller says so.
+A list may come from anyone, so precompile never runs code that only the list names, such as the folder's op.py. It compiles the source
+with the list's schema and flags, which pass the checks of a declaration, and no other user may be able to write a file that only the list
+names. The entry's key is the hash of just that content, and only a program that requests it loads it. This does not hold for a list's C++
+extensions: torch passes their flags to a shell, and a build opens the library once. So they are built only if the caller says so.
 """
 
 from __future__ import annotations
@@ -38,23 +35,15 @@ from opjit.wanted import Wanted
 
 
 class Plan(NamedTuple):
-    """What precompile is going to build.
+    """What precompile is going to build."""
 
-    Attributes:
-        wanted: the binaries: of each op with each target, and of a list's C++ extensions.
-        skipped: the number of further pairs, for which the ops have no kernel.
-        shared: the user named the store, so it must be complete without the cache, and readable for everyone.
-        remarks: what the user should know before the builds start.
-        recorded: the list; None of ops by name.
-    """
-
-    wanted: list[Wanted]
-    skipped: int
+    wanted: list[Wanted]  # of each op with each target, and of a list's C++ extensions
+    skipped: int  # further pairs, for which the ops have no kernel
     store: Store
-    shared: bool
-    remarks: Sequence[str] = ()
+    shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
+    remarks: Sequence[str] = ()  # what the user should know before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
-    recorded: Path | None = None
+    recorded: Path | None = None  # the list; None of ops by name
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None,
@@ -188,9 +177,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
     if not folder.is_absolute() or not folder.is_dir():
         raise RecordError(f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
                           f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
-    extra = None
-    if any(flags.values()):
-        extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
+    extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS)) if any(flags.values()) else None
     return Op(recorded.schema, _never_called, folder, extra, tags=recorded.tags or ())
 
 
