@@ -227,6 +227,8 @@ def test_the_referee_says_what_wrong_results_look_like() -> None:
         found = referee.compare([got], call, [[x.sin()]])
         assert found is not None
         assert text in found.text, (text, found)
+    rounded = [torch.cat((torch.zeros(1), x[1:].sin()))], [torch.cat((torch.full((1,), 5e-7), x[1:].sin()))]
+    assert "the result of another call" in str(referee.compare(rounded[0], call, rounded[1:])), "one whose sum is rounded otherwise near 0"
     assert referee.compare([x.exp()], call) is None
     assert referee.compare([x.exp().double()], Expected.of(*call[:2])) is not None
     for got, right in ((x.exp(), True), (x.exp() * (1 + 1e-7), True), (x.exp() * (1 + 1e-5), False), (x.exp()[:99], False)):
