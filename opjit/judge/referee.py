@@ -18,7 +18,6 @@ class Mismatch(NamedTuple):
 
     text: str
     cheat: bool = False
-    max_error: float | None = None
 
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
@@ -50,7 +49,7 @@ def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) ->
         pairs = [(one, other) for one, other in zip(got, call.results, strict=False)
                  if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape and one.numel()]
         looks = next((text for one, other in pairs for text in _looks(one, other, call, others)), "")
-        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"), max_error(got, call.results))
+        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"))
 
 
 def _agree(got: list[Any], call: Expected) -> bool:

@@ -57,24 +57,21 @@ class _Lane(NamedTuple):
     job: Channel
 
     def ask(self, message: dict[str, Any], *descriptors: int, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
+        """Send a message and wait for its answer. Raises _Ended if there is none, or if it is an error."""
         with suppress(ConnectionError):  # the answer says why
             self.job.send(message, *descriptors)
-        return self.answer(seconds)
-
-    def answer(self, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
-        """Wait for an answer. Raises _Ended if there is none, or if it is an error."""
         seconds *= max(1.0, min(10.0, os.getloadavg()[0] / budget.cpus()))  # a busy machine is nobody's endless loop
         try:
-            message, descriptors = self.job.receive(seconds)
-            data = [content(each) for each in descriptors]
+            answer, received = self.job.receive(seconds)
+            data = [content(each) for each in received]
         except TimeoutError:
             raise _Ended("timeout", f"did not return within {seconds:g} s") from None
         except EOFError:
             raise self._death() from None
-        if "error" in message:
+        if "error" in answer:
             words: dict[str, Word] = {"compile": "compile", "refused": "cheat", "crash": "crash"}
-            raise _Ended(words.get(message["error"], "wrong"), str(message["message"]), message.get("facts"), message["reusable"])
-        return message, data
+            raise _Ended(words.get(answer["error"], "wrong"), str(answer["message"]), answer.get("facts"), answer["reusable"])
+        return answer, data
 
     def _death(self) -> _Ended:
         with suppress(EOFError, TimeoutError):
@@ -188,16 +185,17 @@ class Judge:
         """Lend a process in which kernels without host code run, and which stays."""
         with self._forking:
             lane = self._benches.pop() if self._benches else None
-            new = lane is None
+            opened = lane is not None
             lane = lane or self._fork(bench=True)
         keep = False
         try:
-            if new:
+            if not opened:
                 lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
+                opened = True
             yield lane
             keep = True
         except _Ended as ended:
-            keep = ended.reusable
+            keep = opened and ended.reusable
             raise
         finally:
             if keep:
