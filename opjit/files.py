@@ -150,12 +150,9 @@ def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_resul
 
 
 def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
-    """None if no other user can write a file or folder, or put another one in its place; else who can, and what to do.
-
-    This is the rule for whatever opjit compiles, runs or loads. Each parent folder, and each symbolic link in the path, must belong to
-    this user or root and not be writable by others. A parent with the sticky bit may be, as others cannot move foreign files there. Of a
-    path that does not exist yet, the existing parents are checked. For `trusted_as`, see `distrusted`.
-    """
+    """None if no other user can write a file or folder, or put another one in its place; else who can, and what to do. It is the rule for
+    whatever opjit compiles, runs or loads: each parent folder (of a new path, each that exists) and each link in the path must belong to
+    this user or root and not be writable by others, unless its sticky bit is set. For `trusted_as`, see `distrusted`."""
     here, links, rest = "/", 0, [part for part in reversed(str(path).split("/")) if part]
     try:
         known = os.stat(trusted_as) if trusted_as is not None else None

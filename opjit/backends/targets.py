@@ -10,17 +10,12 @@ from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
 
 
 class Target(NamedTuple):
-    """A backend, one of its archs, the runtime that its binaries need, and the machine that runs them.
-
-    Attributes:
-        runtime: such as ``"cuda13"``, or an empty string.
-        host: the processor of the glue: ``"x86_64"`` or ``"aarch64"``.
-    """
+    """A backend, one of its archs, the runtime that its binaries need, and the machine that runs them."""
 
     backend: Backend
     arch: str
-    runtime: str = ""
-    host: str = platform.machine()
+    runtime: str = ""  # such as "cuda13", or an empty string
+    host: str = platform.machine()  # the processor of the glue: "x86_64" or "aarch64"
 
     def __str__(self) -> str:
         return f"{self.backend.name} {self._device}" + (f" on {self.host}" if self.host != host_of(self.arch) else "")

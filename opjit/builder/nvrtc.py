@@ -65,13 +65,9 @@ def _library(path: str) -> ctypes.CDLL:
 
 def compile_for(path: str, source: str, name: str, more: Mapping[str, str], options: Sequence[str],
                 expressions: Sequence[str]) -> DeviceCode:
-    """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages.
-
-    Args:
-        more: texts of headers, by the names in #include lines.
-        options: NVRTC's; the first is the arch, ``--gpu-architecture=sm_90`` for machine code and ``compute_90`` for PTX.
-        expressions: template instances and variables to keep, such as ``"scale<float>"`` and ``"&table"``.
-    """
+    """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages. `more` has texts
+    of headers, by the names in #include lines; the first option is the arch, ``--gpu-architecture=sm_90`` for machine code and
+    ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
     library = _library(path)
     with _program(library, source, name, {**headers(), **more}) as program:
         for expression in expressions:

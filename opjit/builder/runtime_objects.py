@@ -76,10 +76,8 @@ def _is_whole(place: Path, needed: Collection[str]) -> bool:
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-    """Make all parts, in an empty folder.
-
-    -O1 and side by side: the first get in an empty cache takes 0.45 s, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py).
-    """
+    """Make all parts, in an empty folder. -O1 and side by side: the first get in an empty cache takes 0.45 s, where -O3 and one by one take
+    0.9 s (tests/benchmarks/cold.py)."""
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]

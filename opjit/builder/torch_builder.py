@@ -127,15 +127,9 @@ def _without_cuda() -> Iterator[None]:
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
          variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:
-    """Build in ``arguments["build_directory"]`` by torch's load or load_inline, and load nothing. Returns ninja's output. Raises
-    NinjaFailed if a tool failed, OSError if the disk is full.
-
-    Args:
-        ninja: folder of the executable.
-        environment: changes that only torch and the compilers see; None removes a variable.
-        variables: changes of torch's module during the call.
-        around: a block around ninja's run, to which it may give another build.ninja.
-    """
+    """Build in ``arguments["build_directory"]`` by torch's load or load_inline, with `variables` in torch's module, and load nothing.
+    Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `around` is a block around
+    ninja's run, to which it may give another build.ninja. Raises NinjaFailed if a tool failed, OSError if the disk is full."""
     work, output = Path(arguments["build_directory"]), list[str]()
     path = f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}"
     changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}

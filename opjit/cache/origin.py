@@ -14,23 +14,14 @@ from opjit.store.manifest import Manifest
 
 
 class Origin(NamedTuple):
-    """Where an entry belongs.
+    """Where an entry belongs."""
 
-    Attributes:
-        title: the entry's name in messages.
-        folder: of the entry and others like it, below a store's root; in a remote the folder of its objects.
-        key: its key.
-        target: an op's target; None for a C++ extension.
-        pointers: the names of the objects that point to it.
-        most: the number of keys that such an object holds at most.
-    """
-
-    title: str
-    folder: str
+    title: str  # the entry's name in messages
+    folder: str  # of the entry and others like it, below a store's root; in a remote the folder of its objects
     key: str
-    target: Target | None
-    pointers: tuple[str, ...]
-    most: int
+    target: Target | None  # an op's target; None for a C++ extension
+    pointers: tuple[str, ...]  # the names of the objects that point to it
+    most: int  # the number of keys that such an object holds at most
 
     @property
     def name(self) -> str:

@@ -208,10 +208,8 @@ def _opened_by_torch(name: str) -> bool:
 
 
 def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -> ModuleType | str:
-    """Open a library as torch does, by a path that leads to its file; it goes by `place`.
-
-    pybind11 and Python keep modules by name, so the name is unique while the module is made; the module's own code sees the plain one.
-    """
+    """Open a library as torch does, by a path that leads to its file; it goes by `place`. pybind11 and Python keep modules by name, so the
+    name is unique while the module is made; the module's own code sees the plain one."""
     if not is_python_module:
         loader.name_as(ctypes.CDLL(path), place)
         torch.ops.load_library(str(place))

@@ -69,13 +69,8 @@ namespace torch { using at::RestrictPtrTraits; }
 
 @contextmanager
 def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninja: str) -> Iterator[None]:
-    """A block for ninja's run, before which the .cu file that `work`/build.ninja compiles with nvcc is compiled, beside the others.
-
-    Raises:
-        NvccOnly: only nvcc takes a file or a flag.
-        CompilerFailed: a compiler refused the code.
-        OSError: the disk is full.
-    """
+    """A block for ninja's run, before which the .cu file that `work`/build.ninja compiles with nvcc is compiled, beside the others. Raises
+    NvccOnly if only nvcc takes a file or a flag, CompilerFailed, or OSError if the disk is full."""
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
     flags, edges = _flags(written), list(_EDGE.finditer(written))

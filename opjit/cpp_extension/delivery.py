@@ -16,11 +16,8 @@ _R = TypeVar("_R")
 
 
 def with_entry(wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None) -> _R:
-    """Find or build an extension and use its entry. If the entry is removed before that, request it again.
-
-    Args:
-        found: the entry, if the caller has one.
-    """
+    """Find or build an extension, unless the caller has `found` it, and use its entry. If the entry is removed before that, request it
+    again."""
     for store in request.stores():
         entry = found or request.look(wanted, store) or request.obtain(wanted, store)
         try:

@@ -21,19 +21,13 @@ _MOST_SHOWN = 12  # differences in a text
 
 
 class ExtensionEntry(NamedTuple):
-    """An entry of an extension or a library. str() describes it for people.
-
-    Attributes:
-        built: when, in seconds since 1970.
-        headers: which it was built with, and why not with light ones.
-        differences: those from the entry that was built before it; none for the first.
-    """
+    """An entry of an extension or a library. str() describes it for people."""
 
     folder: Path
-    built: float
+    built: float  # when, in seconds since 1970
     document: Mapping[str, Any]
-    headers: str
-    differences: tuple[Difference, ...]
+    headers: str  # which it was built with, and why not with light ones
+    differences: tuple[Difference, ...]  # those from the entry that was built before it; none for the first
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes for JSON."""

@@ -41,26 +41,17 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Extension(Content):
-    """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted.
-
-    Attributes:
-        inline: the SHA-256 of inline sources, and arguments that only torch interprets.
-        archs: as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code.
-        light_toolchains: the compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
-        light: the version of light headers that it is built with; empty for torch/extension.h.
-        pybind11: whether pybind11's own headers bind it with light headers.
-        stable: the version of torch's stable ABI that its binary needs; empty if it needs this torch and Python.
-        reason: why it is built with torch's own, for people.
-    """
+    """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted."""
 
     made_by = EXTENSION
-    inline: Mapping[str, Any]
-    archs: str | None
+    inline: Mapping[str, Any]  # the SHA-256 of inline sources, and arguments that only torch interprets
+    archs: str | None  # as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code
+    # The compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
-    light: str = ""
-    pybind11: bool = False
-    stable: str = ""
-    reason: str = ""
+    light: str = ""  # the version of light headers that it is built with; empty for torch/extension.h
+    pybind11: bool = False  # whether pybind11's own headers bind it with light headers
+    stable: str = ""  # the version of torch's stable ABI that its binary needs; empty if it needs this torch and Python
+    reason: str = ""  # why it is built with torch's own, for people
 
     @property
     def purpose(self) -> str:
@@ -76,17 +67,9 @@ class Extension(Content):
 
 
 def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None) -> Extension:
-    """Describe the extension that a call requests.
-
-    Args:
-        memory: the folder of notes on compilers.
-        archs: the archs to compile CUDA code for, in the format of TORCH_CUDA_ARCH_LIST; None is those of this machine and its environment.
-
-    Raises:
-        Unsupported: only torch can handle the call.
-        FileNotFoundError: a source does not exist.
-        BuildError, UnknownArch: an argument is wrong.
-    """
+    """Describe the extension that a call requests; `memory` is the folder of notes on compilers. `archs` is as in TORCH_CUDA_ARCH_LIST;
+    None is those of this machine and its environment. Raises Unsupported if only torch can handle the call, FileNotFoundError for a source,
+    BuildError or UnknownArch for a wrong argument."""
     name = call.name
     if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
         raise Unsupported

@@ -13,12 +13,8 @@ from opjit.store.store import Store
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
-    """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's.
-
-    Raises:
-        RecordError: a source is missing, or only torch can build the extension.
-        BuildError: an argument is wrong.
-    """
+    """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's. Raises RecordError if
+    a source is missing or only torch can build the extension, BuildError if an argument is wrong."""
     try:
         return binary.of_call(CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs)
     except FileNotFoundError as error:

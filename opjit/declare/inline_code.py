@@ -14,17 +14,11 @@ _folders: dict[int, Path] = {}  # by process
 
 
 class Code(NamedTuple):
-    """The sources of an inline op, as text; see `opjit.inline`.
+    """The sources of an inline op, as text; see `opjit.inline`."""
 
-    Attributes:
-        texts: the source for each file suffix.
-        module: name of the declaring module; a later declaration there replaces this one.
-        shown: the text's name in compiler messages; None is the file's name.
-    """
-
-    texts: Mapping[str, str]
-    module: str
-    shown: str | None = None
+    texts: Mapping[str, str]  # the source for each file suffix
+    module: str  # name of the declaring module; a later declaration there replaces this one
+    shown: str | None = None  # the text's name in compiler messages; None is the file's name
 
     def write(self, name: str) -> Path:
         """Write the sources of an op of this name, unless they are there, and return their folder. It is named after their content, so

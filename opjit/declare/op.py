@@ -325,12 +325,8 @@ class Op:
                        f"{''.join(f', or {place}' for place in of_device)}{of_cpp(self.folder, self.schema.name, self.folder.name)}")
 
     def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
-        """Describe what the op is built from for a target, now. Reads its files; writes none. Raises NoKernel, or OSError.
-
-        Args:
-            compilers: their identities, the preferred first; see `toolchain.identities_of`.
-            scan: shares header scans between ops.
-        """
+        """Describe what the op is built from for a target, now. Reads its files; writes none. Raises NoKernel, or OSError. `compilers`:
+        their identities, the preferred first (see `toolchain.identities_of`); `scan` shares header scans between ops."""
         source, flags = self.source(target.backend), self.flags(target)
         if self.code is not None:
             scan = scan or Scan()

@@ -36,41 +36,28 @@ _TEXTS = ("op", "schema", "backend", "arch", "runtime")
 
 
 class RecordedOp(NamedTuple):
-    """An op that was used for a target.
-
-    Attributes:
-        flags: the author's additional flags, for each kind in FLAGS.
-        folder: the folder of the sources; None for an inline op.
-        code: an inline op's sources, by backend.
-        tags: the names of the author's tags, if there are any.
-    """
+    """An op that was used for a target."""
 
     op: str
     schema: str
     backend: str
     arch: str
     runtime: str
-    flags: dict[str, list[str]]
-    folder: str | None = None
-    code: dict[str, str] | None = None
-    tags: list[str] | None = None
+    flags: dict[str, list[str]]  # the author's additional flags, for each kind in FLAGS
+    folder: str | None = None  # the folder of the sources; None for an inline op
+    code: dict[str, str] | None = None  # an inline op's sources, by backend
+    tags: list[str] | None = None  # the names of the author's tags, if there are any
 
     def fields(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class RecordedExtension(NamedTuple):
-    """A call that loaded a C++ extension, or that built a shared library.
+    """A call that loaded a C++ extension, or that built a shared library."""
 
-    Attributes:
-        function: ``"load"`` or ``"load_inline"``; of a shared library, ``"build"``.
-        arguments: the function's arguments, by name.
-        archs: the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
-    """
-
-    function: str
-    arguments: dict[str, Any]
-    archs: str | None
+    function: str  # "load" or "load_inline"; of a shared library, "build"
+    arguments: dict[str, Any]  # the function's arguments, by name
+    archs: str | None  # the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code
 
     @property
     def name(self) -> str:

@@ -114,11 +114,8 @@ def redeclare(op: Op, newer: Op) -> None:
 
 
 def forget(op: Op) -> None:
-    """Take an op and its kernels back from torch, so that its name is free for another declaration.
-
-    A program may still hold its overload, which torch would free with the op's last registration. One registration therefore
-    stays: a kernel for a device that no opjit op runs on.
-    """
+    """Take an op and its kernels back from torch, so that its name is free for another declaration. A program may still hold its overload,
+    which torch would free with the op's last registration; so one stays: a kernel for a device that no opjit op runs on."""
     library, op.handle = op.handle, None
     if library is None:
         return

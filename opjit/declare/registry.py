@@ -85,12 +85,8 @@ def all_ops() -> list[Op]:
 
 
 def find(name: str) -> Op:
-    """Return the op of a name; without a namespace, opjit's own.
-
-    Raises:
-        UnknownOp: with the most similar names.
-        DeclarationError: OPJIT_PATH names a folder without ops, or one that others can write.
-    """
+    """Return the op of a name; without a namespace, opjit's own. Raises UnknownOp with the most similar names, or DeclarationError if
+    OPJIT_PATH names a folder without ops, or one that others can write."""
     qualified = name if "::" in name else f"opjit::{name}"
     if declared(qualified) is None or qualified in _unfinished:  # the latter waits for the thread that runs its op.py
         search(qualified)
@@ -255,10 +251,8 @@ def _declare(file: Path) -> list[Op]:
 
 
 def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
-    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name.
-
-    The modules beside it are its submodules: ``from .shapes import rows``.
-    """
+    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name. The
+    modules beside it are its submodules: ``from .shapes import rows``."""
     file = folder / "op.py"
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file):  # a folder of the same name elsewhere

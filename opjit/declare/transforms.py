@@ -21,17 +21,12 @@ Dims = tuple[int | None, ...]
 
 
 class Rules(NamedTuple):
-    """What torch does with a call: methods of the op, so that a reload can exchange the author's functions.
+    """What torch does with a call: methods of the op, so that a reload can exchange the author's functions."""
 
-    Attributes:
-        backward, setup_context: as torch.library.register_autograd takes them.
-        vmap: as torch.library.register_vmap takes it.
-        cast: gives a call's arguments as autocast converts them, which torch would do below the transforms.
-    """
-
-    backward: Function
+    backward: Function  # backward, setup_context: as torch.library.register_autograd takes them
     setup_context: Function
-    vmap: Function
+    vmap: Function  # as torch.library.register_vmap takes it
+    # Gives a call's arguments as autocast converts them, which torch would do below the transforms.
     cast: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -100,10 +95,8 @@ def loop(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], 
 
 
 def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op.
-
-    A scalar of another dtype counts for less than a batch's, so it takes a call for each element.
-    """
+    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op. A scalar of another dtype
+    counts for less than a batch's, so it takes a call for each element."""
     tensors = [(each, dim) for each, dim in zip(args, in_dims, strict=True) if isinstance(each, torch.Tensor)]
     ranks = [each.dim() - (dim is not None) for each, dim in tensors]
     if len({each.dtype for each, _ in tensors}) > 1 and 0 in ranks:

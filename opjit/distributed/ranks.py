@@ -31,10 +31,8 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank | None:
-    """Return this process's rank; None if it is not part of a job. Raises OpjitError if a variable makes no sense.
-
-    An existing process group comes first, then the variables of torchrun, Open MPI, other MPIs and Slurm's srun.
-    """
+    """Return this process's rank; None if it is not part of a job. An existing process group comes first, then the variables of torchrun,
+    Open MPI, other MPIs and Slurm's srun. Raises OpjitError if a variable makes no sense."""
     group = _group()
     pair = group or _pair("RANK", "WORLD_SIZE") or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") \
         or _pair("PMI_RANK", "PMI_SIZE") or _slurm()

@@ -170,10 +170,7 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
 
 def _digests(root: Path, seal: bool = False) -> dict[str, str]:
     """Return the SHA-256 of each file of a library, by its path in the folder, and the links; without the byte code that Python writes.
-
-    Args:
-        seal: flush everything to disk, and let all users read but not write it.
-    """
+    `seal`: flush everything to disk, and let all users read but not write it."""
     found = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - {"__pycache__"})

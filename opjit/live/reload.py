@@ -27,17 +27,11 @@ _reloading = processes.Lock()  # one reload at a time, so that no two of them wa
 
 
 class _Change(NamedTuple):
-    """The change of one op.
+    """The change of one op."""
 
-    Attributes:
-        current: the op so far; None if it is new.
-        newer: its new declaration; `current` itself if only its sources may have changed.
-        entries: its new binaries, by backend name; None for a backend for which it has no source any more.
-    """
-
-    current: Op | None
-    newer: Op
-    entries: dict[str, Entry | None]
+    current: Op | None  # the op so far; None if it is new
+    newer: Op  # its new declaration; `current` itself if only its sources may have changed
+    entries: dict[str, Entry | None]  # its new binaries, by backend name; None for a backend for which it has no source any more
 
 
 def reload_op(name: str, device: object) -> torch._ops.OpOverload:

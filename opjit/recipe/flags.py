@@ -70,10 +70,8 @@ def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[st
 
 
 def join(flags: Flags, extra: Flags, target: Target) -> Flags:
-    """Add an author's flags to a backend's: those for the language of the backend's kernels.
-
-    The author's libraries come first, as an archive may need the backend's.
-    """
+    """Add an author's flags to a backend's: those for the language of the backend's kernels. The author's libraries come first, as an
+    archive may need the backend's."""
     include = (*flags.include, *extra.include)
     maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))]  # first, as the last match wins
     if target.backend.compiler:

@@ -64,16 +64,9 @@ def _named(content: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None, flags: Iterable[str] = ()) -> dict[str, str]:
-    """Return the SHA-256 of the roots and of all files that they include, by path.
-
-    The scan is conservative: it follows every #include line, even where the preprocessor would skip it. It searches quoted names beside
-    the including file first, then all names on the include path. It ignores names found nowhere: they belong to the compiler, which
-    also reports the missing ones.
-
-    An unreadable file gets a unique text instead of a digest, so a key that covers it is never found or shared; see `unreadable`. Raises
-    FileNotFoundError if a root is missing, DeclarationError if a file includes a pipe or a device. `scan` shares the results of other
-    scans of this moment; `flags` are the compiler's, whose -D may name a header.
-    """
+    """Return the SHA-256 of the roots and of all files that they include, by path; of an unreadable file a unique text, see `unreadable`.
+    It follows every #include line, even where the preprocessor would skip it; names found nowhere are the compiler's. Raises
+    FileNotFoundError if a root is missing, DeclarationError for a pipe or a device. `flags`: the compiler's, whose -D may name a header."""
     scan, waiting, flags = scan or Scan(), list(roots), tuple(flags)
     known = tuple(waiting), include_path, flags
     digests = dict(scan.closures.get(known, ()))

@@ -12,21 +12,13 @@ LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--gene
 
 
 class NvccFlag(NamedTuple):
-    """A flag, or several of one kind.
+    """A flag, or several of one kind."""
 
-    Attributes:
-        name: a pattern.
-        value: a pattern of what follows the name. A value that begins with ``=`` may be the next argument instead.
-        part: `NEITHER` has no meaning where other compilers replace nvcc, and `NVCC` none in other compilers.
-        author: a pattern of the values that an op's author may give; None if it is not the author's to give.
-        unseen: whether it makes nvcc read or run what no list of inputs shows.
-    """
-
-    name: str
-    value: str
-    part: str
-    author: str | None = None
-    unseen: bool = False
+    name: str  # a pattern
+    value: str  # a pattern of what follows the name. A value that begins with = may be the next argument instead.
+    part: str  # `NEITHER` has no meaning where other compilers replace nvcc, and `NVCC` none in other compilers
+    author: str | None = None  # a pattern of the values that an op's author may give; None if it is not the author's to give
+    unseen: bool = False  # whether it makes nvcc read or run what no list of inputs shows
 
 
 FLAGS = (

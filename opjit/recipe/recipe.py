@@ -21,23 +21,16 @@ RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linke
 
 
 class Recipe(NamedTuple):
-    """Everything that decides the bytes of a binary.
-
-    Attributes:
-        source: the author's kernel for the target's backend.
-        inputs: SHA-256 of every file to compile, by its portable name.
-        toolchain: versions of the compilers; None without a compiler, and then `key` is None, too.
-        label: name of an inline source in messages; None means its path.
-        others: versions of other compilers here that may have made the binary: nvcc, where NVRTC is preferred.
-    """
+    """Everything that decides the bytes of a binary."""
 
     schema: Schema
     target: Target
-    source: Path
-    inputs: Mapping[str, str]
+    source: Path  # the author's kernel for the target's backend
+    inputs: Mapping[str, str]  # SHA-256 of every file to compile, by its portable name
     flags: Flags
-    toolchain: Mapping[str, str] | None
-    label: str | None = None
+    toolchain: Mapping[str, str] | None  # versions of the compilers; None without a compiler, and then `key` is None, too
+    label: str | None = None  # name of an inline source in messages; None means its path
+    # Versions of other compilers here that may have made the binary: nvcc, where NVRTC is preferred.
     others: tuple[Mapping[str, str], ...] = ()
 
     def __str__(self) -> str:

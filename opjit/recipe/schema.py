@@ -93,11 +93,8 @@ class Schema(NamedTuple):
 
 
 def parse(text: str, tags: Sequence[str] = ()) -> Schema:
-    """Parse ``"ns::name(Tensor x, float a) -> Tensor"``. The default namespace is ``opjit``.
-
-    Raises:
-        SchemaError: torch cannot parse it, or it has no form in C; the message gives an alternative.
-    """
+    """Parse ``"ns::name(Tensor x, float a) -> Tensor"``. The default namespace is ``opjit``. Raises SchemaError if torch cannot parse it,
+    or it has no form in C; the message gives an alternative."""
     import torch  # late: the command's help and versions do without
 
     qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"

@@ -51,22 +51,14 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 
 
 class Query(NamedTuple):
-    """What to ask a remote for.
+    """What to ask a remote for."""
 
-    Attributes:
-        name: its name in messages.
-        folder: the common prefix of its objects' names.
-        keys: keys of the entries that match, in the order to ask for them.
-        pointer: the name of an object with more keys; None if no other key can match.
-        target: the op's; None for a C++ extension.
-        fits: whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
-    """
-
-    name: str
-    folder: str
-    keys: Sequence[str]
-    pointer: str | None
-    target: Target | None
+    name: str  # its name in messages
+    folder: str  # the common prefix of its objects' names
+    keys: Sequence[str]  # keys of the entries that match, in the order to ask for them
+    pointer: str | None  # the name of an object with more keys; None if no other key can match
+    target: Target | None  # the op's; None for a C++ extension
+    # Whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
     fits: Callable[[str, dict[str, Any]], bool]
 
 
@@ -84,10 +76,8 @@ def query_for(recipe: Recipe) -> Query:
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
-    """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable.
-
-    Returns None if the remote does not have it. Any failure gives None, too, with one CacheWarning, and ends the use of the remote.
-    """
+    """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable. None if the remote
+    does not have it, and after any failure, too, with one CacheWarning that ends the use of the remote."""
     objects = Objects(os.environ["OPJIT_REMOTE"])
     identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
     if identity in _failed:

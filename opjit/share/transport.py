@@ -134,11 +134,8 @@ class Objects(NamedTuple):
 
 
 def with_timeout(call: Callable[[], _Result], seconds: float) -> _Result:
-    """Call a function in a thread. Return its result or raise its error, or abandon the thread after the timeout.
-
-    A name server, a connection or a network filesystem can block for minutes, and only a thread can be abandoned. Raises TimeoutError if it
-    took longer.
-    """
+    """Call a function in a thread. Return its result or raise its error, or raise TimeoutError and abandon the thread: a name server, a
+    connection or a network filesystem can block for minutes, and only a thread can be abandoned."""
     answer: Future[_Result] = Future()
 
     def run() -> None:

@@ -36,12 +36,9 @@ class Entry:
 
 def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None,
            hashed: bool = True) -> tuple[Entry, Manifest]:
-    """Check everything that must hold before a library is loaded: owners, modes, size, hash, machine, arch, needed libraries. Raises
-    FileNotFoundError if there is no entry, EntryError or OSError if the entry must not be used.
-
-    `target` is None for a C++ extension, which may need any library; `key` None is the folder's name; `trusted_as`: see files.distrusted.
-    Without `hashed`, nothing is checked that needs the library's content.
-    """
+    """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
+    its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
+    files.distrusted. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used."""
     manifest, content, verified = read(folder, trusted_as, hashed)
     if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")

@@ -42,11 +42,8 @@ def folder() -> Path:
 
 @contextmanager
 def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a key during the block. If locks do not work, or the holder hangs, warn and go on without it.
-
-    The block reports its steps with `progress.step`; `on_wait` of a waiter is called with the holder's process, start time and step, as
-    text, whenever one of them changes.
-    """
+    """Hold the lock of a key during the block. If locks do not work, or the holder hangs, warn and go on without it. `on_wait` of a waiter
+    is called with the holder's process, start time and step, as text, whenever one of them changes."""
     thread = _LockThread(key)
     try:
         thread.acquire(on_wait)

@@ -81,11 +81,9 @@ class Store(NamedTuple):
         return self.base / qualified.replace("::", ".") / target.folder
 
     def find(self, recipe: Recipe, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry of a recipe, or None. For `hashed`, see `verify`.
-
-        Without a compiler the key is unknown. Then any compiler's entry from the same sources and flags for the same target matches. So
-        does a CUDA entry that nvcc made, where there is only NVRTC, or the other way round.
-        """
+        """Return the verified entry of a recipe, or None. Without a compiler the key is unknown. Then any compiler's entry from the same
+        sources and flags for the same target matches. So does a CUDA entry that nvcc made, where there is only NVRTC, or the other way
+        round."""
         folder = self.folder(recipe.schema.qualified, recipe.target)
         if not self.trusted(folder.parent, folder):
             return None
@@ -100,12 +98,8 @@ class Store(NamedTuple):
                      and recipe.takes(document["toolchain"]), warn, hashed=hashed)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
-        """Say how other users could replace the store, or the given folders in it; None if they cannot. For `trusted_as`, see
-        `files.distrusted`.
-
-        Between its verification and its loading, an entry's path must keep its meaning, so every folder on the path is checked. The path
-        to the store is checked once per process.
-        """
+        """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its
+        meaning from its verification to its loading, so every folder on it is checked, those to the store once per process."""
         problem = None
         if (self.root, trusted_as) not in _trusted_roots:
             exists = os.path.isdir(self.root)  # asked first: another user may create it during the check

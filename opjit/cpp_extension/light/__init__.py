@@ -35,37 +35,20 @@ class MayLack(Exception):
 
 
 class Prepared(NamedTuple):
-    """What an extension is compiled and linked with.
-
-    Attributes:
-        files: the author's.
-        folders: those of light headers, to be searched before torch's.
-        base: folder of the store.
-        objects: to link with.
-        note: for people, such as ``light headers with torch/library.h``.
-    """
+    """What an extension is compiled and linked with."""
 
     program: Program
-    files: frozenset[str]
-    folders: list[str]
-    base: Path
+    files: frozenset[str]  # the author's
+    folders: list[str]  # those of light headers, to be searched before torch's
+    base: Path  # folder of the store
     cxx: Compiler
-    objects: list[str]
-    note: str
+    objects: list[str]  # to link with
+    note: str  # for people, such as light headers with torch/library.h
 
 
 def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler) -> Prepared:
-    """Write the headers for an extension.
-
-    Args:
-        implicit: whether torch's builder adds torch/extension.h.
-        work: folder where it is compiled; they are written to its folder ``light``.
-        base: folder of the store, which keeps the compiled part.
-
-    Raises:
-        MayLack: a macro means something else with torch/extension.h.
-        OSError: a source cannot be read, or a folder is not writable.
-    """
+    """Write the headers for an extension to the folder ``light`` in `work`, where it is compiled; `base` keeps the compiled part. Raises
+    MayLack if a macro means something else with torch/extension.h, OSError if a source cannot be read or a folder is not writable."""
     program, folder = policy.program_of(extension, implicit), work / "light"
     common = compiled_binding(base, cxx)
     own = policy.needs_pybind11(program) or extension.pybind11 or common is None
@@ -85,11 +68,9 @@ def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: C
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
-    """Return the object file behind opjit_bind.h, pybind11's and torch's own code, made once for each compiler and torch.
-
-    It is compiled with torch's own headers, so it is the proof that the binding fits this torch. None if it does not compile: then
-    programs are bound by pybind11's own headers. Raises OSError if the store's folder is not writable.
-    """
+    """Return the object file behind opjit_bind.h, pybind11's and torch's own code, made once for each compiler and torch with torch's own
+    headers: the proof that it fits this torch. None if it does not compile: then pybind11's own headers bind programs. Raises OSError if
+    the store's folder is not writable."""
     source = headers.OWN / "opjit_bind.cpp"
 
     def make(staged: Path) -> None:

@@ -56,14 +56,9 @@ _COMMENT = re.compile(r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"
 
 
 def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool) -> list[str]:
-    """Write the headers for a program. Returns torch's headers that its names need, beyond the narrow set.
-
-    Args:
-        code: the program's text, without comments.
-        includes: the headers that it names.
-        binding: the headers that bind functions to Python.
-        made_by_torch: whether tensors are made by torch's own make_variable, whose header costs seconds, and not by the compiled part's.
-    """
+    """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set. `binding` are
+    those for Python. `made_by_torch`: tensors are made by torch's own make_variable, whose header costs seconds, and not by the compiled
+    part's."""
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
     lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []

@@ -32,12 +32,9 @@ _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE
 
 
 def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
-    """Return whether the first error in a compiler's output is there with torch/extension.h, too. False if that is not certain.
-
-    Args:
-        work: folder where the compiler ran.
-        cuda: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares.
-    """
+    """Return whether the first error in a compiler's output is there with torch/extension.h, too; False if that is not certain. `work`:
+    where the compiler ran. `cuda`: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part
+    declares."""
     error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
     if error is None or not (os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
             os.path.basename, prepared.files))):

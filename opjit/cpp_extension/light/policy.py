@@ -29,19 +29,12 @@ _SAME = frozenset(["defined", "__cplusplus", "TORCH_EXTENSION_NAME", "TORCH_API_
 
 
 class Program(NamedTuple):
-    """An extension's text.
+    """An extension's text."""
 
-    Attributes:
-        code: of its sources and their headers, without comments.
-        includes: the headers that it names.
-        flags: those that define macros.
-        plain: its flags leave the layout of the C++ library's classes as it is.
-    """
-
-    code: str
-    includes: tuple[str, ...]
-    flags: tuple[str, ...]
-    plain: bool
+    code: str  # of its sources and their headers, without comments
+    includes: tuple[str, ...]  # the headers that it names
+    flags: tuple[str, ...]  # those that define macros
+    plain: bool  # its flags leave the layout of the C++ library's classes as it is
 
 
 def macro(flag: str) -> str:

@@ -25,14 +25,9 @@ _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 
 
 def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> tuple[Mapping[str, str], frozenset[str]]:
-    """Return the macros of torch/extension.h, each with its text, and all names that it declares in namespaces, with a few more.
-
-    Raises BuildError if the compiler fails, OSError if the folder is not writable.
-
-    Args:
-        base: folder of the store, which keeps it.
-        flags: those of -D and -U that torch's headers heed.
-    """
+    """Return the macros of torch/extension.h, each with its text, and all names that it declares in namespaces, with a few more. `base`
+    keeps it; `flags`: those of -D and -U that torch's headers heed. Raises BuildError if the compiler fails, OSError if the folder is not
+    writable."""
     def make(staged: Path) -> None:
         macros, rest = _preprocessed((), cxx, flags)
         (staged / _FILE).write_text(json.dumps([macros, sorted(declared(rest))]))
@@ -71,10 +66,8 @@ def _preprocessed(folders: Sequence[str], cxx: Compiler, flags: Sequence[str]) -
 
 
 def declared(text: str) -> set[str]:
-    """Return the names that a preprocessed text declares in namespaces; a few more do no harm.
-
-    It reads statements outside of functions and classes, and leaves out parameters and the arguments of templates.
-    """
+    """Return the names that a preprocessed text declares in namespaces; a few more do no harm. It reads statements outside of functions and
+    classes, and leaves out parameters and the arguments of templates."""
     found: set[str] = set()
     scopes: list[tuple[str, bool]] = []
     statement, hidden, start = "", False, 0
