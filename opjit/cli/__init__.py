@@ -286,8 +286,8 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
               help="Fail a check when one call of the kernel takes longer.")
 @click.option("--sanitize", default="address,undefined", show_default=True,
-              help="Also make the calls under sanitizers: address,undefined,leak,thread for C, memcheck,racecheck,initcheck for CUDA; "
-                   "or none.")
+              help="Also make the calls under sanitizers: address,undefined,leak,thread for C, "
+                   "memcheck,racecheck,initcheck,synccheck for CUDA; or none.")
 @_interruptible()
 def test(ops: tuple[str, ...], device: str | None, only: tuple[str, ...], sample: int | None, time_limit: float, sanitize: str) -> None:
     """Run every check of an op. OP is an op's name or folder; the exit code is 1 if a check fails. Prints the compilers' warnings first,

@@ -32,10 +32,11 @@ FOR_CUDA: dict[str, tuple[str, ...]] = {
     "memcheck": ("--padding", "4096"),
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
+    "synccheck": (),
 }
 _LOOSE = Tolerance(1e-2, 1e-1)  # rounding is no matter here
 FOUND = 86  # compute-sanitizer's exit code after it reported an error
-_REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential).*$", re.MULTILINE)
+_REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE)
 
 
 def parse(text: str) -> list[str]:
@@ -56,13 +57,13 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     flags = op.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
     own = list(op.extra.c) if op.extra else []
-    command = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
+    words = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
                "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-fexceptions", "-fvisibility=hidden", f"-I{source.parent}",
                f"-I{headers}", *(f"-I{path}" for path in flags.include),
                *map(str, sources), *flags.sources, *(str(headers / name) for name in RUNTIME),
                "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *arguments(flags)]
     try:
-        run_tool(command, folder)
+        run_tool(words, folder)
     except CompilerFailed as failed:
         raise AssertionError(f"the kernel does not compile with -fsanitize={','.join(names)}: {str(failed).strip()}") from None
     return library
@@ -99,14 +100,18 @@ def check(op: Op, name: str) -> str:
     raise AssertionError(f"exit code {done.returncode}: {message}")
 
 
+def command(tool: str, name: str) -> list[str]:
+    """Return the words that run Python under one of compute-sanitizer's tools."""
+    return [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
+
+
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
     """Call ops' samples under one of compute-sanitizer's tools. The ops are built first, as the compilers would be slow under it."""
     for op in ops:
         need_declaration(op.folder)
         request.entry(op, targets.here(backends.for_device("cuda")))
-    before = [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
     pairs = [text for op in ops for text in (str(op.folder), op.qualified)]
-    return subprocess.run([*before, "-m", "opjit.testing.sanitize", *pairs], text=True, check=False, errors="replace",
+    return subprocess.run([*command(tool, name), "-m", "opjit.testing.sanitize", *pairs], text=True, check=False, errors="replace",
                           env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -14,7 +14,7 @@ from tests.helpers import BUNDLED
 pytestmark = pytest.mark.gpu
 
 WRONG = {"memcheck": "to[n] = 1", "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last",
-         "initcheck": "to[0] = to[1]"}
+         "initcheck": "to[0] = to[1]", "synccheck": "if (threadIdx.x % 32 <= 16) __syncwarp(0xffff)"}
 WRONG_OP = """
 import torch
 
