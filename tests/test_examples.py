@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import opjit
 from opjit import backends
@@ -139,6 +142,74 @@ def test_the_fused_kernel_is_right(device: str) -> None:
     [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")
     for sample in op.samples_on(device):
         torch.testing.assert_close(op(*sample.args), op.reference_function(*sample.args), rtol=1e-5, atol=1e-5)
+
+
+def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Logits, and calls of the course's two random ops."""
+    for folder in ("14_dropout/dropout", "15_top_k/sample_top_k"):
+        opjit.add_path(ROOT / "examples" / folder)
+    x = torch.randn(64, 100, generator=torch.Generator().manual_seed(1)).to(device)
+    return x, {"dropout": lambda x: torch.ops.demo.dropout(x, 0.5)[0], "sample_top_k": lambda x: torch.ops.demo.sample_top_k(x, 20)}
+
+
+@pytest.mark.parametrize("name", ["dropout", "sample_top_k"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_random_op_of_the_course_follows_torch_s_seeds(device: str, name: str) -> None:
+    x, calls = drawing(device)
+    draw = calls[name]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        drawn = draw(x)
+        return drawn if drawn.is_floating_point() else x.gather(-1, drawn[:, None])
+
+    torch.manual_seed(1)
+    first = draw(x)
+    with torch.random.fork_rng():
+        inside = draw(x)
+    second = draw(x)
+    assert torch.equal(inside, second)
+    assert not torch.equal(first, second)
+    gradients = []
+    for run in (step, functools.partial(checkpoint, step, use_reentrant=False)):
+        torch.manual_seed(1)
+        gradients += torch.autograd.grad(run(leaf := x.clone().requires_grad_()).sum(), leaf)
+        assert torch.equal(draw(x), second)
+    assert torch.equal(*gradients)
+    assert gradients[0].count_nonzero() == (first.count_nonzero() if first.is_floating_point() else 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dropout", "sample_top_k"])
+def test_a_random_op_of_the_course_draws_anew_in_each_replay_of_a_graph_as_eager_calls_do(name: str) -> None:
+    x, calls = drawing("cuda")
+    calls[name](x)  # loaded before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = calls[name](x)
+    for _ in range(2):
+        torch.manual_seed(1)
+        eager = [calls[name](x), calls[name](x)]
+        assert not torch.equal(*eager)
+        torch.manual_seed(1)
+        for expected in eager:
+            graph.replay()
+            assert torch.equal(drawn, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: str) -> None:
+    x, _ = drawing(device)
+    sample = torch.ops.demo.sample_top_k
+    torch.manual_seed(1)
+    got = torch.bincount(sample(x[0].expand(100_000, 100), 5, 0.5), minlength=100) / 100_000
+    largest = x[0].topk(5)
+    expected = torch.zeros_like(got).scatter(0, largest.indices, (largest.values / 0.5).softmax(0))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.01)  # six standard deviations
+    assert not got[expected == 0].any()
+    assert torch.equal(sample(x.T, 1), x.T.argmax(-1))
+    assert set(sample(x.new_tensor([1.0, 5.0, 5.0, 0.0]).expand(100, 4), 1).tolist()) == {1, 2}
+    with pytest.raises(RuntimeError, match="k is from 1 to the 100 logits of a row, not 101"):
+        sample(x, 101)
 
 
 @pytest.mark.slow
