@@ -81,7 +81,7 @@ class Bench:
         return {}
 
     def _calls(self, seed: int) -> list[Sample]:
-        return self.task.burst(seed)[:_CALLS]
+        return self.task.burst(seed, _CALLS)
 
     def on_kernel(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Compile and load device code."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -32,17 +31,10 @@ class Burst:
         self._graph = self._captured() if device == "cuda" else None
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
-        # Not torch.cuda.graph, which collects garbage and empties the allocator's cache for each of a candidate's graphs.
-        graph, results = torch.cuda.CUDAGraph(), list[Any]()
-        with suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream()):
-            graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
-            try:
-                results += [function() for function in self.functions]
-            finally:
-                graph.capture_end()
-        torch.cuda.synchronize()
-        if len(results) < len(self.functions):
+        found = machine.captured(lambda: [function() for function in self.functions])
+        if found is None:
             return None
+        graph, results = found
         poison(results, self.inputs)  # the capture computed nothing, and the replay must write all of it
         self.results = results
         return graph
@@ -78,11 +70,6 @@ class Burst:
             self._graph.replay()
         else:
             self.results = [function() for function in self.functions]
-
-
-@cache
-def _pool() -> Any:
-    return torch.cuda.graph_pool_handle()
 
 
 @cache

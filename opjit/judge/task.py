@@ -146,9 +146,9 @@ class Task:
             if other is not None and "shapes" not in self.op.waived:
                 yield _varied(other, generator)
 
-    def burst(self, seed: int) -> list[Sample]:
+    def burst(self, seed: int, most: int = _MOST_CALLS) -> list[Sample]:
         """Calls to time, each with values of its own."""
-        return _varied_copies(self.timed.sample, torch.Generator(self.device).manual_seed(seed), self.timed.calls)
+        return _varied_copies(self.timed.sample, torch.Generator(self.device).manual_seed(seed), min(most, self.timed.calls))
 
     @cached_property
     def timed(self) -> TimedSample:

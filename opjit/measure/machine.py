@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 _UNKNOWN_CACHE = 64 << 20
 _LARGEST_CACHE = 128 << 20  # virtual machines report the cache of a whole socket
@@ -29,6 +32,26 @@ def cache_bytes(device: str) -> int:
 def flusher(device: str) -> Callable[[], object]:
     """Return a function that fills the cache with other data, which it reads: written lines would go to memory during the next call."""
     return torch.zeros(cache_bytes(device) // 4 * 2, dtype=torch.int32, device=device).max
+
+
+def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+    """Let a CUDA graph make a function's calls; None if none takes them, as those of a function that waits for the device. Not by
+    torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
+    graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                results = run()
+            finally:
+                graph.capture_end()
+    except Exception:  # torch's, CUDA's or the function's own
+        torch.cuda.synchronize()
+        generator.graphsafe_set_state(before)  # torch leaves it in a capture, where it draws no numbers
+        return None
+    return graph, results
 
 
 def clock(device: str) -> int | None:

@@ -165,18 +165,11 @@ class _DeviceBurst:
     def _capture(self) -> None:
         """Let a graph issue the calls, if one takes them: a function that waits for the device cannot be captured."""
         turn = (self._plan.inputs if len(self._plan.inputs) > 1 else [*self._plan.inputs] * _GRAPH_CALLS)[:len(self._turn)]
-        graph = torch.cuda.CUDAGraph()
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        before = generator.clone_state()
-        try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._results = _run(self._function, turn, self._window)
-        except Exception:  # torch's, CUDA's or the function's own: it is measured without
-            torch.cuda.synchronize()
-            generator.graphsafe_set_state(before)  # torch leaves it in a capture, where it draws no numbers
+        found = machine.captured(lambda: _run(self._function, turn, self._window))
+        if found is None:
             self.way = "issue"
             return
-        self._graph, self.way = graph, "graph"
+        (self._graph, self._results), self.way = found, "graph"
         replays = len(_turn(self._plan, _span(self._replay).device / len(turn))) // len(turn)
         self._turn, self._repeats = list(turn), max(1, replays)
 
