@@ -1,7 +1,6 @@
 """The tests. Their folders are named as opjit's packages; files beside these are about a module of opjit's, or the whole.
 
 Modules whose tests are not in the file of their name, and where these are:
-
 __main__: cli/test_cli.py
 api: request/test_places.py test_why.py
 batch: ahead/test_precompile.py
@@ -9,8 +8,7 @@ files: store/test_folders.py store/test_store.py
 progress: store/test_lock.py request/test_log.py
 request: request/test_concurrency.py request/test_warm_path.py
 resources: kernels_c/test_contract.py
-wanted: ahead/test_precompile.py distributed/test_distributed.py
-"""
+wanted: ahead/test_precompile.py distributed/test_distributed.py"""
 
 import os
 

@@ -248,15 +248,10 @@ LINKS = 'case " $* " in *" -ltorch_cpu "*) true;; *) false;; esac'
 # Sets $out to the file that the compiler is asked for.
 OUTPUT = 'out=; previous=; for word in "$@"; do if [ "$previous" = -o ]; then out=$word; fi; previous=$word; done'
 # What a compiler may leave there and report success all the same.
-LIES = {
-    "missing": 'rm -f "$out"',
-    "empty": ': > "$out"',
-    "text": 'echo hello > "$out"',
-    "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
-    "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"",
-    "an-executable": 'cp "{python}" "$out"',
-    "no-symbols": "echo | '{compiler}' -shared -nostdlib -Wl,-rpath,'$ORIGIN' -o \"$out\" -x c -",
-}
+LIES = {"missing": 'rm -f "$out"', "empty": ': > "$out"', "text": 'echo hello > "$out"',
+        "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
+        "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"", "an-executable": 'cp "{python}" "$out"',
+        "no-symbols": "echo | '{compiler}' -shared -nostdlib -Wl,-rpath,'$ORIGIN' -o \"$out\" -x c -"}
 
 
 def fake_nvcc(path: Path, build_version: str) -> None:
@@ -278,18 +273,9 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def ended(
-    code: str,
-    changes: Mapping[str, str | None] | None = None,
-    *,
-    cold: bool = False,
-    python: str = sys.executable,
-    flags: tuple[str, ...] = (),
-    user: int | None = None,
-    cwd: Path | None = None,
-    before: tuple[str, ...] = (),
-    arguments: tuple[str, ...] = (),
-) -> subprocess.CompletedProcess[str]:
+def ended(code: str, changes: Mapping[str, str | None] | None = None, *, cold: bool = False, python: str = sys.executable,
+          flags: tuple[str, ...] = (), user: int | None = None, cwd: Path | None = None, before: tuple[str, ...] = (),
+          arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
 
     It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`

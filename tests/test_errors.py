@@ -12,26 +12,13 @@ import opjit
 from opjit import errors
 from opjit.errors import OpjitError
 
-EXAMPLES: list[OpjitError] = [
-    errors.UnknownOp("opjit::x", ["y", "z"]),
-    errors.SchemaError("a"),
-    errors.DeclarationError("b"),
-    errors.UnknownDevice("c"),
-    errors.UnknownArch("d"),
-    errors.DeviceUnavailable("e"),
-    errors.NoKernel("f"),
-    errors.ToolMissing("nvcc", "g"),
-    errors.BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
-    errors.CompileError("i", op="o", target="t"),
-    errors.LoadError("j"),
-    errors.RemoteError("k"),
-    errors.EntryError("l"),
-    errors.UntrustedFolder("m"),
-    errors.BadSetting("n"),
-    errors.RecordError("p"),
-    errors.PrecompileError("q", []),
-    OpjitError("s"),
-]
+EXAMPLES: list[OpjitError] = [errors.UnknownOp("opjit::x", ["y", "z"]), errors.SchemaError("a"), errors.DeclarationError("b"),
+                              errors.UnknownDevice("c"), errors.UnknownArch("d"), errors.DeviceUnavailable("e"), errors.NoKernel("f"),
+                              errors.ToolMissing("nvcc", "g"),
+                              errors.BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
+                              errors.CompileError("i", op="o", target="t"), errors.LoadError("j"), errors.RemoteError("k"),
+                              errors.EntryError("l"), errors.UntrustedFolder("m"), errors.BadSetting("n"), errors.RecordError("p"),
+                              errors.PrecompileError("q", []), OpjitError("s")]
 
 
 def test_every_error_class_has_an_example_here() -> None:

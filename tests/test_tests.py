@@ -52,7 +52,8 @@ def test_each_module_s_tests_are_in_the_file_of_its_name_or_where_the_room_says(
     for folder in [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py")))]:
         room = HERE / (folder.relative_to(PACKAGE).parts or ["."])[0]
         init = room / "__init__.py"
-        lines = dict(re.findall(r"^(\w+): (.+)$", ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or "", re.MULTILINE))
+        rows = re.findall(r"^([\w ]+): (.+)$", ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or "", re.MULTILINE)
+        lines = {name: files for names, files in rows for name in names.split()}
         for name in (path.stem for path in folder.glob("*.py") if path.name != "__init__.py"):
             if not (room / f"test_{name}.py").exists() and name not in lines:
                 missing.append(f"{init.relative_to(HERE)} has no line for {name}")

@@ -76,6 +76,5 @@ def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
         except (ValueError, RecursionError):
             bad += 1
     if bad:
-        warnings.warn(CacheWarning(f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"),
-                      stacklevel=2)
+        warnings.warn(CacheWarning(f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"), stacklevel=2)
     return ops, extensions

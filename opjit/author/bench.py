@@ -98,8 +98,7 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         on_cuda = each == "cuda"
         caches = "cold" if cold or (cold is None and on_cuda) else "hot"
         console.print(f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}")
-        console.print(_row("workload", "opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda, "error",
-                           "torch's"))
+        console.print(_row("workload", "opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda, "error", "torch's"))
         rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:

@@ -59,11 +59,9 @@ class Cuda:
         arithmetic = (f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS"))
         # --frandom-seed: replaces a random seed in names that nvcc generates. -O1: for the host code, which only launches kernels; device
         # code is always optimised. No --split-compile: the order of the kernels in the binary would differ between two builds.
-        cuda = ("-std=c++17", "-O1", "--frandom-seed=opjit", *arithmetic,
-                *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
+        cuda = ("-std=c++17", "-O1", "--frandom-seed=opjit", *arithmetic, *(f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers),
                 "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Werror=return-type", "-Xcompiler", "-Werror=unused-result",
-                *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
-                "-MD", "-MF", "{unique}.deps")
+                *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)), "-MD", "-MF", "{unique}.deps")
         needed = NEEDED | {"libtorch_cuda.so", "libstdc++.so.6", f"libcudart.so.{runtime.removeprefix('cuda')}"}
         return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)
 

@@ -47,8 +47,7 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
     CompileError or, where the tools left no valid binary or the store failed, BuildError."""
     tools = _tools(recipe, store)
     name, target = recipe.schema.qualified, recipe.target
-    subject = Subject(name, str(target), target, lambda store, _: store.folder(name, target),
-                      headers.unreadable(recipe.inputs), must_store)
+    subject = Subject(name, str(target), target, lambda store, _: store.folder(name, target), headers.unreadable(recipe.inputs), must_store)
     if _UNNAMEABLE.search(str(recipe.folder)):
         raise subject.fault(f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
                             " no build file can name; rename the folder")

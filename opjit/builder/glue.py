@@ -17,8 +17,7 @@ from opjit.recipe.schema import Argument, Result, Schema
 _C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype",
             "Generator": "uint64_t"}
 _UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
-_BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})",
-        "bool": "(torch_ivalue){}"}
+_BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})", "bool": "(torch_ivalue){}"}
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 # Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
 _RESERVED = frozenset([
@@ -141,8 +140,7 @@ def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, ke
     `stream` is the expression that passes the stream, if there is one."""
     count = range(len(schema.arguments))
     results = range(len(schema.results))
-    run_parameters = [*(f"torch_ivalue boxed{i}" for i in count),
-                      *(f"{_result_type(schema.results[i])} *out{i}" for i in results)]
+    run_parameters = [*(f"torch_ivalue boxed{i}" for i in count), *(f"{_result_type(schema.results[i])} *out{i}" for i in results)]
     locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
     return Template(resources.template("glue.c.in")).substitute(
         text,
@@ -246,8 +244,7 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
         read += f'{writes}, "{argument.name}", ' if argument.kind == "Tensor" else ""
         return [f"opjit_{argument.kind.lower()}s {name};", f"OPJIT_TRY({read}&{name}));"], f"&{name}"
     if argument.kind == "Tensor":
-        return [f"opjit_tensor {name};",
-                f'OPJIT_TRY(opjit_read_tensor(call, {boxed}, {writes}, "{argument.name}", &{name}));'], f"&{name}"
+        return [f"opjit_tensor {name};", f'OPJIT_TRY(opjit_read_tensor(call, {boxed}, {writes}, "{argument.name}", &{name}));'], f"&{name}"
     if argument.kind == "str":
         return [f"const char *{name};", f"OPJIT_TRY(opjit_read_string({boxed}, &{name}));"], name
     return [], _UNBOX[argument.kind].format(boxed)

@@ -101,7 +101,6 @@ def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Pat
     for path in others:
         files.write_synced(folder / path.name, path.read_bytes())
     files.write_synced(folder / library, content)
-    manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(),
-                        {**built_with})
+    manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(), {**built_with})
     files.write_synced(folder / NAME, manifest.dump())
     return manifest

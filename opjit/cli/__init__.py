@@ -281,8 +281,7 @@ def new(name: str, directory: Path, backward: bool, cuda: bool, project: bool, b
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @helps.devices_option
 @click.option("--only", multiple=True, metavar="CHECK", help="Run this check only; may be given again.")
-@click.option("--sample", type=click.IntRange(min=0), metavar="N",
-              help="Make only call N of the check that --only names, counted from 0.")
+@click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Make only call N of the check that --only names, counted from 0.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
               help="Fail a check when one call of the kernel takes longer.")
 @click.option("--sanitize", default="address,undefined", show_default=True,

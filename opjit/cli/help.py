@@ -9,15 +9,9 @@ import click
 from click.shell_completion import CompletionItem
 
 # The commands under each heading; what they do is the first sentence of their docstrings.
-SECTIONS = {
-    "Start": ["demo", "list", "get", "doctor"],
-    "Write an op": ["new", "test", "bench", "judge", "wheel"],
-    "Existing programs": ["run", "record", "why"],
-    "Many machines": ["precompile", "cache", "keygen"],
-    "Inspect": ["path", "ls", "stats", "verify"],
-    "Maintain": ["prune", "clear"],
-    "Exchange": ["push", "pull", "pack", "unpack"],
-}
+SECTIONS = {"Start": ["demo", "list", "get", "doctor"], "Write an op": ["new", "test", "bench", "judge", "wheel"],
+            "Existing programs": ["run", "record", "why"], "Many machines": ["precompile", "cache", "keygen"],
+            "Inspect": ["path", "ls", "stats", "verify"], "Maintain": ["prune", "clear"], "Exchange": ["push", "pull", "pack", "unpack"]}
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.
 

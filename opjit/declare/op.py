@@ -333,8 +333,7 @@ class Op:
             scan.texts[str(source)] = self.code.texts[target.backend.suffix].encode()
         shown = None if self.code is None else self.code.shown or source.name
         preferred = compilers[0] if compilers else None
-        return Recipe(self.schema, target, source, read_inputs(source, target, flags, scan), flags, preferred, shown,
-                      tuple(compilers[1:]))
+        return Recipe(self.schema, target, source, read_inputs(source, target, flags, scan), flags, preferred, shown, tuple(compilers[1:]))
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's own."""

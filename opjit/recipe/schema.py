@@ -12,30 +12,16 @@ LISTED = ("int", "float", "bool", "Tensor")
 RETURNED = ("Tensor", "int", "float", "bool")
 
 # torch's name of a kind of type, and opjit's.
-_KINDS = {
-    "TensorType": "Tensor",
-    "IntType": "int",
-    "SymIntType": "int",
-    "FloatType": "float",
-    "BoolType": "bool",
-    "StringType": "str",
-    "ScalarTypeType": "ScalarType",
-    "GeneratorType": "Generator",
-}
+_KINDS = {"TensorType": "Tensor", "IntType": "int", "SymIntType": "int", "FloatType": "float", "BoolType": "bool", "StringType": "str",
+          "ScalarTypeType": "ScalarType", "GeneratorType": "Generator"}
 
 # Alternatives to types that have no form in C.
-_ALTERNATIVES = {
-    "DeviceObjType": "take the device from a Tensor argument",
-    "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
-    "ComplexType": "use two floats",
-    "StreamObjType": "the kernel receives torch's current stream anyway",
-    "DictType": "use one list for the keys and one for the values",
-    "ClassType": "pass its parts as Tensors and numbers",
-    "LayoutType": "use an int",
-    "MemoryFormatType": "use an int",
-    "SymBoolType": "use a bool",
-    "ListType": "use one flat list, and its lengths as another",
-}
+_ALTERNATIVES = {"DeviceObjType": "take the device from a Tensor argument",
+                 "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
+                 "ComplexType": "use two floats", "StreamObjType": "the kernel receives torch's current stream anyway",
+                 "DictType": "use one list for the keys and one for the values", "ClassType": "pass its parts as Tensors and numbers",
+                 "LayoutType": "use an int", "MemoryFormatType": "use an int", "SymBoolType": "use a bool",
+                 "ListType": "use one flat list, and its lengths as another"}
 
 # Types that torch prints by another name than a schema uses.
 _SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "SymInt"}

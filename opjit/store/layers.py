@@ -34,8 +34,7 @@ def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
         store, wanted = Store(beside), _as_shipped(recipe.document())
         folder = store.folder(recipe.schema.qualified, recipe.target)
         if store.trusted(folder.parent, folder, trusted_as=recipe.source):
-            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source,
-                        hashed=hashed)
+            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source, hashed=hashed)
     for root in named():
         yield Store(root).find(recipe, hashed=hashed)
 

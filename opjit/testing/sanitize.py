@@ -28,12 +28,8 @@ from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import Skipped, effects, effects_in_place, moved, storage_bytes
 
 FOR_C = ("address", "undefined", "leak", "thread")
-FOR_CUDA: dict[str, tuple[str, ...]] = {
-    "memcheck": ("--padding", "4096"),
-    "racecheck": ("--racecheck-report", "all"),
-    "initcheck": (),
-    "synccheck": (),
-}
+FOR_CUDA: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "4096"), "racecheck": ("--racecheck-report", "all"), "initcheck": (),
+                                         "synccheck": ()}
 _LOOSE = Tolerance(1e-2, 1e-1)  # rounding is no matter here
 FOUND = 86  # compute-sanitizer's exit code after it reported an error
 _REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE)

@@ -1,11 +1,6 @@
 """Modules whose tests are not in the file of their name, and where these are:
-
 build: builder/test_builder.py builder/test_errors.py store/test_store.py
-compile_step: builder/test_cuda.py
+compile_step host_device_split nvrtc tokens: builder/test_cuda.py
 device: backends/test_own_device.py
 diagnosis: builder/test_errors.py
-host_device_split: builder/test_cuda.py
-nvrtc: builder/test_cuda.py
-tokens: builder/test_cuda.py
-torch_builder: builder/test_builder.py
-"""
+torch_builder: builder/test_builder.py"""

@@ -40,11 +40,9 @@ def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Entry]:
 def places(folder: Path) -> list[str]:
     """Paths of this machine, and names that would give it away."""
     nvcc = toolchain.find_nvcc(None)
-    found = [
-        str(folder), folder.name, str(helpers.ROOT), os.path.expanduser("~"), sys.prefix, sysconfig.get_path("purelib"),
-        sysconfig.get_path("include"), str(Path(torch.__file__).parent), os.getcwd(), socket.gethostname(), "/tmp/", "/home/", "/root/",
-        "staging", "kernels_c",
-    ]
+    found = [str(folder), folder.name, str(helpers.ROOT), os.path.expanduser("~"), sys.prefix, sysconfig.get_path("purelib"),
+             sysconfig.get_path("include"), str(Path(torch.__file__).parent), os.getcwd(), socket.gethostname(), "/tmp/", "/home/",
+             "/root/", "staging", "kernels_c"]
     if nvcc is not None:
         found.append(nvcc.root)
     if getpass.getuser() not in ("root", ""):
@@ -125,12 +123,10 @@ def build_all(op: Path, changes: dict[str, str | None], python: str = sys.execut
 @pytest.mark.torch
 def test_the_environment_does_not_reach_into_a_binary(built_once: tuple[Path, Entry], tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "CFLAGS": "-O0 -g", "CXXFLAGS": "-O0", "LDFLAGS": "-Wl,-rpath,/evil", "LD_RUN_PATH": "/evil", "LIBRARY_PATH": "/evil",
-        "CPATH": str(tmp_path), "NVCC_APPEND_FLAGS": "-g", "TORCH_CUDA_ARCH_LIST": "7.5", "MAX_JOBS": "1", "LANG": "de_DE.UTF-8",
-        "LC_ALL": "C.UTF-8", "NINJA_STATUS": "FAILED: ", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"), "CXX": "/no/such/c++",
-        "SOURCE_DATE_EPOCH": "1",
-    }.items():
+    for name, value in {"CFLAGS": "-O0 -g", "CXXFLAGS": "-O0", "LDFLAGS": "-Wl,-rpath,/evil", "LD_RUN_PATH": "/evil",
+                        "LIBRARY_PATH": "/evil", "CPATH": str(tmp_path), "NVCC_APPEND_FLAGS": "-g", "TORCH_CUDA_ARCH_LIST": "7.5",
+                        "MAX_JOBS": "1", "LANG": "de_DE.UTF-8", "LC_ALL": "C.UTF-8", "NINJA_STATUS": "FAILED: ",
+                        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"), "CXX": "/no/such/c++", "SOURCE_DATE_EPOCH": "1"}.items():
         monkeypatch.setenv(name, value)
     other = built(write_op(tmp_path / "plus"), tmp_path / "cache")
     assert other.library.read_bytes() == built_once[1].library.read_bytes()
@@ -233,11 +229,9 @@ def test_a_wrapper_script_around_nvcc_and_flags_in_the_environment_do_not_reach_
     program(tmp_path / "bin" / "nvcc", f"#!/bin/sh\nexec '{real}' \"$@\"\n")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "NVCC_APPEND_FLAGS": "-DAMOUNT=7.0f -lineinfo",
-        "NVCC_PREPEND_FLAGS": "-g", "TORCH_CUDA_ARCH_LIST": "7.5", "PYTORCH_NVCC": "/no/such/nvcc", "NVCC_CCBIN": "/no/such/gcc",
-        "CUDA_INC_PATH": "/evil", "CC": helpers.real_compiler(),
-    }.items():
+    for name, value in {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "NVCC_APPEND_FLAGS": "-DAMOUNT=7.0f -lineinfo",
+                        "NVCC_PREPEND_FLAGS": "-g", "TORCH_CUDA_ARCH_LIST": "7.5", "PYTORCH_NVCC": "/no/such/nvcc",
+                        "NVCC_CCBIN": "/no/such/gcc", "CUDA_INC_PATH": "/evil", "CC": helpers.real_compiler()}.items():
         monkeypatch.setenv(name, value)
     assert Path(toolchain.require_nvcc(None).root, "bin", "nvcc").samefile(real)
     other = built(write_op(tmp_path / "plus"), tmp_path / "cache", cuda_target("sm_80+sm_90"))

@@ -358,14 +358,12 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
 # --- mistakes -----------------------------------------------------------------------------------------------------------------------------
 
 # A file, the text of the line that is wrong, and a word of the message.
-MISTAKES = {
-    "in device code": (op_of(each("v + wrong")), "v + wrong", "wrong"),
-    "in host code": (op_of(each("v + 1"), "int m = wrong;\n    " + LAUNCH), "int m = wrong", "wrong"),
-    "of a brace": (op_of(each("v + 1") + "}"), "}}", ""),
-    "of a header": (op_of(each("v + 1"), includes="#include \"missing.h\""), "missing.h", "missing.h"),
-    "of an argument": (op_of(each("v + 1"), LAUNCH.replace("to, n", "to, \"n\"")), '"n"', "int"),
-    "of a launch": (op_of(each("v + 1"), "kernel<<<>>>(from, to, n);"), "<<<>>>", ""),
-}
+MISTAKES = {"in device code": (op_of(each("v + wrong")), "v + wrong", "wrong"),
+            "in host code": (op_of(each("v + 1"), "int m = wrong;\n    " + LAUNCH), "int m = wrong", "wrong"),
+            "of a brace": (op_of(each("v + 1") + "}"), "}}", ""),
+            "of a header": (op_of(each("v + 1"), includes="#include \"missing.h\""), "missing.h", "missing.h"),
+            "of an argument": (op_of(each("v + 1"), LAUNCH.replace("to, n", "to, \"n\"")), '"n"', "int"),
+            "of a launch": (op_of(each("v + 1"), "kernel<<<>>>(from, to, n);"), "<<<>>>", "")}
 
 
 @needs_nvrtc

@@ -50,15 +50,13 @@ def test_a_mistake_that_compiles_is_warned_of_at_its_line(wrong: dict[str, str],
     assert all(re.search(told, each.text) for each in found), found
 
 
-@pytest.mark.parametrize("right", [
-    {}, {"launch": "256, 4 * (1 + sizeof(float)), stream"},
-    {"body": "if ((uintptr_t)y % 16 == 0) ((float4 *)y)[i] = ((const float4 *)x)[i];"},
-    {"body": "{ float own[4] = {x[i]}; y[i] = ((float4 *)own)[0].x + (*(float4 *)&own[0]).y; }"},
-    {"body": "y[i] = x[i] * n; // (float4 *)y, kernel<<<1, 1>>>(), cudaDeviceSynchronize()"},
-    {"after": "OPJIT_TRY(OPJIT_LAUNCHED());\n    return OPJIT_OK;"},
-    {"after": "OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));\n    return OPJIT_OK;"},
-    {"after": "return cudaGetLastError() ? opjit_error_new(0, 0, \"why\") : OPJIT_OK;"},
-])
+@pytest.mark.parametrize("right", [{}, {"launch": "256, 4 * (1 + sizeof(float)), stream"},
+                                   {"body": "if ((uintptr_t)y % 16 == 0) ((float4 *)y)[i] = ((const float4 *)x)[i];"},
+                                   {"body": "{ float own[4] = {x[i]}; y[i] = ((float4 *)own)[0].x + (*(float4 *)&own[0]).y; }"},
+                                   {"body": "y[i] = x[i] * n; // (float4 *)y, kernel<<<1, 1>>>(), cudaDeviceSynchronize()"},
+                                   {"after": "OPJIT_TRY(OPJIT_LAUNCHED());\n    return OPJIT_OK;"},
+                                   {"after": "OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));\n    return OPJIT_OK;"},
+                                   {"after": "return cudaGetLastError() ? opjit_error_new(0, 0, \"why\") : OPJIT_OK;"}])
 def test_right_code_is_not_warned_of(right: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "scale.cu"
     file.write_text(KERNEL.format(**RIGHT | right))

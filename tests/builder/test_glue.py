@@ -303,15 +303,13 @@ def test_an_output_that_was_not_made_is_an_error(make_op: MakeOp) -> None:
 
 
 def test_outputs_and_scratch_that_cannot_be_are_errors(make_op: MakeOp) -> None:
-    says = {
-        "opjit_empty(out, 65, sizes, x->dtype, x)": "0 to 64 dimensions, not 65",
-        "opjit_empty(out, -1, sizes, x->dtype, x)": "0 to 64 dimensions, not -1",
-        "opjit_empty(out, 1, sizes, OPJIT_OTHER_DTYPE, x)": "a dtype that opjit.h names",
-        "opjit_empty(out, 1, (int64_t[]){-1}, x->dtype, x)": ".",
-        "opjit_empty(out, 1, (int64_t[]){INT64_MAX / 2}, OPJIT_FLOAT64, x)": ".",
-        "opjit_scratch(&memory, -1, x)": "scratch of -1 bytes",
-        "(opjit_empty(out, 0, NULL, x->dtype, x), opjit_empty_like(out, x, x->dtype))": "already made: make each output once",
-    }
+    says = {"opjit_empty(out, 65, sizes, x->dtype, x)": "0 to 64 dimensions, not 65",
+            "opjit_empty(out, -1, sizes, x->dtype, x)": "0 to 64 dimensions, not -1",
+            "opjit_empty(out, 1, sizes, OPJIT_OTHER_DTYPE, x)": "a dtype that opjit.h names",
+            "opjit_empty(out, 1, (int64_t[]){-1}, x->dtype, x)": ".",
+            "opjit_empty(out, 1, (int64_t[]){INT64_MAX / 2}, OPJIT_FLOAT64, x)": ".",
+            "opjit_scratch(&memory, -1, x)": "scratch of -1 bytes",
+            "(opjit_empty(out, 0, NULL, x->dtype, x), opjit_empty_like(out, x, x->dtype))": "already made: make each output once"}
     cases = "\n".join(f"if (n == {number}) return {make};" for number, make in enumerate(says))
     op = make_op("bad(Tensor x, int n) -> Tensor", f"""
         #pragma GCC diagnostic ignored "-Wunused-result"

@@ -96,9 +96,8 @@ def test_what_was_pushed_is_pulled_into_another_cache_and_neither_happens_twice(
     assert helpers.snapshot(empty) == before
 
 
-def test_only_the_ops_that_are_named_are_pushed_and_pulled(
-    published: Published, other: Published, tmp_path: Path, receive: Callable[..., None]
-) -> None:
+def test_only_the_ops_that_are_named_are_pushed_and_pulled(published: Published, other: Published, tmp_path: Path,
+                                                           receive: Callable[..., None]) -> None:
     url = (tmp_path / "remote").as_uri()
     assert transfer.push(url, sign=published.private, ops=[other.op.qualified]).moved == [other.name]
     assert transfer.push(url, sign=published.private).moved == [published.name]
@@ -154,9 +153,8 @@ def test_a_push_that_is_killed_in_the_middle_leaves_no_half_of_an_entry(publishe
     assert len(transfer.push((tmp_path / "remote").as_uri(), sign=published.private).moved) == 2
 
 
-def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(
-    published: Published, other: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
-) -> None:
+def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(published: Published, other: Published, tmp_path: Path, empty: Path,
+                                                                        receive: Callable[..., None]) -> None:
     url = (tmp_path / "remote").as_uri()
     transfer.push(url, sign=published.private, ops=[published.op.qualified])
     transfer.push(url, sign=other.private, ops=[other.op.qualified])
@@ -172,9 +170,8 @@ def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(
 
 
 @pytest.mark.parametrize("name", [name for name in make.FILES if name.endswith(".opjit")])
-def test_a_pull_leaves_a_hostile_object_out_whether_or_not_a_signature_is_asked_for(
-    published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_pull_leaves_a_hostile_object_out_whether_or_not_a_signature_is_asked_for(published: Published, tmp_path: Path, empty: Path,
+                                                                                    monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     place = tmp_path / "remote" / published.name
     place.parent.mkdir(parents=True)
     shutil.copy(make.HERE / name, place)
@@ -236,9 +233,8 @@ def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, 
         assert helpers.entries(empty) == []
 
 
-def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
-    published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]
-) -> None:
+def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(published: Published, tmp_path: Path, empty: Path,
+                                                            monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]) -> None:
     transfer.push((tmp_path / "www").as_uri(), sign=published.private)
     receive()
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
@@ -297,9 +293,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None], name: str
-) -> None:
+def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                                receive: Callable[..., None], name: str) -> None:
     receive()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -314,9 +309,8 @@ def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
     assert {path: found for path, found in helpers.snapshot(tmp_path).items() if path != str(tmp_path / "tmp")} == before
 
 
-def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
-    published: Published, other: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
-) -> None:
+def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(published: Published, other: Published, tmp_path: Path,
+                                                                         empty: Path, receive: Callable[..., None]) -> None:
     packed = opjit("cache", "pack", tmp_path / "a.tar", "--sign", published.private)
     assert (packed.exit_code, packed.output) == (0, "packed 2, 0 already there, 0 left out\n")
     opjit_cache.pack(tmp_path / "b.tar", sign=published.private)
@@ -333,9 +327,8 @@ def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
     assert opjit("cache", "unpack", tmp_path / "a.tar").output == "unpacked 0, 2 already there, 0 left out\n"
 
 
-def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(
-    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
-) -> None:
+def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(published: Published, tmp_path: Path, empty: Path,
+                                                                 receive: Callable[..., None]) -> None:
     assert len(opjit_cache.pack(tmp_path / "unsigned.tar", ops=[published.op.qualified]).moved) == 1
     swapped = member(published.name, published.bundle._replace(library=published.library + b"x").dump())
     (tmp_path / "swapped.tar").write_bytes(swapped + END)
@@ -366,9 +359,8 @@ def test_a_pack_that_cannot_be_made_leaves_the_one_before(published: Published, 
             assert opjit("cache", "unpack", tmp_path / name).exit_code != 0
 
 
-def test_the_library_functions_do_what_the_commands_do(
-    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
-) -> None:
+def test_the_library_functions_do_what_the_commands_do(published: Published, tmp_path: Path, empty: Path,
+                                                       receive: Callable[..., None]) -> None:
     said: list[str] = []
     report = transfer.push(f"memory://{tmp_path.name}", sign=published.private, say=said.append)
     assert report.moved == said

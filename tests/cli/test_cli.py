@@ -18,9 +18,8 @@ from tests import helpers
 from tests.helpers import fake_compiler, is_alive, until
 
 
-def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(op: Path, here: Path, tmp_path: Path,
+                                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
     hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))

@@ -51,8 +51,7 @@ class Package:
         self.environment = helpers.environment({"OPJIT_CACHE": str(tmp / "cache"), "CXX": str(helpers.program(tmp / "bin/c++", text))})
 
     def python(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True,
-                              check=False)
+        return subprocess.run([sys.executable, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
 
     def build(self, *before: str) -> str:
         """Build in place; return the file's name."""

@@ -88,9 +88,8 @@ def is_missed(tmp_path: Path, name: str, source: Path, **changes: str | None) ->
 
 
 @pytest.mark.torch
-def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays_as_it_is(
-    cache: Path, name: str, source: Path, tmp_path: Path
-) -> None:
+def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays_as_it_is(cache: Path, name: str, source: Path,
+                                                                                          tmp_path: Path) -> None:
     built = build(name, source)
     before = helpers.snapshot(cache)
     moved = checkout(tmp_path / "another" / "checkout")
@@ -100,17 +99,15 @@ def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays
 
 
 @pytest.mark.parametrize("changed", [{"scanned": 2}, {"hidden": 20}], ids=str)
-def test_an_extension_in_a_layer_is_a_miss_where_a_header_differs(
-    cache: Path, name: str, source: Path, tmp_path: Path, changed: dict[str, int]
-) -> None:
+def test_an_extension_in_a_layer_is_a_miss_where_a_header_differs(cache: Path, name: str, source: Path, tmp_path: Path,
+                                                                  changed: dict[str, int]) -> None:
     build(name, source)
     assert is_missed(tmp_path, name, checkout(tmp_path / "changed", **changed), OPJIT_LAYERS=str(cache))
     assert not is_missed(tmp_path, name, source, OPJIT_LAYERS=str(cache))
 
 
-def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(
-    cache: Path, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(cache: Path, name: str, source: Path, tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     library = build(name, source)
     shutil.copytree(cache, tmp_path / "layer")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
@@ -153,9 +150,8 @@ def objects(held: Path, suffix: str) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
-def test_an_entry_under_another_extensions_name_is_not_pulled(
-    name: str, source: Path, tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_under_another_extensions_name_is_not_pulled(name: str, source: Path, tmp_path: Path, held: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=None)
     folder = held / "v1" / f"cpp_extension.{name}"
@@ -169,9 +165,8 @@ def test_an_entry_under_another_extensions_name_is_not_pulled(
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(
-    cache: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path, scheme: str
-) -> None:
+def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(cache: Path, name: str, source: Path, tmp_path: Path, key: Path,
+                                                                     held: Path, scheme: str) -> None:
     library = build(name, source)
     assert cache_command("push", held.as_uri(), "--sign", str(key)).exit_code == 0
     before = helpers.snapshot(held)
@@ -226,9 +221,8 @@ def test_a_pointer_holds_the_newest_keys_and_a_damaged_one_is_written_anew(name:
     assert elsewhere(tmp_path, name, source, OPJIT_REMOTE=held.as_uri())[1] == 11
 
 
-def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
-    name: str, source: Path, tmp_path: Path, key: Path, held: Path
-) -> None:
+def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(name: str, source: Path, tmp_path: Path, key: Path,
+                                                                     held: Path) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=key)
     at_once, slowly = from_folder(held), from_folder(held, latency=1.5)
@@ -239,9 +233,8 @@ def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
 @pytest.mark.parametrize(("attack", "reason"), [
     ("unsigned", "it is not signed"),
     ("pointer", "its pointer does not hold a key"), ("another entry", "it has another key"), ("another shelf", "from other sources")])
-def test_what_a_remote_should_not_have_is_neither_loaded_nor_stored(
-    name: str, source: Path, tmp_path: Path, key: Path, held: Path, monkeypatch: pytest.MonkeyPatch, attack: str, reason: str
-) -> None:
+def test_what_a_remote_should_not_have_is_neither_loaded_nor_stored(name: str, source: Path, tmp_path: Path, key: Path, held: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch, attack: str, reason: str) -> None:
     build(name, source)
     if attack.startswith("another"):
         build(name, checkout(tmp_path / "other", scanned=5))
@@ -319,9 +312,8 @@ def test_the_list_has_each_call_once_with_paths_that_move_with_it(repository: Pa
     assert oplist.read_list(path)[0] == []
 
 
-def test_a_list_in_another_checkout_fills_a_layer_that_the_program_needs_no_compiler_with(
-    repository: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_a_list_in_another_checkout_fills_a_layer_that_the_program_needs_no_compiler_with(repository: Path, cache: Path,
+                                                                                          tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     repository.rename(moved)
     shutil.rmtree(cache)
@@ -414,9 +406,8 @@ def outputs(running: list[Any]) -> list[str]:
     return [process.communicate(120)[0] for process in running]
 
 
-def test_an_extension_is_built_once_in_a_job_and_the_nodes_without_it_get_its_bytes(
-    name: str, source: Path, tmp_path: Path, compiled: Path
-) -> None:
+def test_an_extension_is_built_once_in_a_job_and_the_nodes_without_it_get_its_bytes(name: str, source: Path, tmp_path: Path,
+                                                                                    compiled: Path) -> None:
     job = ranks(tmp_path, ["a", "a", "b", "b"])
     job[3] |= helpers.no_compiler(tmp_path)
     code = RANK.format(name=name, source=str(source))

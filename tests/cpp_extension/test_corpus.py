@@ -34,11 +34,9 @@ BY_NAME = {program.name: program for program in ALL}
 NAMES = [program.name for program in CPU][:: 1 if os.environ.get("OPJIT_TEST_CORPUS") == "all" else 5]
 Expected = dict[str, list[Outcome]]
 # Programs that may need torch/extension.h, as the reference has it.
-SLOW = {
-    "nn/module_linear", "nn/sequential",
-    "reductions/any_all", "reductions/dims", "signatures/const_ref", "signatures/items", "signatures/lists", "signatures/python_objects",
-    "signatures/returns", "signatures/scalars", "signatures/std_function", "views/indexing", "views/metadata", "views/split_cat",
-}
+SLOW = {"nn/module_linear", "nn/sequential", "reductions/any_all", "reductions/dims", "signatures/const_ref", "signatures/items",
+        "signatures/lists", "signatures/python_objects", "signatures/returns", "signatures/scalars", "signatures/std_function",
+        "views/indexing", "views/metadata", "views/split_cat"}
 
 
 def fast_module(program: Program) -> Any:

@@ -31,9 +31,8 @@ def load(path: str, *flags: str, name: str = "faults_extension") -> str:
 
 
 @pytest.mark.parametrize("lie", ["missing", "text"])
-def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
-) -> None:
+def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    lie: str) -> None:
     links = 'case " $* " in *" -shared "*) true;; *) false;; esac'
     fake = program(tmp_path / "bin" / "c++", f"#!/bin/sh\n'{shutil.which('c++')}' \"$@\"\ncode=$?\n"
                                              f"if {links}; then {OUTPUT}; {LIES[lie]}; code=0; fi\nexit $code\n")
@@ -44,9 +43,8 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
     assert helpers.entries(here) == []
 
 
-def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(here: Path, tmp_path: Path,
+                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_cxx(tmp_path / "source", EXTENSION)
     changes: list[tuple[Any, str, object]] = [
         (torch, "__version__", "2.13.0+cu124"), (torch, "__version__", "2.13.0+cu121"), (torch, "__version__", "2.13.1"),
@@ -106,17 +104,11 @@ def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypat
 
 def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
     one = described(write_cxx(tmp_path / "source", EXTENSION), "-DVALUE=1")
-    changed = {
-        "name": replace(one, name="another"),
-        "sources": replace(one, sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
-        "inline": replace(one, inline={"cpp_sources": ["0" * 64]}),
-        "flags": replace(one, flags={**one.flags, "c": ["-DVALUE=2"]}),
-        "archs": replace(one, archs="9.0"),
-        "inputs": replace(one, inputs={**one.inputs, "plain.cpp": "0" * 64}),
-        "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
-        "light": replace(one, light="0"),
-        "stable": replace(one, stable="2.10"),
-    }
+    changed = {"name": replace(one, name="another"), "sources": replace(one, sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
+               "inline": replace(one, inline={"cpp_sources": ["0" * 64]}), "flags": replace(one, flags={**one.flags, "c": ["-DVALUE=2"]}),
+               "archs": replace(one, archs="9.0"), "inputs": replace(one, inputs={**one.inputs, "plain.cpp": "0" * 64}),
+               "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}), "light": replace(one, light="0"),
+               "stable": replace(one, stable="2.10")}
     # The content of these is in other fields; `reason` is for people, and code and compilers decide `pybind11`.
     elsewhere = {"forced", "texts", "archives", "include", "light_toolchains", "reason", "pybind11"}
     assert changed.keys() == {each.name for each in fields(Extension)} - elsewhere

@@ -272,9 +272,8 @@ def test_a_layer_that_is_no_cache_is_a_warning(cache: Path, monkeypatch: pytest.
     assert only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
 
 
-def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
-    own_folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(own_folders: Path,
+                                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(checks.remote()) == []
     monkeypatch.setattr(remote, "_IN_ALL", 5.0)
     remotes.forget(monkeypatch)

@@ -129,8 +129,7 @@ def hard(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def recode(make_op: MakeOp) -> Op:
-    return make_op("recode(Tensor x, ScalarType dtype) -> Tensor", RECODE,
-                   fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype))
+    return make_op("recode(Tensor x, ScalarType dtype) -> Tensor", RECODE, fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *FLOAT8])

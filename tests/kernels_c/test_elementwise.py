@@ -120,8 +120,7 @@ def test_more_elements_than_an_int_counts(name: str, dtype: torch.dtype) -> None
 def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, device: str) -> None:
     half = torch.tensor(0.5, dtype=dtype)
     above, below = (torch.nextafter(half, torch.tensor(to, dtype=dtype)).item() for to in (1.0, 0.0))
-    expected = {0.5: 0, above: 1, below: 0, 0.0: 0, 1.0: 1, 1.5: 1, 100.0: 1, -0.6: 0, -1.0: 0, -100.0: 0, math.inf: 1,
-                -math.inf: 0}
+    expected = {0.5: 0, above: 1, below: 0, 0.0: 0, 1.0: 1, 1.5: 1, 100.0: 1, -0.6: 0, -1.0: 0, -100.0: 0, math.inf: 1, -math.inf: 0}
     x = torch.tensor([*expected, math.nan, -math.nan], dtype=dtype, device=device)
     assert registry.find("round_ste")(x).tolist() == [*expected.values(), 0, 0]
 

@@ -79,13 +79,11 @@ def test_they_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
     assert opjit.build_library(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA).qualified, tmp_path, arch="sm_90").is_file()
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ("OPJIT_TRY(opjit_empty(out, 99, NULL, x->dtype, x));", "an output has 0 to 64 dimensions, not 99"),
-    ("float *sums; OPJIT_SCRATCH(sums, -1, x);", "scratch of -4 bytes"),
-    ("OPJIT_TRY(opjit_promote(OPJIT_FLOAT32, OPJIT_OTHER_DTYPE, &(opjit_dtype){OPJIT_BOOL}));", "dtype"),
-    ("OPJIT_TRY(helper(x));", "an output has 0 to 64 dimensions, not -1"),
-    ('OPJIT_FAIL("no");', "no"),
-])
+@pytest.mark.parametrize(("line",
+                          "says"), [("OPJIT_TRY(opjit_empty(out, 99, NULL, x->dtype, x));", "an output has 0 to 64 dimensions, not 99"),
+                                    ("float *sums; OPJIT_SCRATCH(sums, -1, x);", "scratch of -4 bytes"),
+                                    ("OPJIT_TRY(opjit_promote(OPJIT_FLOAT32, OPJIT_OTHER_DTYPE, &(opjit_dtype){OPJIT_BOOL}));", "dtype"),
+                                    ("OPJIT_TRY(helper(x));", "an output has 0 to 64 dimensions, not -1"), ('OPJIT_FAIL("no");', "no")])
 def test_an_error_of_opjits_own_function_has_the_line_of_the_call(make_op: MakeOp, line: str, says: str) -> None:
     op = make_op("failing(Tensor x) -> Tensor", f"""
 #include "opjit_elementwise.h"

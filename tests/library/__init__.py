@@ -1,5 +1,3 @@
 """Modules whose tests are not in the file of their name, and where these are:
-
 build: library/test_library.py library/test_declarations.py
-load: library/test_library.py
-"""
+load: library/test_library.py"""

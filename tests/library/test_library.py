@@ -263,9 +263,8 @@ def test_a_path_without_a_library_is_named(path: str, tmp_path: Path, monkeypatc
         opjit.load_library(path)
 
 
-def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(
-    declared: tuple[opjit.Op, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(declared: tuple[opjit.Op, Path], tmp_path: Path,
+                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     if targets.here(helpers.cpu()).host == "aarch64":
         pytest.skip("this machine is no x86-64")
     path = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v3")
@@ -282,9 +281,8 @@ def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(
     ("sm_90", [(9, 0)], True), ("sm_80", [(8, 6)], True), ("sm_86", [(8, 0)], False), ("sm_80", [(9, 0)], False),
     ("sm_90a", [(9, 0)], True), ("sm_100a", [(10, 3)], False), ("sm_100f", [(10, 3)], True),
     ("sm_80+sm_90", [(8, 9), (9, 0)], True), ("sm_90", [(8, 0), (9, 0)], False)])
-def test_a_cuda_library_fits_where_its_code_runs(
-    monkeypatch: pytest.MonkeyPatch, arch: str, gpus: list[tuple[int, int]], runs: bool
-) -> None:
+def test_a_cuda_library_fits_where_its_code_runs(monkeypatch: pytest.MonkeyPatch, arch: str, gpus: list[tuple[int, int]],
+                                                 runs: bool) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_capability", gpus.__getitem__)
     assert backends.for_device("cuda").runs(arch) is runs

@@ -1,7 +1,4 @@
 """Modules whose tests are not in the file of their name, and where these are:
-
-headers: recipe/test_key.py
+headers recipe: recipe/test_key.py
 nvcc_flags: recipe/test_flags.py
-recipe: recipe/test_key.py
-command_line: cpp_extension/test_extension_key.py shared_library/test_shared_library.py
-"""
+command_line: cpp_extension/test_extension_key.py shared_library/test_shared_library.py"""

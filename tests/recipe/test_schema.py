@@ -49,10 +49,8 @@ def test_every_return_type_has_its_c_type(returns: str, c_types: list[str]) -> N
 def test_a_schema_is_read_in_full() -> None:
     parsed = parse("optest::f(Tensor x, Tensor(a!)? y, *, int[]? n=None) -> (Tensor first, Tensor second)")
     assert (parsed.namespace, parsed.name, parsed.qualified) == ("optest", "f", "optest::f")
-    assert parsed.arguments == (
-        Argument("x", "Tensor"),
-        Argument("y", "Tensor", optional=True, writes=True),
-        Argument("n", "int", optional=True, list=True, keyword_only=True))
+    assert parsed.arguments == (Argument("x", "Tensor"), Argument("y", "Tensor", optional=True, writes=True),
+                                Argument("n", "int", optional=True, list=True, keyword_only=True))
     assert parsed.results == (Result("first", "Tensor"), Result("second", "Tensor"))
     assert parsed.mutates
 

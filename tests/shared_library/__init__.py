@@ -1,9 +1,4 @@
 """Modules whose tests are not in the file of their name, and where these are:
-
-binary: shared_library/test_shared_library.py
-compilation: shared_library/test_shared_library.py
-identity: shared_library/test_shared_library.py
+binary compilation identity recorded: shared_library/test_shared_library.py
 content: cpp_extension/test_extension_key.py shared_library/test_shared_library.py
-publication: cpp_extension/test_dropin.py shared_library/test_shared_library.py
-recorded: shared_library/test_shared_library.py
-"""
+publication: cpp_extension/test_dropin.py shared_library/test_shared_library.py"""

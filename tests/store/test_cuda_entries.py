@@ -24,9 +24,8 @@ def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entr
 
 @pytest.mark.slow
 @pytest.mark.nvcc
-def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(
-    cuda_once: tuple[Path, list[Entry]], here: Path
-) -> None:
+def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(cuda_once: tuple[Path, list[Entry]],
+                                                                                     here: Path) -> None:
     target = helpers.cuda_target("sm_90")
     entry = copy_cache(cuda_once[1][1], here)
     major = int(target.runtime.removeprefix("cuda"))

@@ -25,9 +25,8 @@ def copied(built_once: tuple[Path, Entry], here: Path) -> tuple[Path, Entry]:
 
 
 @as_root
-def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(op: Path, here: Path, tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     plain = files.write_synced
 
     def write(path: Path, content: bytes) -> None:
@@ -80,9 +79,8 @@ def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, here: Pat
 
 
 @pytest.mark.parametrize("how", ["damaged", "cleared", "pruned"])
-def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(
-    copied: tuple[Path, Entry], here: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: tuple[Path, Entry], here: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     op, entry = copied
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     code = helpers.declare(op) + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n" + (

@@ -94,9 +94,8 @@ DANGERS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("danger", DANGERS.values(), ids=DANGERS.keys())
-def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
-    op: Path, root: Path, danger: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(op: Path, root: Path, danger: Callable[[Path], None],
+                                                                            capfd: pytest.CaptureFixture[str]) -> None:
     danger(root)
     before = helpers.snapshot(root.parents[1])
     after = caught(op, root)
@@ -123,9 +122,8 @@ def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not
     assert helpers.snapshot(parts.parent) == before
 
 
-def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once(
-    op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once(op: Path, root: Path,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     root.parent.chmod(0o777)
     with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*OPJIT_CACHE"):
         assert Store(root).find(describe(op)) is None
@@ -205,9 +203,8 @@ def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_i
     assert helpers.entries(tmp_path / "open" / "new" / "cache") == []
 
 
-def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(tmp_path: Path,
+                                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     root, look = tmp_path / "outer" / "cache", files.swappable
 
     def overtaken(folder: Path, trusted_as: Path | None = None) -> str | None:

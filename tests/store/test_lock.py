@@ -93,9 +93,8 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
 # --- a holder that dies, stops or hangs ----------------------------------------------------------------------------------------------
 
 
-def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Path, here: Path, tmp_path: Path,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
     reached = tmp_path / "reached"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{reached}'; fi")))
@@ -159,9 +158,8 @@ def test_an_error_in_the_build_frees_the_lock() -> None:
 
 
 @pytest.mark.slow
-def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(op: Path, here: Path, tmp_path: Path,
+                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; sleep 1; fi")))
     code = helpers.declare(op) + "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nwarnings.simplefilter('error')\n" + GET

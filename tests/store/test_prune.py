@@ -360,9 +360,8 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
 @pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
-def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(
-    entry: Entry, op: Path, stopped: Callable[[str], zygote.Process], hook: str, remove: Callable[[], object]
-) -> None:
+def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(entry: Entry, op: Path, stopped: Callable[[str], zygote.Process], hook: str,
+                                                            remove: Callable[[], object]) -> None:
     child = stopped(helpers.declare(op) + STOP + hook + GET)
     remove()
     assert not entry.folder.exists()
@@ -372,9 +371,8 @@ def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(
 
 
 @pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
-def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(
-    entry: Entry, op: Path, stopped: Callable[[str], zygote.Process], remove: Callable[[], object]
-) -> None:
+def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(entry: Entry, op: Path, stopped: Callable[[str], zygote.Process],
+                                                                         remove: Callable[[], object]) -> None:
     shutil.rmtree(entry.folder.parents[1])
     hook = "from opjit.store import store\nplain = store._appear\ndef appear(*arguments):\n    store._appear = plain\n    stop()\n" \
            "    return plain(*arguments)\nstore._appear = appear\n"

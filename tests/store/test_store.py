@@ -175,9 +175,8 @@ def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(o
 
 
 @pytest.mark.parametrize("damage", FIELDS.values(), ids=FIELDS.keys())
-def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(
-    op: Path, copied: tuple[Path, Entry], damage: Callable[[Entry], None]
-) -> None:
+def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(op: Path, copied: tuple[Path, Entry],
+                                                                 damage: Callable[[Entry], None]) -> None:
     recipe, store = describe(op), Store(copied[0])
     assert store.find(recipe) == copied[1]
     damage(copied[1])
@@ -200,9 +199,8 @@ def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any],
 
 
 @as_root
-def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(
-    op: Path, copied: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(op: Path, copied: tuple[Path, Entry],
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     entry, target = copied[1], targets.here(helpers.cpu())
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)  # a real switch would need a Python that others can run
     assert verify(entry.folder, target)[0] == entry
@@ -435,11 +433,8 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
         "if os.fork() == 0: sys.exit()\n"
         "os.wait()\nprint(private())\n"
     )
-    done = fresh(
-        code,
-        {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")},
-        flags=("-X", "dev", "-W", "ignore::DeprecationWarning"),
-    )
+    done = fresh(code, {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")},
+                 flags=("-X", "dev", "-W", "ignore::DeprecationWarning"))
     assert done.stdout == "0 0\n1\n"
     assert [path.name for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(f"opjit-{os.geteuid()}")] == []
     assert "Implicitly cleaning up" not in done.stderr
@@ -447,9 +442,8 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
 
 @pytest.mark.parametrize("odd", ["with a space/quo'te/dol$lar$HOME/back\\slash/smörgås-日本/per%cent {brace}/ha#sh/-dash/~tilde",
                                  'dou"ble/co:lon/pi|pe/equal=s/semi;colon&and/ edge '])
-def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(
-    tmp_path: Path, odd: str, built_once: tuple[Path, Entry]
-) -> None:
+def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(tmp_path: Path, odd: str,
+                                                                           built_once: tuple[Path, Entry]) -> None:
     cache, op = tmp_path / odd / "cache", write_op(tmp_path / odd / "plus")
     first = caught(op, cache)
     assert first.warnings == []

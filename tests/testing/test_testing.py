@@ -43,9 +43,8 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, after: str = "",
-             fake: Callable[..., Any] = _fake, backward: Callable[..., Any] | None = None,
-             change: Callable[[Op], object] = lambda op: None) -> Op:
+def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, after: str = "", fake: Callable[..., Any] = _fake,
+             backward: Callable[..., Any] | None = None, change: Callable[[Op], object] = lambda op: None) -> Op:
     op = make_op("negated(Tensor x) -> Tensor", NEGATED.format(before=before, value=value, after=after), fake=fake)
     op.reference(torch.neg)
 

@@ -166,8 +166,7 @@ def _all_operators() -> frozenset[str]:
 
 def _factories(words: frozenset[str], made_by_torch: bool) -> str:
     """Cut the functions of torch:: that make tensors to those that a program names. Their header brings Variable for one function."""
-    text = _filtered(_FACTORIES, lambda one: not _OPERATOR.fullmatch(one) and (one != _VALUES or "tensor" in words)
-                     and one != _VARIABLE)
+    text = _filtered(_FACTORIES, lambda one: not _OPERATOR.fullmatch(one) and (one != _VALUES or "tensor" in words) and one != _VARIABLE)
     text = _FACTORY.sub(lambda found: found[0] if found[1] in words else "", text)
     if made_by_torch:
         return text
