@@ -29,7 +29,7 @@ def declare_all() -> None:
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
     registry.declare_bundled(request.ready_for_call)
-    registry.watch_torch_ops()
+    torch._ops._OpNamespace.__getattr__ = registry.get_or_search  # type: ignore[method-assign]
 
 
 def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops.OpOverload:

@@ -62,6 +62,7 @@ def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
 def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ctypes.CDLL:
     """Map an entry's library, without registering it. `before` are paths of shared libraries that it needs; the dynamic loader finds a
     loaded one by its soname. Raises Gone if it was removed, LoadError if the dynamic loader rejected it."""
+    global _interrupts
     path = str(entry.library)
     try:
         for each in before:
@@ -73,19 +74,13 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
             getattr(library, name).restype = ctypes.c_int
         for name in ("opjit_prepare", "opjit_redirect"):
             getattr(library, name).restype = None
-        _share_interrupts(library)
+        share = library.opjit_share_interrupts
+        share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
+        with _sharing:
+            _interrupts = share(_interrupts)  # counted in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h
     except (OSError, AttributeError) as error:
         raise LoadError(f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}") from None
     return library
-
-
-def _share_interrupts(library: ctypes.CDLL) -> None:
-    """Have every library count interrupts in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h."""
-    global _interrupts
-    share = library.opjit_share_interrupts
-    share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
-    with _sharing:
-        _interrupts = share(_interrupts)
 
 
 @contextmanager

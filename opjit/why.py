@@ -199,8 +199,9 @@ def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sour
         before, now = {**tools, **before}, {**wanted_tools, **now}
     if before.pop("glue", None) != now.pop("glue", None):
         found.append(Difference("opjit", "the glue's template changed"))
-    found += [Difference(_NAMES.get(name, name), _changed_value(before.get(name), now.get(name)))
-              for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    for name in sorted({*before, *now}):
+        then_and_now = ["none" if value in (None, "") else str(value)[:200] for value in (now.get(name), before.get(name))]
+        found += [Difference(_NAMES.get(name, name), f"{', '.join(then_and_now)} before")] if before.get(name) != now.get(name) else []
     order = {what: place for place, what in enumerate(_LIKELY)}
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
 
@@ -224,10 +225,6 @@ def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:
             yield Difference(what, f"{flag} {verb}")
     if then != now and not gone and not new:
         yield Difference(what, f"the same in a different order: {' '.join(now)}")
-
-
-def _changed_value(before: object, now: object) -> str:
-    return ", ".join("none" if value in (None, "") else str(value)[:200] for value in (now, before)) + " before"
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import opjit.cpp_extension.recorded as recorded_calls  # not "from": that asks the package, which asks torch
 from opjit import backends, batch, files, resources
@@ -156,7 +156,11 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
     if schema.qualified != recorded.op:
         raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")
     if recorded.code is not None:
-        return _inline_op(recorded, recorded.code), False
+        from opjit.live import inline
+
+        flags = [recorded.flags[kind] for kind in oplist.FLAGS]
+        return inline.make(recorded.schema, dict(recorded.code), None, None, "opjit.ahead.plan", "a recorded list",
+                           f"{recorded.op} (inline code)", flags), False
     try:
         op = registry.declared(recorded.op) if schema.namespace in absent else registry.find(recorded.op)
     except UnknownOp:
@@ -165,24 +169,13 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
     return (_op_in_folder(recorded), False) if op is None else (op, True)
 
 
-def _inline_op(recorded: RecordedOp, code: dict[str, str]) -> Op:
-    from opjit.live import inline
-
-    return inline.make(recorded.schema, dict(code), None, None, "opjit.ahead.plan", "a recorded list", f"{recorded.op} (inline code)",
-                       [recorded.flags[kind] for kind in oplist.FLAGS])
-
-
 def _op_in_folder(recorded: RecordedOp) -> Op:
     folder, flags = Path(recorded.folder or ""), recorded.flags
     if not folder.is_absolute() or not folder.is_dir():
         raise RecordError(f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
                           f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
     extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS)) if any(flags.values()) else None
-    return Op(recorded.schema, _never_called, folder, extra, tags=recorded.tags or ())
-
-
-def _never_called(*args: Any, **kwargs: Any) -> None:
-    """Stands for the fake kernel: torch never sees this op."""
+    return Op(recorded.schema, lambda *args, **kwargs: None, folder, extra, tags=recorded.tags or ())  # torch never sees this op
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:

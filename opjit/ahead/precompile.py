@@ -132,8 +132,11 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
         else:
             _build_missing(plan, jobs, report, stream, write)
     finally:
-        if plan.shared:
-            _make_readable(plan.store)
+        for item in inventory.scan(plan.store) if plan.shared else ():  # opjit makes folders that only their owner can read
+            try:
+                files.let_read(item.folder, plan.store.base)
+            except OSError as error:
+                warnings.warn(CacheWarning(f"others may not be able to read {item.folder}: {error}"), stacklevel=3)
     if plan.recorded is not None and not report.failed:
         sets.mark(plan.store, plan.recorded, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
@@ -144,15 +147,6 @@ def _share(plan: Plan, report: Report) -> None:
     tasks = distributed.share(plan.wanted, plan.store, ahead=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
         _add(wanted, task.origin == "built", task.error, report)
-
-
-def _make_readable(store: Store) -> None:
-    """Open the store to all users of the image or the shared folder: opjit makes folders that only their owner can read."""
-    for item in inventory.scan(store):
-        try:
-            files.let_read(item.folder, store.base)
-        except OSError as error:
-            warnings.warn(CacheWarning(f"others may not be able to read {item.folder}: {error}"), stacklevel=4)
 
 
 def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO | None, write: Callable[[str], object]) -> None:
@@ -172,7 +166,10 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
             running = {pool.submit(_build_one, number, wanted, plan.store, display): wanted for number, wanted in enumerate(missing)}
             for done in as_completed(running):
                 _add(running[done], *done.result(), report)
-    _warn_again(seen)
+    found = {(each.category, str(each.message), each.filename, each.lineno): each for each in seen
+             if issubclass(each.category, (CacheWarning, CompileWarning))}  # a build for another arch has the same ones
+    for each in found.values():
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> tuple[bool, OpjitError | None]:
@@ -195,14 +192,6 @@ def _add(wanted: Wanted, built: bool, error: OpjitError | None, report: Report) 
         report.failed.append((str(wanted), error))
     else:
         (report.built if built else report.there).append(wanted)
-
-
-def _warn_again(seen: Iterable[warnings.WarningMessage]) -> None:
-    """Give the warnings of caches and compilers, each once: a build for another arch has the same ones."""
-    found = {(each.category, str(each.message), each.filename, each.lineno): each for each in seen
-             if issubclass(each.category, (CacheWarning, CompileWarning))}
-    for each in found.values():
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:

@@ -69,7 +69,11 @@ class OpjitMagics(Magics):
             op = _declare(make(), options["arch"])
             self._names[op.schema.name] = op
             if options["test"]:
-                self._test(make, options)
+                from opjit.author import cells
+
+                reference = self._function("--reference", options["reference"])
+                for text in cells.check(make, reference, *self._arguments(options["test"])):
+                    print(text, end="", flush=True)  # as it comes
             if options["bench"]:
                 self._bench(op, options)
         except OpjitError as error:
@@ -91,13 +95,6 @@ class OpjitMagics(Magics):
         flags = [shlex.split(options[name] or "") for name in _FLAGS]
         module = self._names.get("__name__", "__main__")
         return partial(inline.make, schema, sources, like, fake, module, "a notebook's cell", "cell", flags)
-
-    def _test(self, make: Callable[[], Op], options: Mapping[str, Any]) -> None:
-        """Print the table of checks, as it comes."""
-        from opjit.author import cells
-
-        for line in cells.check(make, self._function("--reference", options["reference"]), *self._arguments(options["test"])):
-            print(line, end="", flush=True)
 
     def _bench(self, op: Op, options: Mapping[str, Any]) -> None:
         """Time calls, and the same calls of a reference, and show a table of medians."""

@@ -55,7 +55,10 @@ def kept(base: Path, content: object, needed: Collection[str], make: Callable[[P
         staged.mkdir(mode=0o700)
         try:
             make(staged)
-            _list(staged)
+            for path in (parts := sorted(staged.iterdir())):
+                path.chmod(0o644)
+                files.sync(path)
+            files.write_synced(staged / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
             files.put_in_place(staged, place, aside, lambda other: _is_whole(other, needed))
         finally:
             files.remove_tree(staged)
@@ -111,15 +114,6 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
         _stub(compiler, library.soname, sorted(names), work)
         made.append(Shared(library.soname, str(work / library.soname)))
     return tuple(made)
-
-
-def _list(work: Path) -> None:
-    """Write the list of the parts in a folder, with their digests."""
-    parts = sorted(work.iterdir())
-    for path in parts:
-        path.chmod(0o644)
-        files.sync(path)
-    files.write_synced(work / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
 
 
 def run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:

@@ -142,7 +142,10 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
     names = _names({**variables, "_run_ninja_build": run_ninja}, set_now)
     builder.torch_call.names = names
     public = vars(_imported() or SimpleNamespace())
-    _lead(public)
+    for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):  # which torch's load and load_inline go on to
+        theirs = public.get(name)
+        if theirs is not None and theirs.__module__ != __name__:
+            public[name] = _led(name, theirs)
     try:
         public.get(function, names[function])(**arguments)
         if not output:  # the program's function did not go on to torch's
@@ -181,15 +184,8 @@ def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[st
     return names
 
 
-def _lead(public: dict[str, Any]) -> None:
-    """Let the load and load_inline of torch's module, in a thread that builds, go on to that build's functions."""
-    for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):
-        theirs = public.get(name)
-        if theirs is not None and theirs.__module__ != __name__:
-            public[name] = _led(name, theirs)
-
-
 def _led(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that goes on to that of the thread's build, if it builds."""
     return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](*args, **named)
 
 

@@ -102,12 +102,8 @@ def _path() -> list[str]:
     return [path for path in os.environ.get("OPJIT_PATH", "").split(os.pathsep) if path]
 
 
-def watch_torch_ops() -> None:
-    """When torch.ops has no op of a name, search for it."""
-    torch._ops._OpNamespace.__getattr__ = _get_or_search  # type: ignore[method-assign]
-
-
-def _get_or_search(namespace: Any, name: str) -> Any:
+def get_or_search(namespace: Any, name: str) -> Any:
+    """Return an attribute of a namespace of torch.ops, which asks for the ops that it does not have: search for the op, once."""
     try:
         return _get(namespace, name)
     except AttributeError:

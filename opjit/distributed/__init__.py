@@ -17,8 +17,8 @@ import torch
 
 from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
-from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
+from opjit.cpp_extension.binary import of_call  # a module of the package would ask the package, which asks torch
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import registry
 from opjit.distributed import ranks
@@ -106,7 +106,7 @@ def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> An
 def _load(call: LoadCall | InlineCall) -> Any:
     store = Store(default_root())
     try:
-        wanted = binary.of_call(call, store.notes)
+        wanted = of_call(call, store.notes)
     except Unsupported:
         return cpp_extension.load_by_torch(call)
     [task] = share([wanted], store)

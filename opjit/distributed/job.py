@@ -164,13 +164,12 @@ class Job:
         """Keep rank 0, the store's host, from exiting while others need the store."""
         end = time.monotonic() + HOST_TIMEOUT
         with suppress(StoreLost), progress.status("waiting for the ranks that still need rank 0's store"):
-            while self._others_need_store() and time.monotonic() < end:
+            while (now := time.monotonic()) < end:
+                left, arrived = self.jobstore.add("left", 0), self.jobstore.add("arrived", 0)
+                late = arrived < self.rank.size and not self.rank.one_node and now - self.started < ARRIVAL_TIMEOUT
+                if left >= arrived and not late:
+                    return
                 time.sleep(max(0.05, self.poll_interval))
-
-    def _others_need_store(self) -> bool:
-        left, arrived = self.jobstore.add("left", 0), self.jobstore.add("arrived", 0)
-        late = arrived < self.rank.size and not self.rank.one_node and time.monotonic() - self.started < ARRIVAL_TIMEOUT
-        return left < arrived or late
 
     def _claim(self, task: RankTask) -> bool:
         """Claim an entry, unless its claim is no longer the one that this rank last read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opjit.errors import OpjitError
 
@@ -33,9 +33,10 @@ class Rank(NamedTuple):
 def current() -> Rank | None:
     """Return this process's rank; None if it is not part of a job. An existing process group comes first, then the variables of torchrun,
     Open MPI, other MPIs and Slurm's srun. Raises OpjitError if a variable makes no sense."""
-    group = _group()
-    pair = group or _pair("RANK", "WORLD_SIZE") or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") \
-        or _pair("PMI_RANK", "PMI_SIZE") or _slurm()
+    distributed: Any = sys.modules.get("torch.distributed")
+    in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    pair = (distributed.get_rank(), distributed.get_world_size()) if in_group else _pair("RANK", "WORLD_SIZE") \
+        or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") or _pair("PMI_RANK", "PMI_SIZE") or _slurm()
     if pair is None:
         return None
     number, size = pair
@@ -45,15 +46,7 @@ def current() -> Rank | None:
     local_size = _first("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     one_node = local_size == size if local_size is not None else _number("SLURM_STEP_NUM_NODES") == 1
     return Rank(number, size, local in (0, None), one_node or size == 1, _address(),
-                os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", _number("TORCHELASTIC_RESTART_COUNT") or 0,
-                group is not None)
-
-
-def _group() -> tuple[int, int] | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
+                os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", _number("TORCHELASTIC_RESTART_COUNT") or 0, in_group)
 
 
 def _pair(rank: str, size: str) -> tuple[int, int] | None:

@@ -47,7 +47,8 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         elif _TIED.fullmatch(flag):
             raise refuse(flag, "it would tie the binary to one version of torch or Python; opjit.h has what an op needs of torch")
         elif _NAMED.fullmatch(flag):
-            link.append(_in_folders(flag[2:], searched.values()) or flag)
+            paths = (os.path.join(place, f"lib{flag[2:]}{suffix}") for place in searched.values() for suffix in (".so", ".a"))
+            link.append(next(filter(os.path.isfile, paths), flag))  # as a linker: in each folder the shared one first
         elif _OBJECT.fullmatch(flag) and os.path.isfile(path):
             link.append(path)
         elif _OBJECT.fullmatch(flag):
@@ -84,12 +85,6 @@ def require_plain(op: str, flags: Flags) -> None:
         if _LTO.search(Path(path).read_bytes()):
             raise DeclarationError(f"{op} links with {path}, which holds code for link-time optimisation; compile that with -fno-lto, or "
                                    f"take the code out: objcopy -R '.gnu.lto_*' {path}")
-
-
-def _in_folders(name: str, folders: Iterable[str]) -> str | None:
-    """Find a library as a linker does: in each folder the shared one first."""
-    paths = (os.path.join(folder, f"lib{name}{suffix}") for folder in folders for suffix in (".so", ".a"))
-    return next(filter(os.path.isfile, paths), None)
 
 
 def for_cuda(flags: Flags, runtime: str) -> Flags:

@@ -148,7 +148,13 @@ def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_lea
 def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
     `read`, and EntryError if an entry is not trusted or not the requested one."""
-    for key in _keys(wanted, read):
+    def keys() -> Iterator[str]:
+        yield from wanted.keys
+        if wanted.pointer is not None:
+            with suppress(FileNotFoundError):
+                yield from pointed(read(f"{wanted.folder}/{wanted.pointer}", _POINTER_BYTES))
+
+    for key in keys():
         try:
             content = read(f"{wanted.folder}/{key}.opjit", MAX_BYTES)
         except FileNotFoundError:
@@ -158,14 +164,6 @@ def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] |
         if wanted.fits(key, manifest.document):
             return key, found
     return None
-
-
-def _keys(wanted: Query, read: _Read) -> Iterator[str]:
-    """Yield the known keys, then those in the pointer."""
-    yield from wanted.keys
-    if wanted.pointer is not None:
-        with suppress(FileNotFoundError):
-            yield from pointed(read(f"{wanted.folder}/{wanted.pointer}", _POINTER_BYTES))
 
 
 def pointed(content: bytes) -> list[str]:
