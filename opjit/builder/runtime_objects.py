@@ -25,6 +25,8 @@ from opjit.errors import BuildError, EntryError, UntrustedFolder
 from opjit.recipe import headers
 from opjit.recipe.recipe import RUNTIME
 from opjit.recipe.toolchain import Compiler
+from opjit.store import layers
+from opjit.store.store import Store
 
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
 _LIST = "parts.json"
@@ -44,8 +46,12 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
 
 def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
-    ones. Raises UntrustedFolder if others can write the store's folder of parts."""
-    place = base / "parts" / hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    ones; a layer may have them. Raises UntrustedFolder if others can write the store's folder of parts."""
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    for shared in (Store(root).base / "parts" / key for root in layers.named()):
+        if files.distrusted(shared.parent) is None and _is_whole(shared, needed):
+            return shared
+    place = base / "parts" / key
     files.make_private(place.parent)
     problem = files.distrusted(place.parent)
     if problem is not None:  # others could exchange the parts between their check and the link

@@ -22,11 +22,11 @@ from opjit.builder import glue
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import launch, referee, screen
-from opjit.judge.burst import Burst, changed
+from opjit.judge.burst import Burst, changed, storages
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.wire import described
 from opjit.testing.compare import Tolerance
-from opjit.testing.samples import replica, storage_bytes
+from opjit.testing.samples import replica
 
 _ROUNDS = 7  # bursts, the one to warm up included
 _CALLS = 32  # of a burst
@@ -107,7 +107,7 @@ class Bench:
         found: dict[str, Any] = {"seconds": [], "references": []}
         for number, (run, reference, burst) in enumerate(zip(self.runs, self.references, self.bursts, strict=True)):
             fresh = [call.values for call in self._calls(message["seed"] + 1 + number)]  # no kernel has seen these
-            for own, new in _storages(run.inputs, fresh):
+            for own, new in storages(run.inputs, fresh):
                 own.copy_(new)
             run.results.clear()
             for name, each in (("references", reference), ("seconds", burst)):
@@ -174,7 +174,7 @@ class Bench:
 
     def _beside(self, run: _Run, samples: list[Sample]) -> torch.Tensor:
         """Whether calls wrote to their inputs, or beside their results."""
-        pairs = [] if self.task.mutates else _storages(run.inputs, [sample.values for sample in samples])
+        pairs = [] if self.task.mutates else storages(run.inputs, [sample.values for sample in samples])
         return torch.stack([run.results.overrun(), *(_differ(own, new, _EXACT) for own, new in pairs)]).any()
 
     def _find_mistake(self, pairs: list[tuple[_Run, list[Sample], list[Tolerance]]]) -> None:
@@ -212,9 +212,3 @@ def _differ(one: torch.Tensor, other: torch.Tensor, within: Tolerance) -> torch.
     if any(within):
         return ((one - other).abs() <= within.atol + within.rtol * other.abs()).all().logical_not()
     return one.contiguous().flatten().view(torch.uint8).ne(other.contiguous().flatten().view(torch.uint8)).any()
-
-
-def _storages(inputs: list[Any], others: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The bytes of each storage of tensors, and those of its counterpart."""
-    pairs = zip(tensors_of(inputs), tensors_of(others), strict=True)
-    return [*{one.untyped_storage().data_ptr(): (storage_bytes(one), storage_bytes(other)) for one, other in pairs if one.numel()}.values()]

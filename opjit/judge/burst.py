@@ -94,7 +94,12 @@ def poison(results: Any, inputs: Any = ()) -> None:
                 storage_bytes(each)[first * size:(last + 1) * size].fill_(0xFF)
 
 
+def storages(values: Any, others: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The bytes of each storage of tensors, once, and those of its counterpart."""
+    pairs = zip(tensors_of(values), tensors_of(others), strict=True)
+    return [*{one.untyped_storage().data_ptr(): (storage_bytes(one), storage_bytes(other)) for one, other in pairs if one.numel()}.values()]
+
+
 def changed(before: Any, after: Any) -> bool:
     """Whether the bytes of tensors differ, or of what lies between their elements."""
-    pairs = zip(tensors_of(before), tensors_of(after), strict=True)
-    return not all(torch.equal(storage_bytes(one), storage_bytes(other).to(one.device)) for one, other in pairs)
+    return not all(torch.equal(one, other.to(one.device)) for one, other in storages(before, after))

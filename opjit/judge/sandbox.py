@@ -84,19 +84,36 @@ def no_writing(writable: Sequence[str] = ()) -> bool:
         os.close(ruleset)
 
 
+def can_have_own_processes(device: str) -> bool:
+    """Try `own_processes` in a child. CUDA reads /proc, which has to show the namespace."""
+    if (tried := os.fork()) == 0:
+        held = own_processes()
+        if held and (first := os.fork()) == 0:
+            os._exit(not own_proc() and device != "cpu")
+        os._exit(not held or os.waitpid(first, 0)[1])
+    return os.waitpid(tried, 0)[1] == 0
+
+
 def own_processes() -> bool:
     """Give the children that this process forks from now on a namespace of process ids: when the first one dies, all die."""
-    new_user, new_ids = 0x10000000, 0x20000000
+    new_user, new_ids, new_mounts = 0x10000000, 0x20000000, 0x20000
     libc, user, group = _libc(), os.geteuid(), os.getegid()
-    if libc.unshare(new_ids) == 0:
+    if libc.unshare(new_ids | new_mounts) == 0:
         return True
-    if libc.unshare(new_user | new_ids) != 0:
+    if libc.unshare(new_user | new_ids | new_mounts) != 0:
         return False
     with suppress(OSError):
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
     return True
+
+
+def own_proc() -> bool:
+    """In the first process of a namespace: have /proc show its processes, to all of them. Not every container lets it."""
+    private, unsafe = ctypes.c_ulong(0x44000), ctypes.c_ulong(0xE)  # recursive, and neither programs nor devices
+    libc = _libc()
+    return not (libc.mount(None, b"/", None, private, None) or libc.mount(b"proc", b"/proc", b"proc", unsafe, None))
 
 
 def few_processes(group: Path, most: int) -> None:

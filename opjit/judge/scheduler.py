@@ -26,6 +26,7 @@ import torch
 
 from opjit import files
 from opjit.builder import budget
+from opjit.cpp_extension import light
 from opjit.declare.sample import tensors_of
 from opjit.judge import launch, referee
 from opjit.judge.burst import Burst
@@ -33,6 +34,8 @@ from opjit.judge.task import ROUNDS, Expected, Task
 from opjit.judge.verdict import Verdict, Word
 from opjit.judge.wire import Channel, Untrusted, closing, content, described, saved, unpacked
 from opjit.measure import machine
+from opjit.recipe import toolchain
+from opjit.store.store import Store, default_root
 from opjit.testing.compare import import_all, tolerance
 
 _ROUNDS = 5  # timed bursts, unless they differ
@@ -143,6 +146,10 @@ class Judge:
             import_all()
             self.task = Task(self._where, self.device, self.seed, self._op)
             self._control.receive()
+            store = Store(default_root())
+            if self.task.op is None and (compiler := toolchain.find_cxx(store.notes)) is not None:
+                with suppress(OSError):
+                    light.compiled_binding(store.base, compiler)  # children have caches of their own, above this one
         except BaseException:
             self.close()
             raise

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from opjit import files
+from opjit.builder import torch_builder
 from opjit.errors import CompileError, DeclarationError, OpjitError
 from opjit.judge import child, sandbox, screen
 from opjit.judge.bench import Bench, Mistake
@@ -42,6 +43,8 @@ def main(control: Channel, scratch: Path) -> None:
     with suppress(EOFError):
         while True:
             message, ends = control.receive()
+            if message["many"]:
+                torch_builder.torchs()  # for all children
             if os.fork() == 0:
                 control.end.close()
                 leash, job = (Channel(socket.socket(fileno=end)) for end in ends)
@@ -62,7 +65,8 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         folder.mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
-        first = _first_process() if message["many"] and sandbox.own_processes() else 0
+        held = message["many"] and sandbox.can_have_own_processes(message["device"]) and sandbox.own_processes()
+        first = _first_process() if held else 0
 
         def run(_: object) -> None:
             leash.end.close()
@@ -90,11 +94,18 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
 
 def _first_process() -> int:
     """Fork the first process of a namespace, which only waits."""
+    reading, writing = os.pipe()
     found = os.fork()
     if found == 0:
         end_with_parent()
+        sandbox.own_proc()
+        os.close(writing)
+        os.close(reading)
         while True:
             signal.pause()
+    os.close(writing)
+    os.read(reading, 1)  # until it is ready
+    os.close(reading)
     return found
 
 

@@ -15,6 +15,7 @@ from opjit.backends.targets import Target
 from opjit.builder import runtime_objects
 from opjit.recipe import toolchain
 from opjit.store import elf
+from opjit.store.store import Store
 from tests import helpers
 from tests.helpers import fresh, write_op
 
@@ -95,3 +96,15 @@ def test_parts_that_others_can_write_are_not_linked(tmp_path: Path) -> None:
     os.chmod(folder / runtime_objects.OBJECTS[0], 0o666)
     (folder / runtime_objects.OBJECTS[0]).write_bytes(b"")
     assert (made(tmp_path) / runtime_objects.OBJECTS[0]).stat().st_size > 0
+
+
+def test_parts_of_a_layer_are_not_made_again_unless_they_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(folder: Path) -> None:
+        (folder / "part").write_text("part")
+
+    shared = runtime_objects.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
+    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
+    own = Store(tmp_path / "own").base
+    assert runtime_objects.kept(own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}")) == shared
+    (shared / "part").write_text("damaged")
+    assert runtime_objects.kept(own, "content", ("part",), make).parent == own / "parts"

@@ -380,7 +380,10 @@ def test_the_process_that_forks_has_one_thread_of_its_own_and_no_cuda_context(de
         judge.start()
         judge.lane()
         place = Path(f"/proc/{judge._zygote.pid}")
-        threads = [(task / "comm").read_text().strip() for task in place.glob("task/*")]
+        threads = []
+        for task in place.glob("task/*"):
+            with suppress(OSError):  # CUDA's driver ends one of its own
+                threads.append((task / "comm").read_text().strip())
         assert [name for name in threads if not name.startswith("cuda")] == [(place / "comm").read_text().strip()], threads
         assert not [each for each in place.glob("fd/*") if "uvm" in os.readlink(each)], "a context has it open"
     finally:
