@@ -82,6 +82,10 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
     typedef long long opjit_words_ __attribute__((vector_size(16)));
     const opjit_words_ bits = {value.bits, 0};
     return __builtin_ia32_vcvtph2ps((opjit_halfs_)bits)[0];
+#elif defined(__aarch64__) && !defined(__CUDACC__)
+    __fp16 half; /* its conversions are instructions, which loops have as vectors */
+    memcpy(&half, &value, sizeof half);
+    return half;
 #else
     uint32_t sign = (uint32_t)(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
     uint32_t bits;
@@ -121,6 +125,9 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     typedef long long opjit_words_ __attribute__((vector_size(16)));
     const opjit_floats_ number = {value, 0, 0, 0};
     result.bits = (uint16_t)((opjit_words_)__builtin_ia32_vcvtps2ph(number, 0))[0]; /* 0: to nearest, ties to even */
+#elif defined(__aarch64__) && !defined(__CUDACC__)
+    const __fp16 half = value;
+    memcpy(&result, &half, sizeof half);
 #else
     const uint32_t bits = opjit_bits_of_float(value); /* 65520 and more round to infinity */
     result.bits = (uint16_t)((bits >> 16 & 0x8000u) | opjit_narrowed(bits, 112, 13, 0x477ff000u, 0x7c00u, 0x7e00u));

@@ -122,6 +122,15 @@ KERNEL(add_bfloat16, floats, 8, BFLOAT16, add_floats)
 #ifdef __F16C__
 typedef VECTOR_OF(short, VECTOR / 2) halfs;
 #define FLOAT16(k_) __builtin_ia32_vcvtph2ps256(AT(halfs, k_))
+#elif defined(__aarch64__)
+typedef VECTOR_OF(short, VECTOR / 2) halfs;
+static floats from_float16(halfs from)
+{
+    floats result;
+    __asm__("fcvtl %0.4s, %1.4h" : "=w"(result) : "w"(from)); /* gcc 12 converts the elements of a vector one by one */
+    return result;
+}
+#define FLOAT16(k_) from_float16(AT(halfs, k_))
 #else
 static floats from_float16(const opjit_half *from)
 {

@@ -23,7 +23,7 @@ from opjit.recipe import toolchain
 from opjit.testing import sanitize
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
-from tests.helpers import BUNDLED, MakeOp, fresh
+from tests.helpers import BUNDLED, LEVELS, MakeOp, fresh
 from tests.tensors import COMPLEX, REAL
 
 HEADERS = resources.folder("kernels_c")
@@ -204,16 +204,16 @@ def test_the_prototypes_are_torchs() -> None:
 OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
 
 
-@pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("arch", LEVELS)
 @pytest.mark.usefixtures("everything", "double", "increment", "parts")
-def test_every_c_op_is_strict_c11(march: str, tmp_path: Path) -> None:
-    if os.uname().machine != "x86_64":
-        pytest.skip("x86-64 levels")
+def test_every_c_op_is_strict_c11(arch: str, tmp_path: Path) -> None:
+    backend = backends.for_device("cpu")
+    march = next(flag for flag in backend.flags(arch, "").c if flag.startswith("-march="))
     for op in map(registry.find, [*BUNDLED, *OWN]):
-        path = op.source(backends.for_device("cpu"))
-        for name, text in glue.render(op.schema, backends.for_device("cpu"), path.name).items():
+        path = op.source(backend)
+        for name, text in glue.render(op.schema, backend, path.name).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
-        _compile(CC, "-std=c11", *STRICT, f"-march={march}", "-O3", "-S", "-o", os.devnull, "-fexceptions", "-fvisibility=hidden",
+        _compile(CC, "-std=c11", *STRICT, march, "-O3", "-S", "-o", os.devnull, "-fexceptions", "-fvisibility=hidden",
                  *(f"-I{folder}" for folder in (path.parent, tmp_path, HEADERS)), str(tmp_path / "opjit_glue.c"))
 
 

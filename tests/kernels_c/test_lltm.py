@@ -22,7 +22,6 @@ from tests.tensors import COMPILES, DEVICES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "05_lltm"
 FLOATING = [torch.float32, torch.float64]
-LEVELS = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
 Tensor = torch.Tensor
 
 
@@ -267,10 +266,10 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", LEVELS)
+@pytest.mark.parametrize("arch", helpers.LEVELS)
 def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     cpu = backends.for_device("cpu")
-    if not cpu.takes(arch) or targets.here(cpu).arch not in LEVELS[LEVELS.index(arch):]:
+    if not cpu.takes(arch) or targets.here(cpu).arch not in helpers.LEVELS[helpers.LEVELS.index(arch):]:
         pytest.skip(f"this CPU is no {arch}")
     helpers.fresh("""
         import torch
