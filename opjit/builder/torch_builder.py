@@ -131,7 +131,7 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
     Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `around` is a block around
     ninja's run, to which it may give another build.ninja. Raises NinjaFailed if a tool failed, OSError if the disk is full."""
     work, output = Path(arguments["build_directory"]), list[str]()
-    path = f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}"
+    path = os.pathsep.join(filter(None, (os.environ.get("PATH"), ninja)))  # last: the folder may have another compiler, too
     changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}
     set_now = {name: value for name, value in changed.items() if value is not None}
 

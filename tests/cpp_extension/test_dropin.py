@@ -168,6 +168,17 @@ def test_each_content_is_a_module_of_its_own_also_beside_torchs_of_a_hidden_head
     assert [(each.__name__, each.own, each.__package__, each.__spec__.name) for each in modules] == [(name, name, "", name)] * 4
 
 
+def test_ninjas_folder_comes_after_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have another compiler than the one that enters the key, as /usr/bin has."""
+    for tool in ("ninja", "c++"):
+        (tmp_path / tool).mkdir()
+        (tmp_path / tool / tool).symlink_to(str(shutil.which(tool)))
+    program(tmp_path / "ninja" / "c++", "#!/bin/sh\nexit 1\n")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'c++'}:{tmp_path / 'ninja'}:{os.environ['PATH']}")
+    assert value(opjit.load(name, plain(tmp_path), extra_cflags=["-DVALUE=1"], is_python_module=False)) == 1
+
+
 @pytest.mark.parametrize("first", ["opjit", "cpp_extension"])
 def test_a_second_version_that_would_end_the_process_is_an_error_whoever_loaded_the_first(name: str, tmp_path: Path, first: str) -> None:
     """The libraries stand for those with a TORCH_LIBRARY: the second in a process throws in a static initialiser."""
