@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar, cast
 
 from opjit import files
 from opjit.cache import origin
@@ -218,8 +219,10 @@ def pack(path: str | os.PathLike[str], *, sign: str | os.PathLike[str] | None = 
                 raise RemoteError("\n".join([f"{default_root()} has no entry to pack; `opjit precompile` builds some", *report.problems]))
             with tarfile.open(staged, "x") as archive:
                 for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
-                    archive.add(file, file.relative_to(folder).as_posix(), filter=lambda member: member.replace(
-                        mtime=0, mode=0o644, uid=0, gid=0, uname="", gname="", deep=False))
+                    member = tarfile.TarInfo(file.relative_to(folder).as_posix())  # of nobody, and of no date
+                    member.size = file.stat().st_size
+                    with file.open("rb") as content:
+                        archive.addfile(member, content)
         files.sync(staged)
         os.replace(staged, place)
     except OSError as error:
@@ -257,7 +260,10 @@ def _extract(pack: Path, folder: str) -> None:
             for member in archive:
                 plain = member.type == tarfile.REGTYPE and not member.issparse() and 0 <= member.size <= remote.MAX_BYTES
                 if plain and _OBJECT.fullmatch(member.name):
-                    archive.extract(member, folder, filter="data")
+                    place = Path(folder, member.name)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    with place.open("wb") as to:  # extract() has no safe filter before Python 3.11.4
+                        shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), to)
                 elif not member.isdir():
                     raise EntryError(f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name")
         if os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END:  # tarfile takes a damaged header for the end
