@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, reason in reasons.items():
             if not chosen.has[name] and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+        if EMULATED and (mark := item.get_closest_marker("no_qemu")):
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
 
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:

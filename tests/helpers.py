@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import grp
 import os
+import platform
 import pty
 import pwd
 import re
@@ -29,6 +30,7 @@ from click.testing import CliRunner, Result
 import opjit
 from opjit import backends, cache, files, resources
 from opjit.backends import Backend, targets
+from opjit.backends.cpu import machine_of
 from opjit.backends.targets import Target
 from opjit.builder import build
 from opjit.cli import main
@@ -51,6 +53,9 @@ DAY = 86400.0
 TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
 SOMEBODY = 12345  # a user id that nobody has
 EMULATED = "QEMU_LD_PREFIX" in os.environ  # by .ci/aarch64: the tools that the compilers run are another machine's
+CPU_ARCHS = [*backends.for_device("cpu").archs()][::-1]  # lowest first
+LEVELS = [arch for arch in CPU_ARCHS if machine_of(arch) == platform.machine()]  # this machine's kind; it runs two at least
+FOREIGN = next(arch for arch in CPU_ARCHS if arch not in LEVELS)
 UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\
@@ -457,6 +462,7 @@ def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
     return found
 
 
+no_exec = pytest.mark.no_qemu("qemu reads code, so a filesystem without execution does not stop it")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
 
 

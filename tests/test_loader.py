@@ -96,6 +96,7 @@ def test_each_of_many_libraries_is_opened_though_their_descriptors_have_one_numb
 
 
 @as_root
+@helpers.no_exec
 def test_an_op_in_a_noexec_cache_is_an_error_that_names_the_way_out(op: Path, here: Path) -> None:
     here.mkdir(mode=0o700)
     code = helpers.declare(op) + "try: opjit.get('keytest::plus', 'cpu')\nexcept opjit.errors.LoadError as error: print(error)\n"

@@ -147,6 +147,9 @@ class Tiers:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
         """Say last, before pytest's own last line, what was left out."""
         yield
+        for report in terminalreporter.stats.get("skipped", []):
+            if "no_qemu" in report.keywords:
+                terminalreporter.write_line(f"Not under qemu: {report.nodeid}: {report.longrepr[2]}")
         unmet = Counter(need for node, (_, need) in self.kinds.items() if node not in self.executed and not self.has.get(need, True))
         for need, count in unmet.items():
             gpu = "a GPU; python -m tests.gpu"

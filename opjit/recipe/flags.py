@@ -27,8 +27,8 @@ _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
      "a library linked with it flushes denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
      "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only"),
     (r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
-     "a binary must run on every machine of its arch, which is part of its key; build for a higher level with OPJIT_ARCH=x86-64-v4, or "
-     "give one function __attribute__((target(...))) and call it only if __builtin_cpu_supports says so"),
+     "a binary must run on every machine of its arch, which is part of its key; build for a higher level with OPJIT_ARCH=x86-64-v4 or "
+     "neoverse-v2, or give one function __attribute__((target(...))) and call it only if __builtin_cpu_supports says so"),
     (r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
      "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
     (r"-(I|isystem|iquote|idirafter).*|--include-path.*",

@@ -34,8 +34,7 @@ from tests.helpers import as_root, entries, fake_compiler, fresh, is_alive, tmpf
 
 pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
-ARCHS = ["x86-64-v2", "x86-64-v3"] if targets.here(helpers.cpu()).host != "aarch64" else ["armv8-a"]
-emulated = pytest.mark.skipif(helpers.EMULATED, reason="qemu does not pass on how a program of another machine ended, nor its session")
+ARCHS = helpers.LEVELS[:2]
 
 
 def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]:
@@ -279,7 +278,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pids
 
 
-@emulated
+@pytest.mark.no_qemu("qemu does not pass on how a program of another machine ended, nor its session")
 @pytest.mark.parametrize(("how", "whom"), [
     (signal.SIGKILL, "it"), (signal.SIGINT, "it"),
     (signal.SIGTERM, "its whole job"),  # as a job scheduler may

@@ -70,7 +70,7 @@ def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_
 
 
 def test_another_arch_source_or_compiler_is_named(listed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    other = "x86-64-v2" if ARCH != "x86-64-v2" else "x86-64-v3"
+    other = next(arch for arch in helpers.LEVELS if arch != ARCH)
     assert f"keytest::plus for cpu {other} was never built" in refused(listed, [other])
     with monkeypatch.context() as patch:
         told = 'if [ "$1" = -v ]; then echo "Target: t"; echo "gcc version 99"; exit; fi'

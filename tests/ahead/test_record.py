@@ -186,7 +186,7 @@ def test_the_flags_of_the_list_are_checked_like_those_of_a_declaration(tmp_path:
 def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> None:
     folder = write_op(tmp_path / "plus")
     (folder / "plus.cu").unlink()
-    listed = write_list(tmp_path / "ops.json", one(folder=str(folder)), one(folder=str(folder), arch="x86-64-v3"))
+    listed = write_list(tmp_path / "ops.json", one(folder=str(folder)), one(folder=str(folder), arch=helpers.LEVELS[-1]))
     plan = plan_recorded(listed, [ARCH, "sm_90"], None)
     assert ([wanted.target.arch for wanted in plan.wanted if isinstance(wanted, OpBinary)], plan.skipped) == ([ARCH], 1)
 

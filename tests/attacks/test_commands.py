@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from opjit.cli import main
-from tests.helpers import write_op
+from tests.helpers import LEVELS, write_op
 
 # The words after the folder, for each command with an OP or FOLDER.
 OF_FOLDERS = {"get": ("--device", "cpu"), "why": ("--device", "cpu"), "test": ("--only", "results"), "bench": (), "precompile": (),
-              "wheel": ("--arch", "x86-64-v3")}
+              "wheel": ("--arch", LEVELS[0])}
 OF_NAMES = {"cache clear": (), "cache push": ("--unsigned",), "cache pull": (), "cache pack": ()}  # the same word is a name there
 
 
@@ -48,4 +48,4 @@ def test_a_wheel_s_folder_may_be_named_without_a_slash_and_is_asked_for_all_the_
     folder = write_op(tmp_path / "plus", op_py="raise AssertionError('it was run')\n")
     folder.chmod(0o777)
     monkeypatch.chdir(tmp_path)
-    assert f"{folder} can be written by others" in CliRunner().invoke(main, ["wheel", "plus", "--arch", "x86-64-v3"]).output
+    assert f"{folder} can be written by others" in CliRunner().invoke(main, ["wheel", "plus", "--arch", LEVELS[0]]).output

@@ -15,15 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from opjit.author.new import new_op
-from opjit.backends.cpu import Cpu, machine_of
+from opjit.backends.cpu import Cpu
 from opjit.cli import main
 from opjit.recipe import toolchain
 from tests import helpers
-from tests.helpers import fresh, no_compiler
+from tests.helpers import LEVELS, fresh, no_compiler
 
 OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
-CPU = [arch for arch in Cpu().archs() if machine_of(arch) == platform.machine()]
-LEVEL = CPU[1]
+LEVEL = LEVELS[1]
 CALL = """
 import sys
 import torch
@@ -54,7 +53,7 @@ def refused(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def archs() -> list[str]:
-    return [*CPU, *(["sm_80", "sm_90"] if toolchain.find_nvcc(None) else [])]
+    return [*LEVELS, *(["sm_80", "sm_90"] if toolchain.find_nvcc(None) else [])]
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +123,14 @@ def test_an_installed_wheel_serves_without_a_compiler(installed: Path, tmp_path:
 
 
 def test_another_arch_and_a_changed_source_are_built_and_never_served_by_a_neighbour(installed: Path, tmp_path: Path) -> None:
-    shutil.rmtree(library(installed, "one", "x86-64-v2").parents[1])
-    changes: dict[str, str | None] = {"OPJIT_ARCH": "x86-64-v2"}
+    shutil.rmtree(library(installed, "one", LEVELS[0]).parents[1])
+    changes: dict[str, str | None] = {"OPJIT_ARCH": LEVELS[0]}
     _, *libraries = called(installed, tmp_path / "cache", changes)
     assert [path.startswith(str(installed)) for path in libraries] == [False, True]
-    assert [path.parts[-3] for path in map(Path, libraries)] == ["x86-64-v2"] * 2
+    assert [path.parts[-3] for path in map(Path, libraries)] == [LEVELS[0]] * 2
     # the neighbour's files under the wanted name are not what their manifest says
-    found = library(installed, "one", "x86-64-v3").parents[1]
-    shutil.copytree(found, found.with_name("x86-64-v2"))
+    found = library(installed, "one", LEVELS[1]).parents[1]
+    shutil.copytree(found, found.with_name(LEVELS[0]))
     source = installed / "wheeltest_ops" / "two" / "two.c"
     source.write_text(source.read_text().replace("factor *", "1 * factor *"))
     _, *libraries = called(installed, tmp_path / "cache", changes)

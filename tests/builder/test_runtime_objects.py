@@ -17,7 +17,7 @@ from opjit.recipe import toolchain
 from opjit.store import elf
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import fresh, write_op
+from tests.helpers import LEVELS, fresh, write_op
 
 pytestmark = pytest.mark.usefixtures("compiled")
 CALLS = "void aoti_torch_check(void); void opjit_test_absent(void);\nvoid call(void) { aoti_torch_check(); }\n"
@@ -29,7 +29,7 @@ def compiled(copied_parts: Callable[..., None], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(runtime_objects, "_make", copied_parts)
 
 
-def made(base: Path, arch: str = "x86-64-v3", backend: str = "cpu") -> Path:
+def made(base: Path, arch: str = LEVELS[1], backend: str = "cpu") -> Path:
     target = Target(backends.for_device(backend), arch)
     flags = target.backend.flags(target.arch, "cuda13" if backend == "cuda" else "")
     return runtime_objects.folder(base, toolchain.require_compiler(None), flags)

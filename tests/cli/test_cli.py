@@ -45,11 +45,11 @@ def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_pat
 
 
 def test_a_binary_that_goes_when_the_command_ends_is_built_once_and_is_a_failure(op: Path, tmp_path: Path, log: Path) -> None:
-    for words in (("--device", "cpu"), ("--arch", "x86-64-v2")):
+    for words in (("--device", "cpu"), ("--arch", helpers.LEVELS[0])):
         log.write_text("")
         done = helpers.command("get", op, *words, OPJIT_CACHE="/proc/x")
         assert (done.returncode, done.stdout, len(log.read_text().splitlines())) == (1, "", 1)
-        assert done.stderr.splitlines()[-1].startswith("Error: keytest::plus for cpu x86-64-v")
+        assert done.stderr.splitlines()[-1].startswith("Error: keytest::plus for cpu ")
         assert "no cache can keep it" in done.stderr.splitlines()[-1]
     done = helpers.command("get", op, "--device", "cpu", "--build-directory", tmp_path / "built", OPJIT_CACHE="/proc/x")
     assert (done.returncode, Path(done.stdout.strip()).is_file()) == (0, True)

@@ -89,6 +89,7 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
     assert described(path, with_cuda=True).base == bases[0]
 
 
+@pytest.mark.no_qemu("a cross compiler has no -march=native")
 def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_cxx(tmp_path / "source", EXTENSION)
     first = load(path, "-march=native")
@@ -126,6 +127,7 @@ def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process
 
 
 @as_root
+@helpers.no_exec
 def test_an_extension_in_a_noexec_cache_is_an_error_that_names_the_way_out(here: Path, tmp_path: Path) -> None:
     here.mkdir(mode=0o700)
     with tmpfs(here, "noexec"):

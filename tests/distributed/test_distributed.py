@@ -29,7 +29,7 @@ from opjit.store import bundle
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, describe
 from tests import helpers, zygote
-from tests.helpers import COMPILES, entries, fake_compiler, free_port, real_compiler
+from tests.helpers import COMPILES, LEVELS, entries, fake_compiler, free_port, real_compiler
 
 OP_PY = '''
 import torch
@@ -246,7 +246,7 @@ def test_ranks_may_want_different_ops(cluster: Cluster) -> None:
 
 def test_ranks_of_different_archs_have_entries_of_their_own(cluster: Cluster) -> None:
     """All on levels that every machine of the tests has."""
-    job = [each.rank(OPJIT_ARCH=arch) for each in cluster.nodes for arch in ("x86-64-v2", "x86-64-v3")]
+    job = [each.rank(OPJIT_ARCH=arch) for each in cluster.nodes for arch in LEVELS[:2]]
     results = cluster.run(job)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 4
     assert cluster.compiled() == 2
@@ -560,7 +560,7 @@ def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(clust
 
 def precompile(ops: Path, ranks: Sequence[Mapping[str, str | None]]) -> list[tuple[int | None, str, str]]:
     """Exit code, output and errors of the command on each rank."""
-    running = [helpers.started_command("precompile", ops, "--arch", "x86-64-v2,x86-64-v3", changes=each)
+    running = [helpers.started_command("precompile", ops, "--arch", ",".join(LEVELS[:2]), changes=each)
                for each in numbered(ranks, "", free_port())]
     said = [each.communicate() for each in running]
     return [(each.returncode, *texts) for each, texts in zip(running, said, strict=True)]

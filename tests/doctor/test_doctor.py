@@ -200,6 +200,7 @@ def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch:
 
 
 @as_root
+@helpers.no_exec
 def test_a_noexec_mount_is_a_problem_for_the_op(cache: Path) -> None:
     with tmpfs(cache, "size=200m,noexec"):
         found = only(checks.c_op(), PROBLEM)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 import opjit
 from opjit import backends
 from opjit.backends import cpu, cuda, targets
+from opjit.backends.cpu import machine_of
 from opjit.declare import registry
 from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
 from opjit.library import load
@@ -232,7 +235,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
                         "is a symbolic link"),
     "unknown backend": (lambda path: rewrite(path, backend="npu", dispatch_key="PrivateUse1"), "add it with opjit.register_backend"),
     "no arch of the backend": (lambda path: rewrite(path, arch="sm_90"), "not one of cpu's"),
-    "another arch than its bytes": (lambda path: rewrite(path, arch="armv8-a", host="aarch64"), "the library is for x86_64, not aarch64"),
+    "another arch than its bytes": (lambda path: rewrite(path, arch=helpers.FOREIGN, host=str(machine_of(helpers.FOREIGN))),
+                                    f"the library is for {platform.machine()}, not {machine_of(helpers.FOREIGN)}"),
 }
 if os.geteuid() == 0:
     DAMAGES["another user's"] = lambda path: os.chown(path, SOMEBODY, SOMEBODY), f"belongs to user {SOMEBODY}, not to you or root"
@@ -265,14 +269,13 @@ def test_a_path_without_a_library_is_named(path: str, tmp_path: Path, monkeypatc
 
 def test_a_library_for_more_than_this_machine_has_is_refused_with_what_to_build(declared: tuple[opjit.Op, Path], tmp_path: Path,
                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    if targets.here(helpers.cpu()).host == "aarch64":
-        pytest.skip("this machine is no x86-64")
-    path = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v3")
-    monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v2")
-    with pytest.raises(LoadError, match=r"was built for cpu x86-64-v3, but this process runs cpu x86-64-v2.*arch='x86-64-v2'\)"):
+    low, high = helpers.LEVELS[:2]
+    path = opjit.build_library("loadtest::plus", tmp_path, arch=high)
+    monkeypatch.setattr(cpu, "_host_arch", lambda: low)
+    with pytest.raises(LoadError, match=re.escape(f"was built for cpu {high}, but this process runs cpu {low}") + rf".*arch='{low}'\)"):
         opjit.load_library(path)
-    lower = opjit.build_library("loadtest::plus", tmp_path, arch="x86-64-v2")
-    monkeypatch.setattr(cpu, "_host_arch", lambda: "x86-64-v3")
+    lower = opjit.build_library("loadtest::plus", tmp_path, arch=low)
+    monkeypatch.setattr(cpu, "_host_arch", lambda: high)
     assert opjit.load_library(lower)(torch.ones(1)).tolist() == [2.0]
     assert opjit.load_library(path)(torch.ones(1)).tolist() == [2.0]
 

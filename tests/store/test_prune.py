@@ -21,7 +21,7 @@ from opjit import cache
 from opjit.builder import runtime_objects
 from opjit.errors import BadSetting
 from opjit.recipe.recipe import FORMAT
-from opjit.store import manifest, prune
+from opjit.store import inventory, manifest, prune
 from opjit.store.entry import Entry
 from opjit.store.prune import MARKER, clear
 from opjit.store.store import Store, first
@@ -284,8 +284,8 @@ def grown(op: Path, number: int) -> Path:
 
 @pytest.fixture
 def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
-    """An entry that is over the bound, and not fresh."""
-    monkeypatch.setenv("OPJIT_CACHE_SIZE", "70k")
+    """An entry that is not fresh; with another one it is over the bound."""
+    monkeypatch.setenv("OPJIT_CACHE_SIZE", f"{1.5 * next(inventory.scan(Store(entry.folder.parents[3]))).size:.0f}")
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     date(entry.folder, 1000)
     make_yesterday(entry.folder.parents[2] / MARKER)

@@ -29,7 +29,7 @@ from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store, default_root
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, built, cache_warnings, caught, copy_cache, describe, fresh, mounted, tmpfs, write_op
+from tests.helpers import LEVELS, SOMEBODY, as_root, built, cache_warnings, caught, copy_cache, describe, fresh, mounted, tmpfs, write_op
 
 
 @pytest.fixture
@@ -504,10 +504,10 @@ def test_import_never_fails_for_want_of_a_home(home: str) -> None:
 
 
 def test_two_archs_share_a_cache(op: Path, cache: Path) -> None:
-    first, second = (built(op, cache, targets.named(arch)) for arch in ("x86-64-v2", "x86-64-v3"))
+    first, second = (built(op, cache, targets.named(arch)) for arch in LEVELS[:2])
     assert first.folder.parent != second.folder.parent
-    assert caught(op, cache, targets.named("x86-64-v2")) == helpers.Caught(first, [])
-    assert caught(op, cache, targets.named("x86-64-v3")) == helpers.Caught(second, [])
+    assert caught(op, cache, targets.named(LEVELS[0])) == helpers.Caught(first, [])
+    assert caught(op, cache, targets.named(LEVELS[1])) == helpers.Caught(second, [])
 
 
 def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(op: Path, cache: Path) -> None:
