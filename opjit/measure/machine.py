@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -35,23 +38,34 @@ def flusher(device: str) -> Callable[[], object]:
 
 
 def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
-    """Let a CUDA graph make a function's calls; None if none takes them, as those of a function that waits for the device. Not by
-    torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
+    """Let a CUDA graph make a function's calls; None if none takes them, as those of a function that waits for the device, or launches on
+    the default stream, whatever the current one is. Not by torch.cuda.graph, which collects garbage and empties the allocator's cache."""
     graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     torch.cuda.synchronize()
     try:
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(_blocking_stream()):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 results = run()
             finally:
                 graph.capture_end()
     except Exception:  # torch's, CUDA's or the function's own
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")  # reports an error that a launch of the function left
         torch.cuda.synchronize()
         generator.graphsafe_set_state(before)  # torch leaves it in a capture, where it draws no numbers
         return None
     return graph, results
+
+
+@cache
+def _blocking_stream() -> torch.cuda.ExternalStream:
+    """A stream that the default stream waits for: a launch there ends a capture here. Beside torch's own streams it would run at once, and
+    the graph would lack it."""
+    handle = ctypes.c_void_p()
+    torch.cuda.check_error(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle)))
+    return torch.cuda.ExternalStream(handle.value)
 
 
 def clock(device: str) -> int | None:

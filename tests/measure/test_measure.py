@@ -179,9 +179,16 @@ def test_work_on_another_stream_is_noticed() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_a_function_that_waits_for_the_device_is_measured_without_a_graph() -> None:
+@pytest.mark.parametrize("kind", ["waits", "default stream"])
+def test_a_function_that_no_graph_takes_is_measured_without_one(kind: str) -> None:
     x = torch.ones(10, device="cuda")
-    found = measure(TimingPlan({"item": lambda x: x.sum().item()}, [Inputs((x,))], "cuda", False, rounds=3))["item"]
+
+    def on_the_default_stream(x: torch.Tensor) -> torch.Tensor:  # as kernel<<<grid, block>>>
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return x.neg()
+
+    function = on_the_default_stream if kind == "default stream" else lambda x: x.sum().item()
+    found = measure(TimingPlan({"item": function}, [Inputs((x,))], "cuda", False, rounds=3))["item"]
     assert found.way == "issue"
     assert torch.equal(x + 1, 2 * x), "the failed capture leaves the device well"
     assert torch.rand(2, device="cuda").ne(torch.rand(2, device="cuda")).any(), "and torch's random numbers"
