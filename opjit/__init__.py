@@ -12,9 +12,9 @@ backward.
 import sys
 from typing import TYPE_CHECKING
 
-__all__ = ["Op", "Sample", "Workload", "add_path", "build", "build_library", "cache", "cpp_extension", "distributed", "errors", "explain",
-           "get", "include_path", "inline", "judge", "load", "load_inline", "load_library", "op", "precompile", "ready", "register_backend",
-           "testing", "watch"]
+__all__ = ["Op", "Sample", "Workload", "add_path", "aoti_compile_and_package", "build", "build_library", "cache", "cpp_extension",
+           "distributed", "errors", "explain", "get", "include_path", "inline", "judge", "load", "load_inline", "load_library", "op",
+           "precompile", "ready", "register_backend", "testing", "watch"]
 __version__ = "0.2.0"
 
 
@@ -37,7 +37,7 @@ def _is_command() -> bool:
 _LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
           "op": "declare.registry", "Op": "declare.op", "Workload": "declare.sample", "Sample": "declare.sample",
           "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "judge": "judge", "testing": "testing",
-          "build": "shared_library",
+          "build": "shared_library", "aoti_compile_and_package": "library",
           "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
           "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
           "ready": "ahead.precompile", "watch": "live.watch", "load_ipython_extension": "author.notebook",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from opjit.declare.op import Op
     from opjit.declare.registry import add_path, op
     from opjit.declare.sample import Sample, Workload
-    from opjit.library import build_library, load_library
+    from opjit.library import aoti_compile_and_package, build_library, load_library
     from opjit.live.inline import inline
     from opjit.live.watch import watch
     from opjit.resources import include_path

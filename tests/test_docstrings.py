@@ -52,12 +52,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
     "some_package.py": "from torch.utils import cpp_extension\nmodule = cpp_extension.load('ext', ['ext.cpp'])\n",
 }
 SCALE = '[scale] = opjit.add_path("my_ops")'
-BUILDS_CPP = re.compile(r"cpp_extension|distributed|^load(_inline)?$")
+BUILDS_CPP = re.compile(r"aoti|cpp_extension|distributed|^load(_inline)?$")
 BEFORE = {  # what an example takes for granted
     "Sample": SCALE,
     "Workload": SCALE,
     "build_library": SCALE,
     "load_library": SCALE,
+    "aoti_compile_and_package": "model = torch.nn.Module()\nmodel.forward = lambda x: torch.ops.opjit.allreduce(x)",
     "watch": "train = lambda: None",
     "explain": f'{SCALE}\nopjit.precompile(["mylib::scale"])\nwith open("my_ops/scale/scale.c", "a") as file: print("//\\n//", file=file)',
     "ready": ('from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n'

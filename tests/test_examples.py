@@ -42,6 +42,13 @@ def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     assert ratios["library"] < 0.5
 
 
+@pytest.mark.slow
+def test_the_tutorials_op_in_a_package(tmp_path: Path) -> None:
+    """examples/07_from_cpp/run.cpp is compiled in tests/library/test_without_python.py."""
+    done = helpers.script(ROOT / "examples" / "07_from_cpp" / "package.py", str(tmp_path / "all_reduce.pt2"), flags=())  # torch warns
+    assert (done.stdout, done.returncode) == (f"{tmp_path / 'all_reduce.pt2'} tensor([3.])\n", 0), done.stderr
+
+
 class Toy(Cpu):
     """A backend like the example's, without its device."""
 

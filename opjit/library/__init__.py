@@ -13,5 +13,6 @@ from __future__ import annotations
 
 from opjit.library.build import build_library
 from opjit.library.load import load_library, origin
+from opjit.library.package import aoti_compile_and_package
 
-__all__ = ["build_library", "load_library", "origin"]
+__all__ = ["aoti_compile_and_package", "build_library", "load_library", "origin"]

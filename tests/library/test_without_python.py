@@ -1,4 +1,4 @@
-"""An op's library in a C++ program: TorchScript and AOTInductor find the op, and no Python runs."""
+"""Ops in a C++ program: TorchScript finds them, a package of AOTInductor holds them, and no Python runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch.utils import cpp_extension
 
 from tests.helpers import ROOT, fresh
+from tests.tensors import DEVICES
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
-EXAMPLE = ROOT / "examples" / "10_wheel" / "run.cpp"
+EXAMPLES = ROOT / "examples"
 BUILD = """
 import sys, warnings
 import torch, opjit
@@ -33,14 +34,47 @@ class Model(torch.nn.Module):
 for name in ("cpptest::scale", "allreduce"):
     print(opjit.build_library(name, {folder!r}, "cpu"))
 torch.jit.trace(Model(), torch.ones(4)).save({folder!r} + "/model.pt")
-torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (torch.ones(4),)), package_path={folder!r} + "/model.pt2")
+opjit.aoti_compile_and_package(torch.export.export(Model(), (torch.ones(4),)), package_path={folder!r} + "/model.pt2")
 """
-PACKAGE = ("#include <torch/script.h>", "#include <torch/csrc/inductor/aoti_package/model_package_loader.h>\n#include <torch/torch.h>")
-LOAD = ("""    torch::jit::Module model = torch::jit::load(words[count - 1]);
-    std::cout << model.forward({torch::arange(4.0)}).toTensor() << std::endl;
-""", """    torch::inductor::AOTIModelPackageLoader model(words[count - 1]);
-    std::cout << model.run({torch::arange(4.0)})[0] << std::endl;
-""")
+DIRECT = """
+import warnings
+import torch, opjit
+warnings.simplefilter("ignore")
+if {device!r} == "cpu":
+    opjit.inline("pt2test::mix(Tensor x, float a, float? b, float? c, int k, int? n, int? m, ScalarType d, bool t=True) -> Tensor",
+                 like="x", c='''
+opjit_status mix_cpu(const opjit_tensor *x, double a, const double *b, const double *c, int64_t k, const int64_t *n, const int64_t *m,
+                     opjit_dtype d, bool t, opjit_tensor *out)
+{{
+    OPJIT_CHECK(b && !c && n && !m && d == OPJIT_FLOAT64 && t, "an argument is lost");
+    OPJIT_CHECK(*(const float *)x->data >= 0, "the first element is negative");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = (float)(a * ((const float *)x->data)[i] + *b * (double)k + (double)*n);
+    return OPJIT_OK;
+}}''')
+class Model(torch.nn.Module):
+    def forward(self, x):
+        rows = [x[None, i:i + 1] for i in range(3)]
+        grads = torch.ops.opjit.lltm_backward(None, rows[0], x[None], rows[1], x.new_ones(3, 2), rows[2], True, False)
+        mixed = torch.ops.pt2test.mix(x, 0.5, 0.25, None, -3, 7, None, torch.float64) if x.is_cpu else x
+        return torch.ops.opjit.allreduce(x, dtype=torch.float64), torch.ops.opjit.allreduce(x), grads[0], grads[4], mixed
+x = torch.arange(1.0, 5, device={device!r})
+opjit.aoti_compile_and_package(torch.export.export(Model(), (x,)), package_path={path!r})
+print([each.tolist() for each in Model()(x)])
+"""
+RUN = """
+import sys, torch
+model = torch._inductor.aoti_load_package({path!r})
+x = torch.arange(1.0, 5, device={device!r})
+for _ in range(100):
+    found = model(x)
+print([each.tolist() for each in found])
+try:
+    assert {device!r} != "cpu" or model(-x) is None
+except RuntimeError:
+    assert "opjit" not in sys.modules
+"""
 
 
 def program(folder: Path, text: str) -> Path:
@@ -53,18 +87,28 @@ def program(folder: Path, text: str) -> Path:
     return folder / "run"
 
 
-def test_torchscript_and_aotinductor_find_the_ops(tmp_path: Path) -> None:
+def printed(command: list[str | Path]) -> list[float]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(line) for line in done.stdout.split()[:4]]
+
+
+def test_torchscript_finds_the_ops_and_a_package_of_aotinductor_holds_them(tmp_path: Path) -> None:
+    """scale takes a str, so the model calls it through the dispatcher; allreduce it calls directly."""
     libraries = fresh(BUILD.format(folder=str(tmp_path)), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}).stdout.split()
-    text = EXAMPLE.read_text(encoding="utf-8")
-    packaged = text.replace(*PACKAGE).replace(*LOAD)
-    assert packaged.count("Loader") == 1
-    for name, source in (("model.pt", text), ("model.pt2", packaged)):
-        run = program(tmp_path, source)
-        done = subprocess.run([run, *libraries, tmp_path / name], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert [float(line) for line in done.stdout.split()[:4]] == [6.0, 8.5, 11.0, 13.5]
-    without = subprocess.run([run, *libraries[1:], tmp_path / "model.pt2"], capture_output=True, text=True, check=False)
-    assert without.returncode != 0
-    subprocess.run([run, libraries[0], *libraries, tmp_path / "model.pt2"], check=True)  # one of them twice
+    run = program(tmp_path, (EXAMPLES / "10_wheel" / "run.cpp").read_text(encoding="utf-8"))
+    assert printed([run, *libraries, tmp_path / "model.pt"]) == [6.0, 8.5, 11.0, 13.5]
+    assert printed([run, libraries[0], *libraries, tmp_path / "model.pt"]) == [6.0, 8.5, 11.0, 13.5]  # one of them twice
+    assert subprocess.run([run, *libraries[1:], tmp_path / "model.pt"], capture_output=True, check=False).returncode != 0
+    for path in libraries:
+        Path(path).resolve().unlink()
+    run = program(tmp_path, (EXAMPLES / "07_from_cpp" / "run.cpp").read_text(encoding="utf-8"))
+    assert printed([run, tmp_path / "model.pt2"]) == [6.0, 8.5, 11.0, 13.5]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_calls_ops_directly_with_every_kind_of_argument(tmp_path: Path, device: str) -> None:
+    """In Python, too, without opjit: nothing declares the ops there. An error of a kernel is the model's."""
+    path = str(tmp_path / "model.pt2")
+    eager = fresh(DIRECT.format(device=device, path=path), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}).stdout
+    assert fresh(RUN.format(device=device, path=path), cold=True).stdout == eager
