@@ -55,6 +55,9 @@ typedef struct opjit_description {
     const char *schema; /* without the namespace */
     int32_t (*const *tags)(void);
     int32_t num_tags;
+    const char *op;      /* ns::name */
+    const char *chooser; /* the op in Python that chooses among variants, and calls this one again */
+    uint64_t tensors;    /* bit i is set where argument i is a Tensor, neither optional nor in a list */
 } opjit_description;
 
 extern const opjit_description opjit_this;

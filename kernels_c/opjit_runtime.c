@@ -877,6 +877,108 @@ static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
     __atomic_load_n(&target, __ATOMIC_ACQUIRE)(stack, num_args, num_outputs);
 }
 
+/*
+ * An op with variants, which are kernels of other libraries of the same source: one for each bucket of sizes. The bucket
+ * of a call follows from the dtypes of its tensors, and their sizes to the next power of two.
+ */
+enum { BUCKETS = 256 };
+static struct {
+    uint64_t bucket; /* 0 is a free place */
+    torch_boxed_kernel *kernel;
+} choices[BUCKETS];
+static _Thread_local torch_boxed_kernel *forced; /* instead of a choice */
+static _Thread_local uint64_t asked;             /* the bucket of the thread's last call */
+
+static uint64_t mixed(uint64_t hash, uint64_t number)
+{
+    hash = (hash ^ number) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 29;
+}
+
+static uint64_t bucket_of(const torch_ivalue *stack, uint64_t num_args)
+{
+    uint64_t hash = 1;
+    for (uint64_t i = 0; i < num_args && i < 64; i++) {
+        torch_tensor tensor = opjit_handle(stack[i]);
+        int64_t dim, *sizes;
+        int32_t dtype;
+        if (!(opjit_this.tensors >> i & 1) || aoti_torch_get_dim(tensor, &dim) ||
+            aoti_torch_get_sizes(tensor, &sizes) || aoti_torch_get_dtype(tensor, &dtype))
+            continue;
+        hash = mixed(hash, (uint64_t)dim << 32 | (uint32_t)dtype);
+        for (int64_t d = 0; d < dim; d++)
+            hash = mixed(hash, sizes[d] ? 64 - (uint64_t)__builtin_clzll((unsigned long long)sizes[d]) : 0);
+    }
+    return hash ? hash : 1;
+}
+
+/* The place of a bucket, or the free one where it belongs; BUCKETS if there is neither. */
+static uint64_t place_of(uint64_t bucket)
+{
+    for (uint64_t i = 0; i < BUCKETS; i++) {
+        uint64_t place = (bucket + i) % BUCKETS, found = __atomic_load_n(&choices[place].bucket, __ATOMIC_ACQUIRE);
+        if (found == bucket || found == 0)
+            return place;
+    }
+    return BUCKETS;
+}
+
+/* An error that comes back through Python has the name of its type before it, and Python's lines behind. */
+static opjit_status through_python(opjit_status error)
+{
+    char *end = strstr(error->text, "\n\nAt:\n"), *start = strstr(error->text, opjit_this.op);
+    if (end)
+        *end = '\0';
+    start += start ? strlen(opjit_this.op) : 0;
+    if (start && strncmp(start, ": ", 2) == 0)
+        memmove(error->text, start + 2, strlen(start + 2) + 1);
+    return error;
+}
+
+static void by_bucket(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
+{
+    torch_boxed_kernel *kernel = forced;
+    asked = bucket_of(stack, num_args);
+    if (!kernel) {
+        uint64_t place = place_of(asked);
+        if (place < BUCKETS && __atomic_load_n(&choices[place].bucket, __ATOMIC_ACQUIRE))
+            kernel = __atomic_load_n(&choices[place].kernel, __ATOMIC_RELAXED);
+    }
+    if (kernel)
+        kernel(stack, num_args, num_outputs);
+    else if (torch_call_dispatcher(opjit_this.chooser, "", stack, OPJIT_TORCH_FLOOR))
+        opjit_raise(opjit_this.op, through_python(opjit_torch_error(NULL, 0, "torch's own message is on stderr")));
+}
+
+OPJIT_EXPORT void opjit_vary(void);
+OPJIT_EXPORT uint64_t opjit_force(torch_boxed_kernel *kernel);
+OPJIT_EXPORT void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel);
+
+/* From now on, let the op in Python choose for each bucket, anew. One thread at a time calls this and opjit_choose. */
+void opjit_vary(void)
+{
+    for (uint64_t place = 0; place < BUCKETS; place++)
+        __atomic_store_n(&choices[place].bucket, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&target, by_bucket, __ATOMIC_RELEASE);
+}
+
+/* Run one variant in all calls of this thread; NULL ends that. Returns the bucket of its last call. */
+uint64_t opjit_force(torch_boxed_kernel *kernel)
+{
+    forced = kernel;
+    return asked;
+}
+
+/* Run a variant in all calls of a bucket. Where all places are taken, each call asks. */
+void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel)
+{
+    uint64_t place = place_of(bucket);
+    if (place == BUCKETS)
+        return;
+    __atomic_store_n(&choices[place].kernel, kernel, __ATOMIC_RELAXED);
+    __atomic_store_n(&choices[place].bucket, bucket, __ATOMIC_RELEASE);
+}
+
 OPJIT_EXPORT void opjit_redirect(torch_boxed_kernel *kernel);
 OPJIT_EXPORT void opjit_prepare(void);
 OPJIT_EXPORT int opjit_register(void);

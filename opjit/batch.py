@@ -36,15 +36,16 @@ def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target
 
 def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool = False,
              failed: list[tuple[str, OpjitError]] | None = None, scan: Scan | None = None) -> list[OpBinary]:
-    """Return the requests of pairs of an op and a target. Shared headers and compilers are examined once. `failed` gets the names of pairs
-    whose sources cannot be read or compiled, with the errors."""
+    """Return the requests of pairs of an op and a target, and of the op's variants after its own. Shared headers and compilers are examined
+    once. `failed` gets the names of pairs whose sources cannot be read or compiled, with the errors."""
     scan, compilers, found = scan or Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
     for op, target in pairs:
         name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)
         if kind not in compilers:
             compilers[kind] = toolchain.identities_of(target, store.notes)
         try:
-            found.append(OpBinary(op, target, op.recipe(target, compilers[kind], scan), must_store))
+            for each in (op, *(op.variant(target.backend, label) for label in op.labels(target.backend)[1:])):
+                found.append(OpBinary(each, target, each.recipe(target, compilers[kind], scan), must_store))
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise

@@ -20,10 +20,11 @@ VARIABLES = {
     "OPJIT_REMOTE": "URL of a remote that opjit asks before it builds an op: `https://`, `s3://`, `gs://`, `file://`",
     "OPJIT_TIMEOUT": "seconds after which the tools of a build are ended; default `3600`, `0` for no limit",
     "OPJIT_TRUST": "trusted signers: files with public keys, or `ed25519:` and the key, separated by `:`; `unsigned` trusts everybody",
+    "OPJIT_TUNE": "`0`: of an op with variants, run the first, and measure nothing",
     "OPJIT_VERBOSE": "`1`: report on stderr what opjit finds, builds and waits for",
     "OPJIT_WHEEL_ARCHS": "archs of a project's wheel, instead of those in its pyproject.toml: `x86-64-v3,sm_90`",
 }
-SWITCHES = frozenset({"OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_VERBOSE"})
+SWITCHES = frozenset({"OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_TUNE", "OPJIT_VERBOSE"})
 
 
 def is_on(switch: str, unset: bool = False) -> bool:

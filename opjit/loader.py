@@ -30,20 +30,23 @@ class Gone(LoadError):
 
 
 class Loaded:
-    """An op's registration for one backend: the key of the binary whose kernel runs now, and the library that torch calls."""
+    """An op's registration for one backend: the key and the kernel of the binary that runs now, or whose variants do, and the library that
+    torch calls."""
 
     def __init__(self, key: str, registered: ctypes.CDLL) -> None:
         self.key = key
         self.registered = registered
+        self.kernel = _kernel(registered)
+        self.variants: dict[str, int] = {}  # kernels of variants, as they were opened
 
     def replace(self, entry: Entry, qualified: str) -> None:
         """Redirect calls to the kernel of a newer build."""
         if self.key == entry.key:
             return
-        library = open_library(entry, qualified)
-        library.opjit_prepare()
-        self.registered.opjit_redirect(ctypes.cast(library.opjit_kernel, ctypes.c_void_p))
+        self.kernel = open_kernel(entry, qualified)
+        self.registered.opjit_redirect(self.kernel)
         self.key = entry.key
+        self.variants.clear()
 
     def unload(self) -> None:
         """Unregister the kernel; the library stays mapped."""
@@ -59,6 +62,17 @@ def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
     return Loaded(entry.key, library)
 
 
+def open_kernel(entry: Entry, qualified: str, before: Iterable[str] = ()) -> int:
+    """Map an entry's library, as `open_library` does, and return its kernel's address."""
+    library = open_library(entry, qualified, before)
+    library.opjit_prepare()
+    return _kernel(library)
+
+
+def _kernel(library: ctypes.CDLL) -> int:
+    return ctypes.cast(library.opjit_kernel, ctypes.c_void_p).value or 0
+
+
 def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ctypes.CDLL:
     """Map an entry's library, without registering it. `before` are paths of shared libraries that it needs; the dynamic loader finds a
     loaded one by its soname. Raises Gone if it was removed, LoadError if the dynamic loader rejected it."""
@@ -72,8 +86,10 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
         name_as(library, entry.library)
         for name in ("opjit_register", "opjit_unregister"):
             getattr(library, name).restype = ctypes.c_int
-        for name in ("opjit_prepare", "opjit_redirect"):
+        for name in ("opjit_prepare", "opjit_redirect", "opjit_vary", "opjit_choose"):
             getattr(library, name).restype = None
+        library.opjit_redirect.argtypes, library.opjit_choose.argtypes = (ctypes.c_void_p,), (ctypes.c_uint64, ctypes.c_void_p)
+        library.opjit_force.argtypes, library.opjit_force.restype = (ctypes.c_void_p,), ctypes.c_uint64
         share = library.opjit_share_interrupts
         share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
         with _sharing:

@@ -35,6 +35,7 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
         if backend.name not in op.loaded:
             target = targets.here(backend)
             op.loaded[backend.name] = _load(op, target, found)
+            op.choose(backend.name)
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
 

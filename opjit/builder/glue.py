@@ -89,8 +89,8 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     function, stream = function_name(schema, backend.name), backend.stream
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
             "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "tags": _tags(schema),
-            "dispatch_key": backend.dispatch_key,
-            "function": function, "source": source}
+            "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
+            "dispatch_key": backend.dispatch_key, "function": function, "source": source}
     device = _device(stream, backend.name) if stream else ""
     if not (backend.compiler or backend.uses_nvcc):
         device = f'#include "{stream.header}"\n\n{device}' if stream else ""

@@ -425,6 +425,30 @@ def bench(ops: tuple[str, ...], device: str | None, only: str | None, json_file:
     sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))
 
 
+@main.command(epilog=helps.examples("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20"))
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.devices_option
+@click.option("--only", default="", help="Only the workloads whose label contains this text.")
+def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
+    """Choose among an op's variants, ahead of calls. OP is an op's name or folder. For the sizes of each workload that the op declares, the
+    variants are built, measured, and the fastest recorded in the cache; a call with such sizes then measures nothing.
+    """
+    from opjit import backends
+    from opjit import tune as tuning
+    from opjit.declare import arguments
+    from opjit.measure.units import format_time
+
+    os.environ["OPJIT_TUNE"] = "1"
+    for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
+        backend = backends.for_device(name)
+        labels = op.labels(backend)
+        click.echo(f"{op.qualified} has {len(labels) or 'no'} variants for {name}")
+        for each in op.workloads_on(name) if labels else ():
+            if only in each.label:
+                choice = tuning.tune(op, backend, each.args, each.kwargs)
+                click.echo(f"  {each.label:<20} {choice.variant:<30} {format_time(choice.seconds)}" if choice else f"  {each.label}: fails")
+
+
 @main.command(epilog=helps.examples("opjit judge ./scale_add a.c b.c c.cu --json -", "opjit judge 19_ReLU.py candidate.py",
                                     "opjit judge ./scale_add --lint"))
 @click.argument("task", shell_complete=helps.ops)

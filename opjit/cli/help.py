@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 # The commands under each heading; what they do is the first sentence of their docstrings.
-SECTIONS = {"Start": ["demo", "list", "get", "doctor"], "Write an op": ["new", "test", "bench", "judge", "wheel"],
+SECTIONS = {"Start": ["demo", "list", "get", "doctor"], "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
             "Existing programs": ["run", "record", "why"], "Many machines": ["precompile", "cache", "keygen"],
             "Inspect": ["path", "ls", "stats", "verify"], "Maintain": ["prune", "clear"], "Exchange": ["push", "pull", "pack", "unpack"]}
 FIRST_STEPS = """\

@@ -11,7 +11,7 @@ import torch
 from opjit import backends, files, loader, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
-from opjit.declare import autograd, sharding, transforms
+from opjit.declare import autograd, sharding, transforms, variants
 from opjit.declare.inline_code import Code
 from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
@@ -58,7 +58,8 @@ class Op:
                                    "and returns new ones; leave that out")
         self.folder = folder
         self.fake = fake
-        self.extra = extra  # its author's additions to a backend's flags
+        self.extra = self._own = extra  # its author's additions to a backend's flags; without the definitions of its first variant
+        self.definitions: dict[str, variants.Definitions] = {}  # its variants, by language
         self.code = code  # its sources, if they are text
         self.where = where or str(folder)  # for messages
         self.file = file  # the Python file of its declaration; None for inline code
@@ -141,6 +142,65 @@ class Op:
         self._setup_context = function
         return function
 
+    def variants(self, device: str | None = None, /, **values: Sequence[object]) -> Callable[[Function], Function]:
+        """Declare variants: each combination of values is a binary of its own, whose source sees them as -D definitions. opjit measures
+        them at the first call on a device with tensors of about a size, and keeps the choice in the cache; see ``opjit tune``.
+
+        Args:
+            device: ``"cpu"`` or ``"cuda"``; None is both.
+            values: those of each definition; the first combination runs where nothing can be measured.
+
+        Returns:
+            A decorator for a function that says of a combination whether it is one.
+
+        Raises:
+            DeclarationError: there is no combination, or a value is none that a flag can hold.
+
+        Example:
+            >>> @scale.variants("cpu", TILE=(64, 256), UNROLL=(1, 4))
+            ... def fits(TILE, UNROLL):
+            ...     return TILE % UNROLL == 0
+        """
+        combinations = variants.combinations(self, device, values)
+
+        def among(fits: Function) -> Function:
+            self._vary(device, [each for each in combinations if fits(**each)])
+            return fits
+
+        self._vary(device, combinations)
+        return among
+
+    def _vary(self, device: str | None, combinations: Sequence[Mapping[str, object]]) -> None:
+        if not combinations:
+            raise DeclarationError(f"{self.qualified} has no variant: no combination of values is one")
+        found = {variants.label(each): each for each in combinations}
+        self.definitions = {**self.definitions, **dict.fromkeys(variants.languages(device), found)}
+        self.extra = self._with(*(next(iter(self.definitions.get(language, {}).values()), {}) for language in variants.LANGUAGES))
+        self.bind_rules()
+
+    def _with(self, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
+        from opjit.recipe import flags
+
+        return flags.define(self.qualified, self.folder, self._own, c, cuda)
+
+    def labels(self, backend: Backend) -> list[str]:
+        """Return the names of its variants for a backend, ``"TILE=64 UNROLL=1"``; none if it has only one."""
+        found = list(self.definitions.get(variants.language(backend), ()))
+        return [] if backend.compiler or len(found) < 2 else found  # the flags of other compilers are not the author's to know
+
+    def variant(self, backend: Backend, label: str) -> "Op":
+        """Return a variant as an op of its own, which torch does not know; the first is the op itself."""
+        found = self.definitions[variants.language(backend)]
+        if label == next(iter(found)):
+            return self
+        return Op(self.schema.text, self.fake, self.folder, self._with(found[label], found[label]), self.code, self.where,
+                  tags=self.schema.tags)
+
+    def choose(self, backend: str) -> None:
+        """Let variants run, where the op has them for a backend on which it was loaded."""
+        if self.labels(backends.for_device(backend)) and is_on("OPJIT_TUNE", unset=True):
+            self.loaded[backend].registered.opjit_vary()
+
     def vmap(self, function: Function) -> Function:
         """Declare the batching rule, ``vmap(info, in_dims, *args)``, as torch.library.register_vmap takes it. Without one, torch.vmap calls
         the op for each element of the batch, or once if it is declared with elementwise=True.
@@ -214,12 +274,20 @@ class Op:
         if self._autocast is not None and "autocast" not in self._bound:
             transforms.bind_autocast(self.handle, self.schema, self.overload, self._rules)
             self._bound.add("autocast")
+        if self.definitions and "variants" not in self._bound:
+            variants.bind(self)
+            self._bound.add("variants")
         self.forget_sharding()
 
     def bind_sharding(self) -> None:
         """Tell DTensor the op's rule, once, if the process uses DTensor."""
         if self._forget_sharding is None and (self._sharding is not None or self.elementwise):
             self._forget_sharding = sharding.bind(self.overload, self._run_sharding)
+
+    def feed_inductor(self) -> None:
+        """Give torch's compiler the op's variants, once, if the process uses it."""
+        if self.definitions and "inductor" not in self._bound and variants.feed_inductor(self):
+            self._bound.add("inductor")
 
     def forget_sharding(self) -> None:
         """Take the op's rule back from DTensor, which keeps what it said."""
@@ -272,6 +340,7 @@ class Op:
             self.loaded[backend] = loader.load(entry, self.qualified, libraries)
         else:
             loaded.replace(entry, self.qualified)
+        self.choose(backend)
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
@@ -279,10 +348,12 @@ class Op:
 
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
-        for name in ("folder", "fake", "extra", "code", "where", "file", "stamp", "constant", "elementwise", "_reference",
-                     "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding", "waived"):
+        for name in ("folder", "fake", "extra", "_own", "definitions", "code", "where", "file", "stamp", "constant", "elementwise",
+                     "_reference", "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding", "waived"):
             setattr(self, name, getattr(newer, name))
         self.bind_rules()
+        for backend in self.loaded:
+            self.choose(backend)
 
     @property
     def reference_function(self) -> Function:

@@ -26,7 +26,7 @@ import torch
 
 from opjit import files, processes, resources
 from opjit.backends import Backend
-from opjit.declare import registration
+from opjit.declare import registration, variants
 from opjit.declare.op import Function, Op, of_cpp
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
 
@@ -189,9 +189,10 @@ def _search_packages(namespace: str | None) -> None:
                           stacklevel=5)
 
 
-def declare_bundled(ready: Callable[[Op, Backend], object]) -> None:
-    """Declare the ops of kernels_c, unless an earlier import of opjit did. `ready` gives an op its C kernel, at the first call."""
-    registration.ready = ready
+def declare_bundled(ready: Callable[[Op, Backend], object], choose: variants.Choose) -> None:
+    """Declare the ops of kernels_c, unless an earlier import of opjit did. `ready` gives an op its C kernel, at the first call, and
+    `choose` says which of its variants runs."""
+    registration.ready, variants.choose = ready, choose
     if not _ops:
         for folder in op_folders(resources.folder("kernels_c")):
             declare_folder(folder, "opjit_bundled")

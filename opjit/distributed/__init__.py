@@ -69,11 +69,12 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
         raise BadSetting(one_string("opjit.distributed.ready", "names", names))
     target = targets.here(backends.for_device(targets.device_type(device)))
     ops, store = [registry.find(name) for name in names], Store(default_root())
-    tasks = share(batch.requests(((op, target) for op in ops), store), store)
-    for op, task in zip(ops, tasks, strict=True):
-        if task.error is not None:
-            raise task.error
-        request.ready(op, target.backend, task.entry)
+    wanted = batch.requests(((op, target) for op in ops), store)
+    for each, task in zip(wanted, share(wanted, store), strict=True):
+        if each.op in ops:  # not one of its other variants, which may fail
+            if task.error is not None:
+                raise task.error
+            request.ready(each.op, target.backend, task.entry)
     return [op.overload for op in ops]
 
 

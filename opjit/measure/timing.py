@@ -100,15 +100,16 @@ class _HostBurst:
 
     def __call__(self) -> float:
         self._flush()
-        _wait(self._plan.device)
+        wait(self._plan.device)
         with _no_collection():
             started = time.perf_counter()
             _run(self._function, self._turn, 0)
-            _wait(self._plan.device)
+            wait(self._plan.device)
             return (time.perf_counter() - started) / self.calls
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Wait for all work of a device."""
     if device != "cpu" and torch.accelerator.is_available():
         torch.accelerator.synchronize()
 

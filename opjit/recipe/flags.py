@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from opjit import backends
@@ -67,6 +67,13 @@ def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[st
                  libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(),
                  tuple(_paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)),
                  libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags), _sources(op, folder, sources))
+
+
+def define(op: str, folder: Path, extra: Flags | None, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
+    """Add definitions to an author's flags for C and for CUDA. Raises DeclarationError for a value that a flag cannot hold."""
+    of_c, of_cuda = ([f"-D{name}={value}" for name, value in each.items()] for each in (c, cuda))
+    added = check(op, folder, of_c, of_cuda, (), ())
+    return added if extra is None else extra._replace(c=(*extra.c, *added.c), cuda=(*extra.cuda, *added.cuda))
 
 
 def join(flags: Flags, extra: Flags, target: Target) -> Flags:

@@ -15,7 +15,7 @@ from opjit.recipe import headers, libraries
 from opjit.recipe.schema import Schema
 
 FORMAT = 2  # increase it when the meaning of a document, or of an entry's files, changes
-GLUE_GENERATOR = 4  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
+GLUE_GENERATOR = 5  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
 _OF_NVRTC = ("nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
 RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
 

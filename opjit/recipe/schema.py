@@ -37,6 +37,11 @@ class Argument(NamedTuple):
     writes: bool = False
     keyword_only: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is one Tensor."""
+        return self.kind == "Tensor" and not (self.list or self.optional)
+
 
 class Result(NamedTuple):
     """One result: ``kind`` is one of RETURNED; a Tensor may be optional, or a list."""
@@ -152,7 +157,7 @@ def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[
         return ()
     written = tuple(place for place, argument in enumerate(arguments) if argument.writes)
     same = sets == [parsed.arguments[place].alias_info.after_set for place in written]
-    plain = all(arguments[place].kind == "Tensor" and not arguments[place].list and not arguments[place].optional for place in written)
+    plain = all(arguments[place].plain for place in written)
     keyword_only = [arguments[place].keyword_only for place in written]
     if not (same and plain and (all(keyword_only) or (written == (0,) and not any(keyword_only)))):
         raise SchemaError(f"schema {text!r} returns an alias of an argument, and there are two forms of that: the first argument, "

@@ -6,6 +6,7 @@
     <root>/v1/staging/<random>/                 builds in progress; removed when a day old
     <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
     <root>/v1/sets/<SHA-256>                    lists whose entries are all there; see opjit/store/sets.py
+    <root>/v1/tuned/<SHA-256>                   which variant of an op runs; see opjit/tune.py
     <root>/v1/pruned, usage                     an empty file whose date is that of the last pruning; counts of requests
 
 Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from opjit.store.bundle import Bundle
 
 SETS = "sets"  # the folder of complete sets
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", SETS})  # folders that hold no entries
+TUNED = "tuned"  # the folder of choices among variants
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", SETS, TUNED})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`

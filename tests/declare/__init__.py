@@ -5,4 +5,5 @@ op: declare/test_paths.py live/test_reload.py
 oplist: ahead/test_record.py
 registration: declare/test_bundled.py
 registry: declare/test_paths.py
-sample: testing/test_testing.py"""
+sample: testing/test_testing.py
+variants: test_tune.py"""

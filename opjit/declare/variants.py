@@ -1,0 +1,122 @@
+"""Variants of an op: the same source with other definitions. C asks an op in Python which one runs for the tensors of a call.
+
+An op ``ns::name`` with variants has two more in torch: ``name_choose``, which C calls for sizes that it does not know, with a call's
+arguments; and ``name_variant``, whose first argument is the number of the variant to run, for checks and for torch's compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from opjit import backends
+from opjit.backends import Backend
+from opjit.environment import is_on
+from opjit.errors import DeclarationError, NoKernel
+from opjit.recipe.schema import Result
+
+Op = Any  # of op.py, which imports this file
+Definitions = Mapping[str, Mapping[str, object]]  # by the name of their variant
+Choose = Callable[[Op, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
+LANGUAGES = ("c", "cuda")
+
+
+def _first(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return int(op.loaded[backend.name].kernel)
+
+
+choose: Choose = _first  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
+
+
+def language(backend: Backend) -> str:
+    return LANGUAGES[backend.uses_nvcc]
+
+
+def languages(device: str | None) -> Sequence[str]:
+    return LANGUAGES if device is None else LANGUAGES[device == "cuda":][:1]
+
+
+def label(definitions: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in definitions.items())
+
+
+def combinations(op: Op, device: str | None, values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+    """Return every combination of the values of definitions. Raises DeclarationError if they are not lists of numbers and strings, or for
+    an op with results of several types, which torch up to 2.14 confuses when C calls an op."""
+    if len({result._replace(name="") for result in op.schema.results}) > 1:
+        raise DeclarationError(f"{op.qualified} returns values of several types, and an op with variants returns Tensors, or one value; "
+                               "return numbers as Tensors")
+    if device not in (None, "cpu", "cuda") or not values:
+        raise DeclarationError(f"{op.qualified}: variants are declared as variants('cpu', TILE=(64, 128)), for 'cpu', 'cuda' or, without "
+                               f"a device, for both; this one has {device!r} and {len(values)} definitions")
+    for name, each in values.items():
+        if not isinstance(each, (list, tuple, range)) or not each or not all(type(value) in (int, str) for value in each):
+            raise DeclarationError(f"{op.qualified}: variants take a list of numbers or strings for each definition: {name}=(1, 2), not "
+                                   f"{name}={each!r}")
+    return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+
+
+def bind(op: Op) -> None:
+    """Make the two other ops of one with variants known to torch."""
+    assert op.handle is not None
+    name, rest = op.schema.name, op.schema.text.partition("(")[2]
+    for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
+        op.handle.define(f"{other}({first}{rest}", tags=op.overload.tags)
+        op.handle.impl(other, _kernel(op, numbered=bool(first)), "CompositeExplicitAutograd", with_keyset=True)
+        op.handle.impl(other, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"{op.qualified}_variant", lambda variant, *args, **kwargs: op.fake(*args, **kwargs), lib=op.handle)
+
+
+def feed_inductor(op: Op) -> bool:
+    """Give torch's compiler the list, if this process uses it: under max_autotune it measures the variants for a graph's own sizes. Else,
+    and where it cannot take an op, a graph calls the op, which chooses as it does everywhere. Returns whether that is settled."""
+    if "torch._inductor.compile_fx" not in sys.modules or op.handle is None:
+        return False
+    schema = op.schema
+    tensors = [argument for argument in schema.arguments if argument.kind == "Tensor"]
+    leading = all(argument.plain for argument in schema.arguments[:len(tensors)])
+    single = [result._replace(name="") for result in schema.results] == [Result("", "Tensor")]
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.13" or schema.mutates or schema.draws or not (leading and single):
+        return True
+    from torch._inductor import config
+    from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+    from torch._inductor.virtualized import V
+
+    def numbered(number: int) -> Callable[..., Any]:
+        def variant(*args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(torch.ops, schema.namespace), f"{schema.name}_variant")(number, *args, **kwargs)
+
+        return variant
+
+    def configs(tensors: Mapping[str, torch.Tensor]) -> list[CustomOpConfig]:
+        labels = op.labels(backends.for_device(next(iter(tensors.values())).device.type))
+        wanted = config.max_autotune and not V.aot_compilation and is_on("OPJIT_TUNE", unset=True)
+        return [CustomOpConfig(numbered(number)) for number in range(len(labels) if wanted else 0)]
+
+    register_custom_op_autotuning(op.overload, config_generator=configs)
+    return True
+
+
+def _kernel(op: Op, numbered: bool) -> Callable[..., Any]:
+    """Return a kernel that runs the variant of a number, its first argument, or the one that suits its tensors."""
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        number, args = (args[0], args[1:]) if numbered else (None, args)
+        keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)  # torch's compiler switches it on while it measures
+        key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
+        backend = next((each for each in backends.all_backends() if each.dispatch_key == key), None)
+        if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
+            raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
+        kernel = choose(op, backend, number, args, kwargs)
+        force = op.loaded[backend.name].registered.opjit_force
+        force(kernel)
+        try:
+            return op.overload.redispatch(keys, *args, **kwargs)
+        finally:
+            force(None)
+
+    return run

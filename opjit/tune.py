@@ -1,0 +1,198 @@
+"""Which of an op's variants runs: measured once for a device and for tensors of about a size, and kept in the store.
+
+    <root>/v1/tuned/<SHA-256>   JSON: the chosen variant, and its seconds. The name is the SHA-256 of the key of the first variant's binary,
+                                the names of all variants, the device's model, and the bucket of sizes
+
+A record is read as any file of a cache, from the layers first; one that names no variant of the op is none. While a CUDA graph is captured
+nothing is measured: the recorded choice runs, else the first variant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map
+
+from opjit import batch, files, loader, processes, progress, request
+from opjit.backends import Backend, cpu, targets
+from opjit.declare.op import Op
+from opjit.errors import EntryError, OpjitError
+from opjit.measure.plan import Inputs, ratio
+from opjit.measure.timing import measure, plan_of, wait
+from opjit.store import layers
+from opjit.store.entry import Entry
+from opjit.store.store import TUNED, Store, default_root
+from opjit.wanted import OpBinary
+
+_FINALISTS = 16  # variants that are measured at length
+_NEAR = 1.3  # of the best time at a first look, up to which a variant is one
+_SLOW = 1e-3  # seconds of a call from which one that takes four times the best's is not looked at any further
+Sides = dict[str, Callable[..., Any]]
+
+
+class Choice(NamedTuple):
+    """A variant that runs, and the seconds that a call took when it was measured."""
+
+    variant: str
+    seconds: float
+
+
+def kernel(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""
+    request.ready(op, backend)
+    with op.lock:
+        loaded, labels = op.loaded[backend.name], op.labels(backend)
+        if number is not None:
+            return _opened(op, backend, labels[number])
+        bucket = loaded.registered.opjit_force(None)
+        try:
+            choice = choose(op, backend, bucket, Inputs(args, kwargs))
+            found = _opened(op, backend, choice.variant) if choice is not None else loaded.kernel
+        except (OpjitError, OSError) as error:
+            progress.logger.warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
+            choice, found = Choice("", 0.0), loaded.kernel
+        if choice is not None:
+            loaded.registered.opjit_choose(bucket, found)
+        return found
+
+
+def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | None:
+    """Measure an op's variants with a call's arguments, and record the choice for such sizes. Returns None for a call that fails."""
+    request.ready(op, backend)
+    with op.lock, torch.inference_mode():
+        loaded = op.loaded[backend.name]
+        loaded.registered.opjit_vary()
+        loaded.registered.opjit_force(loaded.kernel)
+        op.overload(*args, **kwargs)  # C says which bucket that is
+        return choose(op, backend, loaded.registered.opjit_force(None), Inputs(args, kwargs), again=True)
+
+
+def choose(op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False) -> Choice | None:
+    """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with the inputs of a call.
+    Returns None where nothing can be measured. The caller holds the op's lock."""
+    store, labels, index = Store(default_root()), op.labels(backend), next((each.device.index or 0 for each in inputs.tensors()), 0)
+    device = torch.cuda.get_device_name(index) if backend.name == "cuda" else cpu.identity() if backend.name == "cpu" else ""
+    identity = json.dumps([op.loaded[backend.name].key, labels, device, f"{bucket:016x}"])
+    name = hashlib.sha256(identity.encode()).hexdigest()
+    found = None if again else _read(name, labels, store)
+    if found is not None or (backend.name == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return found
+    from opjit.store import lock
+
+    with progress.status(f"tuning {op.qualified}") as say, lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")):
+        found = None if again else _read(name, labels, store)  # another process may have measured during the wait
+        if found is None:
+            with torch.cuda.device(index) if backend.name == "cuda" else nullcontext():
+                found = _measured(op, backend, inputs, store)
+            if found is not None:
+                files.write_note(store.base / TUNED / name, json.dumps(found._asdict()))
+    return found
+
+
+def _read(name: str, labels: list[str], store: Store) -> Choice | None:
+    """Return a recorded choice among variants of these names."""
+    for each in (*map(Store, layers.named()), store):
+        with suppress(OSError, EntryError, ValueError, LookupError, TypeError, RecursionError):
+            if each.problem(each.base / TUNED) is None:
+                fields = json.loads(files.read(each.base / TUNED / name, 1 << 20))
+                if fields["variant"] in labels:
+                    return Choice(fields["variant"], float(fields["seconds"]))
+    return None
+
+
+def _measured(op: Op, backend: Backend, inputs: Inputs, store: Store) -> Choice | None:
+    """Measure with the inputs of a call; returns None for a call that the first variant refuses."""
+    loaded = op.loaded[backend.name]
+    if op.schema.mutates or op.schema.draws:  # a call's own tensors and generators stay as they are
+        inputs = Inputs(*tree_map(_own, (inputs.args, dict(inputs.kwargs))))
+    drawing = torch.random.fork_rng([torch.cuda.current_device()] if backend.name == "cuda" else [])
+    try:
+        with torch.inference_mode(), drawing if op.schema.draws else nullcontext():
+            if not _running(op, backend, {"": loaded.kernel}, inputs):
+                return None
+            _build(op, backend, store)
+            sides = _running(op, backend, {each: loaded.variants[each] for each in op.labels(backend) if each in loaded.variants}, inputs)
+            return _best(sides, inputs, backend.name)
+    finally:
+        loaded.registered.opjit_force(None)
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _opened(op: Op, backend: Backend, label: str) -> int:
+    """Return the kernel of a variant, which is opened or built."""
+    known, target = op.loaded[backend.name].variants, targets.here(backend)
+    if label not in known:
+        known[label] = loader.open_kernel(request.entry(op.variant(backend, label), target), op.qualified, op.libraries(target))
+    return known[label]
+
+
+def _build(op: Op, backend: Backend, store: Store) -> None:
+    """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
+    from opjit.builder import budget
+
+    target, loaded = targets.here(backend), op.loaded[backend.name]
+    wanted = dict(zip(op.labels(backend), batch.requests([(op, target)], store), strict=True))
+    found: dict[str, Entry | OpjitError | None] = {label: request.look(each, store) for label, each in wanted.items()}
+    missing = [label for label, entry in found.items() if entry is None]
+    if missing:
+        size = budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB)
+        with processes.pool(min(size, len(missing))) as pool:
+            found.update(zip(missing, pool.map(lambda label: _obtain(wanted[label], store), missing), strict=True))
+    loaded.variants.update((label, loader.open_kernel(entry, op.qualified, op.libraries(target)))
+                           for label, entry in found.items() if isinstance(entry, Entry))
+    failed = [entry for entry in found.values() if isinstance(entry, OpjitError)]
+    if failed:
+        progress.logger.warning(f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}")
+
+
+def _obtain(wanted: OpBinary, store: Store) -> Entry | OpjitError:
+    try:
+        return request.obtain(wanted, store)
+    except OpjitError as error:
+        return error
+
+
+def _running(op: Op, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
+    """Return calls of the variants that run, without those that one call shows to be far slower than others."""
+    force = op.loaded[backend.name].registered.opjit_force
+    sides, seconds = {label: partial(_call, force, each, op.overload) for label, each in kernels.items()}, dict[str, float]()
+    for label, side in sides.items():
+        with suppress(RuntimeError):  # such as too much shared memory for this device
+            for _ in range(2):
+                started = time.perf_counter()
+                side(*inputs.args, **inputs.kwargs)
+                wait(backend.name)
+                seconds[label] = time.perf_counter() - started
+    most = max(_SLOW, 4 * min(seconds.values(), default=0.0))
+    return {label: sides[label] for label, each in seconds.items() if each <= most}
+
+
+def _call(force: Callable[[int], int], kernel: int, overload: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    force(kernel)
+    return overload(*args, **kwargs)
+
+
+def _best(sides: Sides, inputs: Inputs, device: str) -> Choice:
+    """Look at all variants in small groups, each beside the first, and measure the nearest to the best at length."""
+    plan, (first, *rest) = plan_of({}, inputs, device), sides
+    ratios = {first: 1.0}
+    for start in range(0, len(rest), _FINALISTS):
+        group = {each: sides[each] for each in (first, *rest[start:start + _FINALISTS])}
+        found = measure(replace(plan, sides=group, rounds=3, seconds=0.002))
+        ratios |= {each: ratio(found[each], found[first])[0] for each in group}
+    near = [each for each in sorted(ratios, key=ratios.__getitem__) if ratios[each] <= _NEAR * min(ratios.values())][:_FINALISTS]
+    found = measure(replace(plan, sides={each: sides[each] for each in near}))
+    return Choice(best := min(near, key=lambda each: found[each].median), found[best].median)
