@@ -76,7 +76,7 @@ def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def choose(op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False) -> Choice | None:
-    """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with the inputs of a call.
+    """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
     store, labels, index = Store(default_root()), op.labels(backend), next((each.device.index or 0 for each in inputs.tensors()), 0)
     device = torch.cuda.get_device_name(index) if backend.name == "cuda" else cpu.identity() if backend.name == "cpu" else ""
