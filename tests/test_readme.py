@@ -106,6 +106,7 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
     ("01_first_op/scale.py", "tensor([0.0000, 2.5000, 5.0000, 7.5000]) tensor([2.5000, 2.5000, 2.5000, 2.5000])\n"),
     ("03_gradients/clamped_square.py", "tensor([ 0., -2.,  1.,  0.]) [[0.0, -2.0, 1.0, 0.0], [0.0, -1.0, 0.5, 2.0]]\n"),
     ("14_dropout/use.py", "[2.0, 0.0, 0.0, 2.0, 0.0, 2.0] [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]\n"),
+    pytest.param("16_variants/use.py", "every variant's transpose is torch's\n", marks=pytest.mark.slow),
     ("15_top_k/use.py", "[4, 2, 4, 4, 3, 4] [3, 4, 3, 4, 4, 4]\n"),
     pytest.param("08_existing_extension/use.py", "tensor([0., 1., 4., 9.])\n", marks=pytest.mark.slow),
 ])
