@@ -137,6 +137,10 @@ class JudgedCode:
         with torch.inference_mode():
             functions = [partial(self.call, *args, **kwargs) for args, kwargs in calls]
             self.burst = Burst(functions, calls, message["results"], self.device)
+        return {}
+
+    def on_arm(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
+        """Prepare all that takes time and is not the calls'."""
         self.burst.arm()
         return {}
 

@@ -297,10 +297,11 @@ class _Trial:
         try:
             with nullcontext() if self.judge.device == "cuda" else self.judge._slots, self._stage("build"):
                 self._build()
-            with self.judge._slots, self._stage("check"):
+            with self._stage("check"):
                 for call in self.task.samples:
-                    self._check(call)
-            with self.judge.alone(), self._stage("measure"):
+                    with self.judge._slots:
+                        self._check(call)
+            with self._stage("measure"):
                 return self._measure()
         finally:
             self.lane.end()
@@ -351,23 +352,23 @@ class _Trial:
     def _measure(self) -> tuple[Word, str]:
         times: list[float] = []
         references: list[float] = []
+        limit = self.judge.seconds
         for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
-            with torch.inference_mode():
-                burst.reference.arm()
-                references.append(burst.reference.run() / len(burst.calls))
-            times.append(self._timed(burst))
-            self._compare_timed(burst)
+            with self.judge._slots:
+                self.lane.ask({"do": "prepare", "results": described_results(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
+            with self.judge.alone():  # no longer than it takes: the others wait
+                with torch.inference_mode():
+                    burst.reference.arm()
+                    references.append(burst.reference.run() / len(burst.calls))
+                self.lane.ask({"do": "arm"}, seconds=limit)
+                started = time.perf_counter()
+                self.lane.ask({"do": "run"}, seconds=limit * len(burst.calls))
+                times.append((time.perf_counter() - started) / len(burst.calls))
+            with self.judge._slots:
+                self._compare_timed(burst)
             if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
                 break
         return self._rated(times, references)
-
-    def _timed(self, burst: HiddenCalls) -> float:
-        """Time a burst by the judge's clock. Returns the seconds of a call."""
-        limit, count = self.judge.seconds, len(burst.calls)
-        self.lane.ask({"do": "prepare", "results": described_results(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
-        started = time.perf_counter()
-        self.lane.ask({"do": "run"}, seconds=limit * count)
-        return (time.perf_counter() - started) / count
 
     def _compare_timed(self, burst: HiddenCalls) -> None:
         answer, [data] = self.lane.ask({"do": "results"}, seconds=self.judge.seconds * 2)
