@@ -1,5 +1,7 @@
 """The corpus: every program with its calls, one module for each theme."""
 
+import os
+
 from tests.cpp_extension.corpus.calls import (
     autograd,
     bindings,
@@ -18,4 +20,5 @@ from tests.cpp_extension.corpus.calls import (
 from tests.cpp_extension.corpus.program import Program
 
 _THEMES = (elementwise, reductions, matmul, nn, scans, factories, views, signatures, errors, bindings, autograd, library, odd)
-CPU: list[Program] = [program for theme in _THEMES for program in theme.PROGRAMS]
+CHOSEN = os.environ.get("OPJIT_TEST_CORPUS", "")  # all, or a number: then every so many-th program is the corpus
+CPU: list[Program] = [program for theme in _THEMES for program in theme.PROGRAMS][:: int(CHOSEN) if CHOSEN.isdigit() else 1]
