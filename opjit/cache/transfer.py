@@ -266,7 +266,8 @@ def _extract(pack: Path, folder: str) -> None:
                         shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), to)
                 elif not member.isdir():
                     raise EntryError(f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name")
-        if os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END:  # tarfile takes a damaged header for the end
+        # tarfile takes a damaged header for the end
+        if not os.listdir(folder) or os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END:
             raise EntryError(f"it is damaged or cut off at byte {archive.offset}")
 
 
