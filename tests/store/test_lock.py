@@ -225,7 +225,7 @@ import os, sys, warnings
 warnings.simplefilter("ignore")
 from opjit import progress
 from opjit.store import lock
-with lock.held("key", print):
+with lock.held("key", str):
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -248,7 +248,7 @@ def test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock() -> None:
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
 from opjit.store import lock
-with lock.held("key", print):
+with lock.held("key", str):
     if os.fork() == 0:
         print("forked", flush=True)
         time.sleep(60)
