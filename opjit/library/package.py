@@ -4,7 +4,6 @@ functions that a model calls without the dispatcher (C shims), are whole functio
 
 from __future__ import annotations
 
-import ctypes
 import os
 import zipfile
 from pathlib import Path
@@ -75,10 +74,11 @@ def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
 
 
 def _takes_shim(schema: Schema, device: str) -> bool:
-    """Return whether a model can call an op directly. The names of shims have no namespace, and torch has taken some."""
+    """Return whether a model can call an op directly. The names of shims have no namespace, and torch's headers declare some."""
     plain = not schema.mutates and not any(each.list or each.kind not in _C_TYPES for each in schema.arguments)
     tensors = bool(schema.results) and not any(each.list or each.optional or each.kind != "Tensor" for each in schema.results)
-    return plain and tensors and not hasattr(ctypes.CDLL(f"libtorch_{device}.so"), f"aoti_torch_{device}_{schema.name}")
+    headers, name = Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h"), f"aoti_torch_{device}_{schema.name}("
+    return plain and tensors and not any(name in header.read_text(encoding="utf-8") for header in headers)
 
 
 def _shim(schema: Schema, device: str, library: str) -> str:

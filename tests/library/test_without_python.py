@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from opjit.library import package
+from opjit.recipe import schema
 from tests.helpers import ROOT, fresh
 from tests.tensors import DEVICES
 
@@ -104,6 +106,11 @@ def test_torchscript_finds_the_ops_and_a_package_of_aotinductor_holds_them(tmp_p
         Path(path).resolve().unlink()
     run = program(tmp_path, (EXAMPLES / "07_from_cpp" / "run.cpp").read_text(encoding="utf-8"))
     assert printed([run, tmp_path / "model.pt2"]) == [6.0, 8.5, 11.0, 13.5]
+
+
+def test_a_model_does_not_call_an_op_directly_that_has_the_name_of_a_function_of_torchs() -> None:
+    direct = {name: package._takes_shim(schema.parse(f"pt2test::{name}(Tensor x) -> Tensor"), "cuda") for name in ("abs", "abs_", "mine")}
+    assert direct == {"abs": False, "abs_": True, "mine": True}
 
 
 @pytest.mark.parametrize("device", DEVICES)
