@@ -373,19 +373,12 @@ def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, words: t
     assert verdict.tier == "device"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_process_that_forks_has_one_thread_of_its_own_and_no_cuda_context(device: str) -> None:
-    judge = Judge(SCALE, device=device, workers=1)
+def test_the_process_that_forks_has_one_thread() -> None:
+    judge = Judge(SCALE, device="cpu", workers=1)
     try:
         judge.start()
         judge.lane()
-        place = Path(f"/proc/{judge._zygote.pid}")
-        threads = []
-        for task in place.glob("task/*"):
-            with suppress(OSError):  # CUDA's driver ends one of its own
-                threads.append((task / "comm").read_text().strip())
-        assert [name for name in threads if not name.startswith("cuda")] == [(place / "comm").read_text().strip()], threads
-        assert not [each for each in place.glob("fd/*") if "uvm" in os.readlink(each)], "a context has it open"
+        assert len([*Path(f"/proc/{judge._zygote.pid}/task").iterdir()]) == 1
     finally:
         judge.close()
 
