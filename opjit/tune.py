@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from opjit import batch, files, loader, processes, progress, request
 from opjit.backends import Backend, cpu, targets
 from opjit.declare.op import Op
+from opjit.environment import is_on
 from opjit.errors import EntryError, OpjitError
 from opjit.measure.plan import Inputs, ratio
 from opjit.measure.timing import measure, plan_of, wait
@@ -53,26 +54,30 @@ def kernel(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], 
         if number is not None:
             return _opened(op, backend, labels[number])
         bucket = loaded.registered.opjit_force(None)
-        try:
-            choice = choose(op, backend, bucket, Inputs(args, kwargs))
-            found = _opened(op, backend, choice.variant) if choice is not None else loaded.kernel
-        except (OpjitError, OSError) as error:
-            progress.logger.warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
-            choice, found = Choice("", 0.0), loaded.kernel
-        if choice is not None:
-            loaded.registered.opjit_choose(bucket, found)
+        found = loaded.kernel
+        if labels and is_on("OPJIT_TUNE", unset=True):
+            try:
+                choice = choose(op, backend, bucket, Inputs(args, kwargs))
+                if choice is None:
+                    return found  # for this call alone
+                found = _opened(op, backend, choice.variant)
+            except (OpjitError, OSError) as error:
+                progress.logger.warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
+        loaded.registered.opjit_choose(bucket, found)
         return found
 
 
 def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | None:
-    """Measure an op's variants with a call's arguments, and record the choice for such sizes. Returns None for a call that fails."""
+    """Measure an op's variants with a call's arguments, and record the choice for such sizes. Returns None where nothing is measured."""
     request.ready(op, backend)
     with op.lock, torch.inference_mode():
         loaded = op.loaded[backend.name]
         loaded.registered.opjit_vary()
-        loaded.registered.opjit_force(loaded.kernel)
-        op.overload(*args, **kwargs)  # C says which bucket that is
-        return choose(op, backend, loaded.registered.opjit_force(None), Inputs(args, kwargs), again=True)
+        try:
+            _call(loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs)  # C says which bucket that is
+        finally:
+            bucket = loaded.registered.opjit_force(None)
+        return choose(op, backend, bucket, Inputs(args, kwargs), again=True)
 
 
 def choose(op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False) -> Choice | None:

@@ -118,6 +118,23 @@ opjit_status bump_cpu(opjit_tensor *x, const uint64_t *seed)
     assert torch.equal(results[0][1], results[1][1])
 
 
+def test_a_reload_chooses_anew_among_variants_of_the_newer_source(numbered: opjit.Op, measured: list[int]) -> None:
+    assert numbered(torch.zeros(8)).sum() == 8
+    source = numbered.folder / "numbered.c"
+    source.write_text(source.read_text(encoding="utf-8").replace("+ NUMBER;", "+ 10 * NUMBER;"), encoding="utf-8")
+    opjit.get(numbered.qualified, "cpu", reload=True)
+    assert [numbered(torch.zeros(size))[0].item() for size in (8, 200)] == [10, 30]
+    assert measured == [8, 8, 200]
+
+
+def test_opjit_test_checks_each_variant(numbered: opjit.Op) -> None:
+    numbered.reference(lambda x: x + 1)
+    numbered.samples(lambda device: [torch.zeros(3)])
+    check = next(check for check in opjit.testing.CHECKS if check.name == "results")
+    with pytest.raises(AssertionError, match=r"expected 1 .*of the variant LOOPS=0 NUMBER=2"):
+        check(numbered, "cpu")
+
+
 def test_bad_declarations_say_what_is_expected(numbered: opjit.Op, make_op: Callable[..., opjit.Op]) -> None:
     for values, message in (({"A": 3}, "A=3"), ({"A": ()}, "a list of numbers"), ({}, "0 definitions"), ({"A": ("x\n",)}, "line break")):
         with pytest.raises(DeclarationError, match=message):

@@ -438,7 +438,6 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     from opjit.declare import arguments
     from opjit.measure.units import format_time
 
-    os.environ["OPJIT_TUNE"] = "1"
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
         backend = backends.for_device(name)
         labels = op.labels(backend)

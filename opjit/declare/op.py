@@ -198,7 +198,7 @@ class Op:
 
     def choose(self, backend: str) -> None:
         """Let variants run, where the op has them for a backend on which it was loaded."""
-        if self.labels(backends.for_device(backend)) and is_on("OPJIT_TUNE", unset=True):
+        if self.labels(backends.for_device(backend)):
             self.loaded[backend].registered.opjit_vary()
 
     def vmap(self, function: Function) -> Function:

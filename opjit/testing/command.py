@@ -55,6 +55,7 @@ class Options(NamedTuple):
 def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None) -> int:
     """Print a table for each op and device, of names or folders; `before` gets all ops first. Returns 1 if a check failed or none ran."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks CUDA itself cannot fork children that use it
+    os.environ["OPJIT_TUNE"] = "0"  # the checks' many sizes are not worth a choice; "results" has each variant
     _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
     before([op for found in declared.values() if not isinstance(found, str) for op in found])

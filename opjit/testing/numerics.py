@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import inf, nan
 from random import Random
 from time import thread_time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from opjit import backends
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
@@ -74,12 +76,15 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
-    """Results equal the reference's on every sample."""
-    calls = list(op.samples_on(device))
+    """Results equal the reference's on every sample, and so do those of each variant."""
+    calls, labels = list(op.samples_on(device)), op.labels(backends.for_device(device))
+    variant: Any = getattr(getattr(torch.ops, op.schema.namespace), f"{op.schema.name}_variant") if labels else None
     for sample in trials(calls):
         expected = effects(op.reference_function, op, sample)
         assert_same(effects(op.overload, op, sample), expected, sample)
-    return tally(len(calls), "sample")
+        for number, label in enumerate(labels):
+            assert_same(effects(partial(variant, number), op, sample), expected, sample, f"the variant {label}")
+    return tally(len(calls), "sample") + (f", {tally(len(labels), 'variant')}" if labels else "")
 
 
 @add(CHECKS, "nan and inf")

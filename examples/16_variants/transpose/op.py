@@ -24,6 +24,12 @@ def workloads(device):  # type: ignore[no-untyped-def]
 # end: declare
 
 
+@transpose.samples
+def samples(device):  # type: ignore[no-untyped-def]
+    for shape in ((64, 64), (5, 130), (1, 1), (0, 3)):
+        yield torch.rand(shape, device=device)
+
+
 @transpose.reference
 def reference(x: torch.Tensor) -> torch.Tensor:
     return x.T.contiguous()
