@@ -12,7 +12,7 @@ VARIABLES = {
     "OPJIT_CACHE_SIZE": "size limit, such as `5GiB`; default `10GiB`, `0` for none",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, as `opjit get --debug` does",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's own headers only",
-    "OPJIT_JOBS": "parallel builds of `opjit precompile`; default: as CPUs, memory and the control group allow",
+    "OPJIT_JOBS": "compilers at once, in all your processes; default: `MAX_JOBS`, else as CPUs, free memory and control groups allow",
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
     "OPJIT_OFFLINE": "`1`: never build or ask a remote; an op that is in no cache raises an error",
     "OPJIT_PATH": "absolute paths of folders with your own ops, separated by `:`; opjit runs their `op.py`",

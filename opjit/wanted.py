@@ -73,10 +73,6 @@ class Wanted(Protocol):
         """Whether a compiler is here."""
 
     @property
-    def large(self) -> bool:
-        """Whether its compilers need as much memory as nvcc."""
-
-    @property
     def kind(self) -> Target | None:
         """The target of an op; None for another binary."""
 
@@ -112,10 +108,6 @@ class OpBinary(NamedTuple):
     @property
     def buildable(self) -> bool:
         return self.recipe.key is not None
-
-    @property
-    def large(self) -> bool:
-        return self.target.backend.uses_nvcc
 
     @property
     def kind(self) -> Target:

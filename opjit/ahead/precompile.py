@@ -54,7 +54,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     Args:
         ops: names or folders of ops; None is every op that is declared or can be found.
         archs: such as ``["x86-64-v3", "sm_90"]``; empty is this machine's. Each op is built for the archs that it has a kernel for.
-        jobs: builds at once; None is OPJIT_JOBS, else what the free CPUs and memory allow.
+        jobs: builds at once, at most; None is OPJIT_JOBS, else what CPUs and free memory allow. The compilers of all builds of this
+            user share the machine all the same.
         store: the root of a store to fill instead of the cache, such as a folder in an image that OPJIT_LAYERS will name. Everyone may
             read its entries.
         recorded: a list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
@@ -158,8 +159,8 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
         return
     from opjit.builder import budget
 
-    size = min(len(missing), budget.jobs(budget.NVCC_JOB if any(wanted.large for wanted in missing) else budget.C_JOB, jobs))
-    missing.sort(key=lambda wanted: not wanted.large)  # the long ones first, to finish together
+    size = min(len(missing), budget.jobs(budget.C_JOB, jobs))
+    missing.sort(key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc))  # the long ones first, to finish together
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:

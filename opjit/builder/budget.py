@@ -1,37 +1,116 @@
-"""The number of parallel builds that this process's CPUs and memory allow, also in a container.
+"""The CPUs and memory that all compilers of a user share on a machine, in any process, also in a container.
 
-A job builds one op for one target and keeps one CPU busy. More jobs than CPUs are not faster, and the kernel kills compilers that run out
-of memory.
+A compiler's share is a file, locked with flock(2), which the kernel unlocks when its holder dies:
+
+    <tmp>/opjit-<uid>/shares-<limits of the process>/<bytes>.<bytes of all>.<process>.<random>
+
+A program of this file waits for a share and runs a compiler, so a build that is interrupted ends it as it ends a compiler. More compilers
+than CPUs are not faster, and the kernel kills those that run out of memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from opjit.errors import OpjitError
-
 GIB = 1 << 30
-# A job's memory in bytes, rounded up. Measured in its largest process (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 GiB for a
-# bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort.
-C_JOB = GIB // 4
-NVCC_JOB = GIB
+# A compiler's memory in bytes, rounded up. Measured in its largest process (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 GiB for a
+# bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort, 1.5 GiB and with nvcc 2.9 GiB for torch/extension.h.
+C_JOB, CXX_JOB, NVCC_JOB = GIB // 4, GIB // 2, GIB
+TORCH_CXX_JOB, TORCH_NVCC_JOB = 7 * GIB // 4, 13 * GIB // 4
 _UNLIMITED = 1 << 60  # bytes
+_NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
-    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else as many as fit that need so many bytes each. Raises
-    OpjitError if a given number is not positive."""
+    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else MAX_JOBS, else as many as fit that need so many bytes each.
+    Raises OpjitError if a given number is not positive."""
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
-    if setting:
-        if not setting.strip().isdecimal() or int(setting) < 1:
-            name = "OPJIT_JOBS" if asked is None else "the number of jobs"
-            raise OpjitError(f"expected a number of parallel builds, 1 or more; {name} is {setting!r}")
-        return int(setting)
-    return max(1, min(cpus(root), memory(root) // need))
+    if setting and (not setting.strip().isdecimal() or int(setting) < 1):
+        from opjit.errors import OpjitError
+
+        name = "OPJIT_JOBS" if asked is None else "the number of jobs"
+        raise OpjitError(f"expected a number of parallel builds, 1 or more; {name} is {setting!r}")
+    return int(setting or _given() or max(1, min(cpus(root), memory(root) // need)))
+
+
+def _given() -> int:
+    """The number in OPJIT_JOBS or, as for torch's builder, in MAX_JOBS; 0 without one."""
+    settings = (os.environ.get(name, "").strip() for name in ("OPJIT_JOBS", "MAX_JOBS"))
+    return next((int(setting) for setting in settings if setting.isdecimal() and int(setting)), 0)
+
+
+def launcher(need: int) -> list[str]:
+    """Return the words before a compiler's command that make it wait for its share of so many bytes; none where no share can be taken."""
+    import hashlib
+
+    from opjit import files
+    from opjit.store import lock
+
+    limited = [str(group) for group in _groups(Path("/")) if _limit(group) < _UNLIMITED or _read(group / "cpu.max")[:1].isdecimal()]
+    limits = repr((sorted(os.sched_getaffinity(0)), limited)).encode()
+    with suppress(OSError):
+        folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
+        files.make_private(folder)
+        if sys.executable and files.distrusted(folder.parent) is None:
+            return [sys.executable, "-IS", __file__, str(folder), str(need)]
+    return []
+
+
+@contextmanager
+def share(need: int) -> Iterator[list[str]]:
+    """Take a share for the block, whose command starts with what this yields: nothing if a share was free at once."""
+    words, taken = launcher(need) if need else [], None
+    with suppress(OSError):  # no locks here, or another process is just looking
+        taken = _take(need, Path(words[3]), fcntl.LOCK_NB) if words else None
+    try:
+        yield [] if taken else words
+    finally:
+        if taken:
+            fcntl.flock(taken, fcntl.LOCK_UN)  # a forked child has it, too
+            os.close(taken)
+
+
+def _take(need: int, folder: Path, flags: int = 0) -> int | None:
+    """Return the descriptor of a share, or None if others leave too little for it now. A small op waits for a large extension's memory,
+    not for its CPU. Somebody always has a share."""
+    with _locked(folder / "gate", flags):
+        held, number, free = _held(folder), _given(), memory()
+        total = min((each for _, each in held), default=free)  # what was free when nobody had any
+        scarce = not number and (sum(each for each, _ in held) + need > total or need > free)
+        if held and (scarce or sum(each <= need for each, _ in held) >= (number or cpus())):
+            return None
+        taken = os.open(folder / f"{need}.{total}.{os.getpid()}.{os.urandom(8).hex()}", _NEW | os.O_EXCL, 0o600)
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        return taken
+
+
+def _held(folder: Path) -> list[tuple[int, int]]:
+    """Return the bytes of each share, and of all at its time. That of a stopped process, which may never go on, does not count."""
+    found = []
+    for path in folder.glob("*.*.*.*"):
+        need, total, process, _ = path.name.split(".")
+        with suppress(BlockingIOError), _locked(path, fcntl.LOCK_NB):
+            path.unlink()  # nobody has it any more
+            continue
+        if ") T" not in _read(Path("/proc", process, "stat")):
+            found.append((int(need), int(total)))
+    return found
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[None]:
+    with open(path, "ab", opener=lambda name, _: os.open(name, _NEW, 0o600)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | flags)
+        yield
 
 
 def cpus(root: Path = Path("/")) -> int:
@@ -48,20 +127,26 @@ def memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process and its children may still allocate, on the machine and in each control group."""
     found = _number(r"MemAvailable: *(\d+)", _read(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
     for group in _groups(root):
-        limit, used = (_number(r"(\d+)", _read(group / name), _UNLIMITED) for name in ("memory.max", "memory.current"))
-        if limit < _UNLIMITED:
+        if (limit := _limit(group)) < _UNLIMITED:
+            used = _number(r"(\d+)", _read(group / "memory.current") or _read(group / "memory.usage_in_bytes"), _UNLIMITED)
             # Cached files count as used, and the kernel drops them on demand.
-            cached = _number(r"inactive_file (\d+)", _read(group / "memory.stat"), 0)
+            cached = _number(r"(?:total_)?inactive_file (\d+)", _read(group / "memory.stat"), 0)
             found = min(found, max(0, limit - used + cached))
     return found
 
 
+def _limit(group: Path) -> int:
+    return _number(r"(\d+)", _read(group / "memory.max") or _read(group / "memory.limit_in_bytes"), _UNLIMITED)
+
+
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control group (version 2) and of its parents. Each may set a limit."""
-    own = re.search(r"^0::(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
-    names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
-    for length in range(len(names), -1, -1):  # a container, which has its own group at the top, may name folders that it does not see
-        yield root.joinpath("sys/fs/cgroup", *names[:length])
+    """Yield the folders of this process's control group and of its parents, of version 2, and of version 1 for memory. Each may set a
+    limit."""
+    for pattern, place in ((r"^0::(.*)$", "sys/fs/cgroup"), (r"^\d+:(?:.*,)?memory(?:,.*)?:(.*)$", "sys/fs/cgroup/memory")):
+        own = re.search(pattern, _read(root / "proc/self/cgroup"), re.MULTILINE)
+        names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
+        for length in range(len(names), -1, -1):  # a container, which has its own group at the top, may name folders that it does not see
+            yield root.joinpath(place, *names[:length])
 
 
 def _read(path: Path) -> str:
@@ -75,3 +160,13 @@ def _number(pattern: str, text: str, default: int) -> int:
     """Return the number in the line that a pattern begins to match."""
     found = re.search(f"^{pattern}", text, re.MULTILINE)
     return int(found[1]) if found else default
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _, place, size, *command = sys.argv
+    with _locked(Path(place, f"queue-{size}")):
+        while _take(int(size), Path(place)) is None:
+            time.sleep(0.05)
+    code = os.spawnvp(os.P_WAIT, command[0], command)
+    sys.exit(code if code >= 0 else 128 - code)

@@ -21,7 +21,7 @@ import torch
 
 from opjit import files, progress, resources
 from opjit.backends import Flags, Shared
-from opjit.builder import compile_warnings, cuda, cuda_mistakes, device, glue, kernel_usage, runtime_objects, torch_builder
+from opjit.builder import budget, compile_warnings, cuda, cuda_mistakes, device, glue, kernel_usage, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
@@ -246,7 +246,7 @@ def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], l
         }, tools.ninja, environment, {
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": tools.nvcc.root if tools.nvcc else None,
-        })
+        }, (budget.C_JOB, budget.NVCC_JOB))
     except CompilerFailed as failed:
         raise _diagnosed(recipe, str(failed), base) from None
 

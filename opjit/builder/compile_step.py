@@ -50,9 +50,13 @@ def workspace(staged: Path) -> Iterator[Path]:
         yield work
 
 
-def run_tool(command: Sequence[str], work: Path) -> str:
-    """Run a compiler or its like in a folder, and return its output. Raises CompilerFailed, or OSError if the disk is full."""
-    done = toolchain.run(command, work)
+def run_tool(command: Sequence[str], work: Path, need: int = 0) -> str:
+    """Run a compiler or its like in a folder, and return its output. `need` is its share of the machine's memory, in bytes, for which it
+    waits. Raises CompilerFailed, or OSError if the disk is full."""
+    from opjit.builder import budget  # late: no hit needs it
+
+    with budget.share(need) as launcher:
+        done = toolchain.run([*launcher, *command], work)
     if done.returncode:
         toolchain.refuse_full_disk(done.stdout, work)
         raise CompilerFailed(done.stdout)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder import host_device_split, nvrtc
+from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.recipe import headers, nvcc_flags, toolchain
 from opjit.recipe.nvcc_flags import LINE_INFO
@@ -174,7 +174,7 @@ def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, 
     folders = [f"-I{include}/nvrtc", *(part for folder in found.headers.split(":") for part in ("-isystem", folder))]
     output = run_tool([compiler.path, "-x", "c++", *unit.host, "-fPIC", *folders, "-idirafter", f"{include}/nvrtc/absent",
                        "-Wp,-MD,opjit_host.deps", *toolchain.listing(compiler, "opjit_host"), "-c", "opjit_host.cpp",
-                       "-o", "opjit_host.o"], work)
+                       "-o", "opjit_host.o"], work, budget.CXX_JOB)  # with what NVRTC takes meanwhile
     table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm takes 20 ms for its plugins
     rows = [line.split() for line in table.splitlines()]
     defined = [row for row in rows if len(row) == 8 and row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"]

@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.machinery import PathFinder
@@ -28,12 +28,15 @@ from typing import Any
 import torch.utils
 
 from opjit import builder, processes, progress
+from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import OpjitError
 from opjit.recipe import toolchain
 
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
+_COMPILES = re.compile(r"^build (\S+): (compile|cuda_compile) ", re.MULTILINE)
+_SHARED = "shared.ninja"  # build.ninja, whose compilers wait for their shares of the machine
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
 
@@ -126,20 +129,21 @@ def _without_cuda() -> Iterator[None]:
 
 
 def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
-         variables: Mapping[str, Any], around: AbstractContextManager[None] | None = None) -> str:
+         variables: Mapping[str, Any], needs: tuple[int, int], around: AbstractContextManager[None] | None = None) -> str:
     """Build in ``arguments["build_directory"]`` by torch's load or load_inline, with `variables` in torch's module, and load nothing.
-    Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `around` is a block around
-    ninja's run, to which it may give another build.ninja. Raises NinjaFailed if a tool failed, OSError if the disk is full."""
+    Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `needs` are the bytes that the
+    compiler of C or C++ takes for a file, and nvcc. `around` is a block around ninja's run, to which it may give another build.ninja.
+    Raises NinjaFailed if a tool failed, OSError if the disk is full."""
     work, output = Path(arguments["build_directory"]), list[str]()
     path = os.pathsep.join(filter(None, (os.environ.get("PATH"), ninja)))  # last: the folder may have another compiler, too
     changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}
     set_now = {name: value for name, value in changed.items() if value is not None}
 
-    def run_ninja(*_: Any, **__: Any) -> None:
+    def run(*_: Any, **__: Any) -> None:
         with around or nullcontext():
-            output.append(_run_ninja(work, ninja, set_now, bool(arguments.get("verbose"))))
+            output.append(run_ninja(work, ninja, needs, set_now, bool(arguments.get("verbose"))))
 
-    names = _names({**variables, "_run_ninja_build": run_ninja}, set_now)
+    names = _names({**variables, "_run_ninja_build": run}, set_now)
     builder.torch_call.names = names
     public = vars(_imported() or SimpleNamespace())
     for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):  # which torch's load and load_inline go on to
@@ -189,12 +193,25 @@ def _led(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](*args, **named)
 
 
-def _run_ninja(work: Path, ninja: str, environment: Mapping[str, str], verbose: bool) -> str:
-    """Run ninja as torch does, and return its output. Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
-    jobs = environment.get("MAX_JOBS", "")
-    done = processes.run([os.path.join(ninja, "ninja"), "-v", *(["-j", jobs] if jobs.isdigit() else [])], cwd=work, env=environment,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, limit=toolchain.time_limit())
+def run_ninja(work: Path, ninja: str, needs: tuple[int, int], environment: Mapping[str, str], verbose: bool = False,
+              objects: Sequence[str] = ()) -> str:
+    """Run ninja for some objects or for all, and return its output. Each compiler waits for its share of the machine; `needs`: see `call`.
+    Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
+    text = (work / "build.ninja").read_text("utf-8", "surrogateescape")
+    rules = [rule for out, rule in _COMPILES.findall(text) if not objects or out in objects]
+    program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.jobs(budget.C_JOB))]
+    launchers = [shlex.join(budget.launcher(need)) for need in needs]
+    with budget.share(needs["cuda_compile" in rules]) if len(rules) < 2 else nullcontext(launchers[0]) as waits:
+        if waits:
+            for name, words in zip(("cxx", "nvcc"), launchers, strict=True):
+                text = text.replace(f"\n{name} = ", f"\n{name} = {words.replace('$', '$$')} ", 1)
+            (work / _SHARED).write_text(text, "utf-8", "surrogateescape")  # people read torch's own
+            program += ["-f", _SHARED]
+        done = processes.run([*program, *objects], cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, limit=toolchain.time_limit())
     output = str(done.stdout, errors="replace")
+    for words in launchers if waits else ():
+        output = output.replace(f"{words} ", "")
     if verbose:
         print(output, end="", flush=True)
     for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):

@@ -337,7 +337,7 @@ def wheel(folders: tuple[Path, ...], arch: str, hosts: list[str], name: str | No
 @click.option("--arch", shell_complete=helps.archs, default="",
               help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.")
 @helps.host_option
-@click.option("--jobs", type=click.IntRange(min=1), help="Builds at once; default: $OPJIT_JOBS, else what CPUs and memory allow.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Builds at once, at most; default: $OPJIT_JOBS, else what CPUs and memory allow.")
 @click.option("--extensions", is_flag=True,
               help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.")
 @click.option("--store", metavar="DIR", type=helps.FOLDER,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import processes, progress
-from opjit.builder import torch_builder
+from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.cpp_extension import identity, light, stable, static_init
@@ -135,7 +135,8 @@ class _ExtensionBuild(NamedTuple):
             environment["CXX"] = self.tools.compiler.path
             variables["_wrap_compiler"] = lambda command: [*launcher, *([command] if isinstance(command, str) else command)]
         try:
-            torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, around)
+            needs = (budget.CXX_JOB, budget.NVCC_JOB) if self.prepared else (budget.TORCH_CXX_JOB, budget.TORCH_NVCC_JOB)
+            torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, needs, around)
         except torch_builder.NinjaFailed as failed:
             error = self.diagnosed(str(failed))
             raise error if self.prepared is None or self.is_final(str(failed)) else light.MayLack(error) from None

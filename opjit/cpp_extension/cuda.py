@@ -12,15 +12,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
-from opjit import processes
+from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import NvccOnly, run_tool
 from opjit.builder.cuda import CudaFile, compile_unit, translated
 from opjit.cpp_extension.identity import Extension
@@ -28,6 +27,7 @@ from opjit.cpp_extension.light import headers as light
 from opjit.recipe import headers, nvcc_flags
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
+NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
 _EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
 _OTHER = re.compile(r"^build (?P<out>\S+): compile ", re.MULTILINE)
 _NVCCS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "PYTORCH_NVCC", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
@@ -78,10 +78,11 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
         raise NvccOnly("it has several CUDA files")
     others = [edge["out"] for edge in _OTHER.finditer(written)]
     with ThreadPoolExecutor(1) as pool:
-        rest = pool.submit(_build, others, work, ninja)
+        rest = pool.submit(torch_builder.run_ninja, work, ninja, NEEDS, {**os.environ, "LC_ALL": "C"}, False, others) if others else None
         for edge in edges:
             _compile(extension, edge, flags, work / "cuda", cxx, nvrtc)
-        rest.result()  # ninja runs again, and torch reports what fails
+        with suppress(torch_builder.NinjaFailed):  # ninja runs again, and torch reports what fails
+            _ = rest and rest.result()
     place.write_text(_EDGE.sub("", written), "utf-8", "surrogateescape")
     try:
         yield
@@ -99,12 +100,6 @@ def headers_read(work: Path) -> set[str]:
     full = {os.path.normpath(os.path.join(folder, path)) for path in read}
     own = {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
     return {path for path in own if not path.startswith(f"{work}{os.sep}")}
-
-
-def _build(objects: Sequence[str], work: Path, ninja: str) -> None:
-    if objects:
-        processes.run([os.path.join(ninja, "ninja"), *objects], cwd=work, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL,
-                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _flags(text: str) -> list[str]:

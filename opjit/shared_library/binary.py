@@ -51,10 +51,6 @@ class ContentBinary(Generic[C]):
         return any(way.toolchain is not None for way in self.ways)
 
     @property
-    def large(self) -> bool:
-        return True
-
-    @property
     def by_torch(self) -> bool:
         return True
 
@@ -119,10 +115,6 @@ class ContentBinary(Generic[C]):
 
 class LibraryBinary(ContentBinary[Library]):
     """A request for a shared library."""
-
-    @property
-    def large(self) -> bool:
-        return "cuda" in self.content.languages
 
     @property
     def by_torch(self) -> bool:

@@ -26,6 +26,7 @@ from opjit.store.store import Store
 
 _NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
 _NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
+_NEEDS = {".cu": budget.NVCC_JOB, **dict.fromkeys((".cpp", ".cc", ".cxx"), budget.CXX_JOB)}
 _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
 
 
@@ -119,10 +120,10 @@ def _run(library: Library, sources: list[list[str]], link: list[list[str]], work
     """Compile in parallel, then link. Raises CompileError with the first source's complaint."""
     def run(command: list[str]) -> str:
         progress.logger.debug("%s", " ".join(command))
-        return run_tool(command, Path.cwd())
+        return run_tool(command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB))
 
     try:
-        with processes.pool(budget.jobs(budget.NVCC_JOB if "cuda" in library.languages else budget.C_JOB)) as pool:
+        with processes.pool(budget.jobs(budget.C_JOB)) as pool:
             list(pool.map(run, sources))
         for command in link:
             run(command)

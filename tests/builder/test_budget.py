@@ -1,16 +1,31 @@
-"""How many builds at once: what this machine, its control groups and the user allow, read from trees that pose as /proc and /sys."""
+"""How many compilers at once: what this machine, its control groups and the user allow, read from trees that pose as /proc and /sys, and
+what processes leave to each other."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from opjit.builder import budget
+from opjit.builder import budget, torch_builder
 from opjit.errors import OpjitError
+from opjit.recipe import toolchain
 
 GIB = budget.GIB
+BUILD = "ninja_required_version = 1.3\ncxx = %s\n\nrule compile\n  command = $cxx $in $out\n\n"
+# Ends when as many run as may, or after a second, and says how many there were.
+COMPILER = """#!/bin/sh
+mkdir %(here)s/running.$$
+for i in 1 2 3 4 5 6 7 8 9 10; do n=$(ls -d %(here)s/running.* | wc -l); [ $n -ge %(most)s ] && break; sleep 0.1; done
+sleep 0.1; ls -d %(here)s/running.* | wc -l >> %(here)s/counts
+rmdir %(here)s/running.$$; touch $2
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +67,14 @@ def test_the_tightest_of_all_groups_above_counts(tmp_path: Path) -> None:
     assert budget.jobs(budget.NVCC_JOB, root=root) == 3
 
 
+def test_memory_of_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
+    root = tree(tmp_path, "8:pids:/\n4:cpu,memory:/job/one\n0::/\n", {
+        "memory/job/one/memory.limit_in_bytes": str(6 * GIB), "memory/job/one/memory.usage_in_bytes": str(5 * GIB),
+        "memory/job/one/memory.stat": f"cache 7\ninactive_file {GIB}\ntotal_inactive_file {GIB}",
+        "memory/job/memory.limit_in_bytes": "9223372036854771712"})
+    assert budget.memory(root) == 2 * GIB
+
+
 def test_files_that_were_read_do_not_count_as_memory_in_use(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/box\n", {"box/memory.max": str(4 * GIB), "box/memory.current": str(4 * GIB),
                                            "box/memory.stat": f"anon {GIB}\ninactive_file {3 * GIB}\nactive_file 5"})
@@ -80,6 +103,10 @@ def test_what_the_user_asks_for_is_taken_argument_before_environment(monkeypatch
     monkeypatch.setenv("OPJIT_JOBS", "7")
     assert budget.jobs(GIB) == 7
     assert budget.jobs(GIB, 3) == 3
+    monkeypatch.setenv("MAX_JOBS", "5")  # torch's
+    assert budget.jobs(GIB) == 7
+    monkeypatch.delenv("OPJIT_JOBS")
+    assert budget.jobs(GIB) == 5
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
@@ -87,3 +114,69 @@ def test_a_number_of_jobs_that_is_none_is_refused_in_a_sentence(monkeypatch: pyt
     monkeypatch.setenv("OPJIT_JOBS", text)
     with pytest.raises(OpjitError, match=r"1 or more; OPJIT_JOBS is"):
         budget.jobs(GIB)
+
+
+# --- shares among processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of shares of nobody else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("OPJIT_JOBS", "MAX_JOBS"):
+        monkeypatch.delenv(name, raising=False)
+    return Path(budget.launcher(GIB)[3])
+
+
+@pytest.mark.parametrize(("setting", "most"), [("OPJIT_JOBS=2", 2), ("MAX_JOBS=3", 3), ("", 1)])
+def test_two_builds_of_many_files_share_what_there_is(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str,
+                                                      most: int) -> None:
+    if setting:
+        monkeypatch.setenv(*setting.split("="))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER % {"here": tmp_path, "most": most})
+    compiler.chmod(0o755)
+
+    def built(name: str) -> str:
+        (tmp_path / name).mkdir()
+        edges = "".join(f"build {number}.o: compile ../compiler\n" for number in range(3))
+        (tmp_path / name / "build.ninja").write_text(BUILD % compiler + edges)
+        need = GIB if setting else budget.memory() * 2 // 3  # one fits
+        return torch_builder.run_ninja(tmp_path / name, toolchain.require_ninja(), (need, need), os.environ)
+
+    with ThreadPoolExecutor(2) as pool:  # each of the compilers waits in a process of its own
+        assert "budget.py" not in "".join(pool.map(built, ["one", "two"]))
+    counts = (tmp_path / "counts").read_text().split()
+    assert (len(counts), max(map(int, counts))) == (6, most)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_for_a_killed_or_a_stopped_process(alone: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+    with subprocess.Popen([*budget.launcher(GIB), "sleep", "100"], start_new_session=True) as holder:
+        while not [*alone.glob("*.*.*.*")]:
+            time.sleep(0.01)
+        with budget.share(GIB) as words:
+            assert words == budget.launcher(GIB), "another one has the only share"
+        with subprocess.Popen([*words, "true"]) as waiter:
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiter.wait(0.3)
+            holder.send_signal(number)
+            assert waiter.wait(20) == 0
+        with budget.share(GIB) as words:
+            assert words == []
+        os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_a_small_compiler_waits_for_no_large_one_s_cpu_and_a_failing_one_says_so(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+    with budget.share(2) as large, budget.share(1) as small, budget.share(1) as another:
+        assert (large, small, bool(another)) == ([], [], True)
+    assert subprocess.run([*budget.launcher(GIB), "sh", "-c", "exit 7"], check=False).returncode == 7
+    assert subprocess.run([*budget.launcher(GIB), "sh", "-c", "kill -9 $$"], check=False).returncode == 128 + 9
+
+
+def test_a_process_that_can_take_no_share_builds_all_the_same(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone.parent.chmod(0o777)  # others could write there
+    with budget.share(GIB) as words:
+        assert words == []

@@ -191,7 +191,7 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
         told.append(repr((source, name, sorted(headers.items()), options, expressions)))
         return DeviceCode(b"", {}, "")
 
-    def ran(command: list[str], work: Path) -> str:
+    def ran(command: list[str], work: Path, need: int = 0) -> str:
         told.append(repr(command))
         return ""
 
