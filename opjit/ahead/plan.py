@@ -33,6 +33,8 @@ from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
+Listed = tuple[str | os.PathLike[str], Sequence[str], str | os.PathLike[str] | None, bool, Sequence[str]]  # what `plan_recorded` takes
+
 
 class Plan(NamedTuple):
     """What precompile is going to build."""
@@ -43,7 +45,7 @@ class Plan(NamedTuple):
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
     remarks: Sequence[str] = ()  # what the user should know before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
-    recorded: Path | None = None  # the list; None of ops by name
+    listed: Listed | None = None  # None of ops by name
 
 
 def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None,
@@ -103,7 +105,7 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
     # A declared op may replace several recorded ones, which differ.
     ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed, scan)
     others = _plan_extensions(calls, Path(path), store, root is not None, extensions, remarks, failed)
-    return Plan([*ops, *others], skipped, store, root is not None, remarks, failed, Path(path))
+    return Plan([*ops, *others], skipped, store, root is not None, remarks, failed, (path, archs, root, extensions, hosts))
 
 
 def _plan_extensions(listed: Sequence[RecordedExtension], path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
@@ -161,12 +163,17 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
         flags = [recorded.flags[kind] for kind in oplist.FLAGS]
         return inline.make(recorded.schema, dict(recorded.code), None, None, "opjit.ahead.plan", "a recorded list",
                            f"{recorded.op} (inline code)", flags), False
-    try:
-        op = registry.declared(recorded.op) if schema.namespace in absent else registry.find(recorded.op)
-    except UnknownOp:
-        op = None
-        absent.add(schema.namespace)
+    op = known(recorded.op, absent)
     return (_op_in_folder(recorded), False) if op is None else (op, True)
+
+
+def known(name: str, absent: set[str]) -> Op | None:
+    """Return the op that anything but a list declares; `absent`: see `_resolve_op`."""
+    namespace = name.partition("::")[0]
+    with suppress(UnknownOp):
+        return registry.declared(name) if namespace in absent else registry.find(name)
+    absent.add(namespace)
+    return None
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:

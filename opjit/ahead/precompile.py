@@ -15,11 +15,12 @@ from concurrent.futures import as_completed
 from typing import NamedTuple, TextIO
 
 from opjit import distributed, files, processes, progress, request
+from opjit.ahead import complete
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.distributed import ranks
 from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
 from opjit.progress import Display, logger
-from opjit.store import inventory, sets
+from opjit.store import inventory
 from opjit.store.store import Store
 from opjit.wanted import Wanted
 
@@ -91,8 +92,8 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
 
 def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store: str | os.PathLike[str] | None = None,
           extensions: bool = False, hosts: Sequence[str] = ()) -> int:
-    """Prove, before a program serves, that it will build nothing: every entry of a list is there, with its manifest and the library's size.
-    A request hashes a library before it opens it.
+    """Prove, before a program serves, that it will build nothing: every entry of a list is there, with its manifest and the library's size,
+    or as `opjit.precompile` saw it, as far as stat can say. A request hashes a library before it opens it.
 
     Args:
         recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
@@ -111,6 +112,8 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
         >>> opjit.ready("ops.json")
         1
     """
+    if (proven := complete.proven((recorded, archs, store, extensions, hosts))) is not None:
+        return proven
     plan = plan_recorded(recorded, archs, store, extensions, hosts)
     missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted
                if wanted.find(plan.store, hashed=False) is None]
@@ -138,8 +141,8 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:
                 warnings.warn(CacheWarning(f"others may not be able to read {item.folder}: {error}"), stacklevel=3)
-    if plan.recorded is not None and not report.failed:
-        sets.mark(plan.store, plan.recorded, sorted(map(str, plan.wanted)), plan.shared)
+    if plan.listed is not None and not report.failed:
+        complete.mark(plan)
     return report._replace(seconds=time.perf_counter() - started)
 
 

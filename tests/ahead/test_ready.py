@@ -17,9 +17,12 @@ from click.testing import CliRunner, Result
 
 import opjit
 from opjit import cli
+from opjit.ahead import complete
+from opjit.ahead.plan import plan_recorded
 from opjit.backends import targets
-from opjit.declare import oplist
+from opjit.declare import oplist, registry
 from opjit.errors import CacheWarning, PrecompileError, RecordError
+from opjit.wanted import OpBinary
 from tests import helpers
 from tests.helpers import ROOT, entries, fresh
 
@@ -96,6 +99,40 @@ def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hi
     library.write_bytes(library.read_bytes()[:-1])
     with pytest.warns(CacheWarning, match="does not have the size"):
         assert "keytest::plus for " in refused(listed)
+
+
+def test_what_precompile_saw_is_proof_until_stat_differs(listed: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_stat(root: Path | None = None) -> int | None:
+        return complete.proven((listed, (), root, False, ()))
+
+    def change(file: Path) -> None:
+        """Rewrite a file with what it has: stat differs, and nothing else."""
+        opjit.precompile(recorded=listed)
+        assert by_stat() == 2
+        file.write_bytes(file.read_bytes())
+        assert (by_stat(), opjit.ready(listed)) == (None, 2)
+
+    [folder] = [folder for folder in entries(here) if folder.parts[-3] == "keytest.plus"]
+    change(folder / "keytest.plus.so")
+    change(listed.parent / "plus/amount.h")
+    opjit.precompile(recorded=listed)
+    (folder.parent.parent / "new").mkdir()
+    assert by_stat() == 2, "another arch's entries do not matter"
+    (listed.parent / "plus/new.h").write_text("")  # it could hide a header of the same name
+    assert by_stat() is None
+    opjit.precompile(recorded=listed, store=tmp_path / "layer")
+    assert (by_stat(tmp_path / "layer"), by_stat()) == (2, None)
+    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
+    assert by_stat() == 2
+    with monkeypatch.context() as patch:
+        told = 'if [ "$1" = -v ]; then echo "Target: t"; echo "gcc version 99"; exit; fi'
+        patch.setenv("CC", str(helpers.fake_compiler(tmp_path / "other", told)))
+        assert by_stat() is None
+    [op] = [wanted.op for wanted in plan_recorded(listed, (), None).wanted if isinstance(wanted, OpBinary) and not wanted.op.code]
+    monkeypatch.setitem(registry._ops, op.qualified, op)
+    assert by_stat() == 2, "the program has declared what the list names"
+    monkeypatch.setattr(op, "folder", helpers.write_op(tmp_path / "another"))
+    assert by_stat() is None
 
 
 def test_a_machine_without_a_compiler_accepts_what_any_has_built(listed: Path, tmp_path: Path) -> None:
