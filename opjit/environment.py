@@ -10,6 +10,7 @@ VARIABLES = {
     "OPJIT_ARCH": "build for this arch instead of the machine's own: `x86-64-v3`, `neoverse-v2`, `sm_90`, `sm_80+sm_90`",
     "OPJIT_CACHE": "folder of the cache; default `$XDG_CACHE_HOME/opjit`, else `~/.cache/opjit`",
     "OPJIT_CACHE_SIZE": "size limit, such as `5GiB`; default `10GiB`, `0` for none",
+    "OPJIT_CPP_AUTOGRAD": "`0`: calls that need no gradient go through Python, too; nothing is compiled in C++ for them",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, as `opjit get --debug` does",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's own headers only",
     "OPJIT_JOBS": "compilers at once, in all your processes; default: `MAX_JOBS`, else as CPUs, free memory and control groups allow",
@@ -24,7 +25,7 @@ VARIABLES = {
     "OPJIT_VERBOSE": "`1`: report on stderr what opjit finds, builds and waits for",
     "OPJIT_WHEEL_ARCHS": "archs of a project's wheel, instead of those in its pyproject.toml: `x86-64-v3,sm_90`",
 }
-SWITCHES = frozenset({"OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_TUNE", "OPJIT_VERBOSE"})
+SWITCHES = frozenset({"OPJIT_CPP_AUTOGRAD", "OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_TUNE", "OPJIT_VERBOSE"})
 
 
 def is_on(switch: str, unset: bool = False) -> bool:

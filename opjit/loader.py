@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Loaded:
         self.registered = registered
         self.kernel = _kernel(registered)
         self.variants: dict[str, int] = {}  # kernels of variants, as they were opened
+        self.unbind_autograd: Callable[[], None] | None = None  # takes autograd's kernel in C++ back, if the op has it
 
     def replace(self, entry: Entry, qualified: str) -> None:
         """Redirect calls to the kernel of a newer build."""
@@ -50,6 +51,8 @@ class Loaded:
 
     def unload(self) -> None:
         """Unregister the kernel; the library stays mapped."""
+        if self.unbind_autograd is not None:
+            self.unbind_autograd()
         self.registered.opjit_unregister()
 
 

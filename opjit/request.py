@@ -34,7 +34,7 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
     with op.lock:
         if backend.name not in op.loaded:
             target = targets.here(backend)
-            op.loaded[backend.name] = _load(op, target, found)
+            op.loaded[backend.name] = op.with_autograd(_load(op, target, found), backend)
             op.choose(backend.name)
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
@@ -58,7 +58,12 @@ def ready_for_call(op: Op, backend: Backend) -> None:
 def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
     for store in stores():
         try:
-            return loader.load(found or entry(op, target, store), op.qualified, op.libraries(target))
+            chosen = found or entry(op, target, store)
+            if chosen.origin in ("built", "remote") and store.root == default_root():
+                from opjit.declare import cpp_autograd
+
+                cpp_autograd.make_later(store)
+            return loader.load(chosen, op.qualified, op.libraries(target))
         except loader.Gone as error:
             gone, found = error, None
     raise gone

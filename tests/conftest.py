@@ -28,13 +28,14 @@ from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from tests import tiers, zygote
+from tests import helpers, tiers, zygote
 from tests.helpers import COMPILES, EMULATED, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
 
 if TYPE_CHECKING:
     from tests.remotes import Published
 
 OPS = Path(__file__).parent / "ops"
+CPP_AUTOGRAD = "OPJIT_TEST_CPP_AUTOGRAD" in os.environ  # give every op that a test's process loads autograd's kernel in C++
 TIERS = pytest.StashKey[tiers.Tiers]()
 _namespaces = itertools.count()
 
@@ -92,6 +93,9 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
         patch.setenv("OPJIT_CACHE", str(root))
         if "CXX" in os.environ and not shares_libstdcxx(os.environ["CXX"]):  # torch's own extensions crash with a second libstdc++
             patch.setenv("CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"]))
+        patch.setenv("OPJIT_CPP_AUTOGRAD", "0")  # no compiler starts in the background, also by children
+        if CPP_AUTOGRAD:
+            helpers.take_cpp_autograd(patch)
         yield
     zygote.stop()
 

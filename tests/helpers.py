@@ -34,7 +34,8 @@ from opjit.backends.cpu import machine_of
 from opjit.backends.targets import Target
 from opjit.builder import build
 from opjit.cli import main
-from opjit.declare import registry
+from opjit.cpp_extension import autograd_part
+from opjit.declare import cpp_autograd, registry
 from opjit.errors import CacheWarning
 from opjit.recipe import schema, toolchain
 from opjit.recipe.recipe import Recipe, document_key, read_inputs
@@ -536,3 +537,12 @@ def no_nvcc(patch: pytest.MonkeyPatch) -> None:
 def no_nvrtc(patch: pytest.MonkeyPatch) -> None:
     """As on a machine whose torch has no NVRTC."""
     patch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+
+
+def take_cpp_autograd(patch: pytest.MonkeyPatch) -> None:
+    """Give each op that this process loads autograd's kernel in C++, which is compiled once for the cache of all tests."""
+    autograd_part.make()
+    entry = cpp_autograd.find()
+    assert entry is not None
+    patch.setattr(cpp_autograd, "find", lambda: entry)
+    patch.setattr(cpp_autograd, "is_on", lambda switch, **_: switch == "OPJIT_CPP_AUTOGRAD")

@@ -18,11 +18,12 @@ from opjit.recipe.schema import Schema
 Function = Callable[..., Any]
 
 
-def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
+def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> bool:
     """Make the op differentiable, also in torch.func. Its backward may be an error: without any kernel, torch would only warn, and treat
-    the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument."""
+    the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument.
+    Returns whether there is a kernel that does nothing to a call which needs no derivative; then `cpp_autograd` has the same in C++."""
     if schema.mutates and not schema.returned and not any(result.kind == "Tensor" for result in schema.results):
-        return  # no result could have a derivative
+        return False  # no result could have a derivative
     differentiate = make_autograd_impl(overload, Info(_trimmed(rules.backward), rules.setup_context))
     by_keyword = any(argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments)
 
@@ -41,6 +42,7 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, r
     library.impl(schema.name, kernel, "Autograd", with_keyset=True)
     if not schema.mutates and not transforms.has_list(schema):
         transforms.bind(library, schema, overload, rules)
+    return not no_handles
 
 
 def _refuse_tangents(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from opjit import backends, files, loader, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
-from opjit.declare import autograd, sharding, transforms, variants
+from opjit.declare import autograd, cpp_autograd, sharding, transforms, variants
 from opjit.declare.inline_code import Code
 from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
@@ -79,6 +79,7 @@ class Op:
         self._autocast: transforms.AutocastRule | None = None
         self._sharding: Function | None = None
         self.waived: dict[str, str] = {}  # checks of ``opjit test`` that the op need not pass, and why
+        self._passes = False  # whether autograd's kernel in Python does nothing to a call that needs no derivative
         self._bound: set[str] = set()  # rules that torch knows
         self._forget_sharding: Callable[[], None] | None = None  # set once DTensor knows the rule
 
@@ -258,10 +259,11 @@ class Op:
         """Tell torch what autograd does with the op, and its rules. torch gets methods, so that a reload can exchange the functions."""
         assert self.handle is not None
         self._bound.clear()
+        self._passes = False
         if self.constant:
             self.handle.impl(self.schema.name, torch.library.fallthrough_kernel, "Autograd")
         else:
-            autograd.bind(self.handle, self.schema, self.overload, self._rules)
+            self._passes = autograd.bind(self.handle, self.schema, self.overload, self._rules)
         self.bind_rules()
 
     def bind_rules(self) -> None:
@@ -337,10 +339,16 @@ class Op:
         """Make torch call an entry's kernel, in place of one that is loaded. The caller holds the op's lock."""
         loaded = self.loaded.get(backend)
         if loaded is None:
-            self.loaded[backend] = loader.load(entry, self.qualified, libraries)
+            self.loaded[backend] = self.with_autograd(loader.load(entry, self.qualified, libraries), backends.for_device(backend))
         else:
             loaded.replace(entry, self.qualified)
         self.choose(backend)
+
+    def with_autograd(self, loaded: Loaded, backend: Backend) -> Loaded:
+        """Let calls on a backend that need no derivative pass without Python, where that is compiled."""
+        if self._passes:
+            loaded.unbind_autograd = cpp_autograd.bind(self.qualified, f"Autograd{backend.dispatch_key}")
+        return loaded
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""

@@ -7,6 +7,8 @@ On the CPU against C++ ops with the same work (TORCH_LIBRARY, at::Tensor, -O3; p
     allreduce       allocates its output. Both sides have the same Python backward, so that they differ in nothing but
                     the kernel and its glue; inference mode skips what torch.library.register_autograd adds to a call.
     total           the same without a backward, whose derivative is an error; torch only warns of the C++ op's.
+    autograd        allreduce where no gradient is wanted, against inference mode: what having a backward costs such a call, 0.1 us.
+                    OPJIT_CPP_AUTOGRAD=0 shows it without the kernel in C++, 5 us.
     scale_inplace   mutates its argument. opjit's glue counts up the tensor's version, which the C++ op leaves out.
 
 On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronised at
@@ -19,6 +21,7 @@ import argparse
 import os
 import runpy
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -61,6 +64,19 @@ def duel(ours: Op, peer: Op, arguments: tuple[Any, ...], rounds: int, mode: Mode
     return spent
 
 
+def cost_of_autograd(op: Op, x: torch.Tensor, rounds: int, mode: Mode) -> tuple[list[float], list[float]]:
+    """Seconds of this thread per call, which other processes hardly change: in a mode, and in inference mode; they take turns."""
+    spent: tuple[list[float], list[float]] = [], []
+    for _ in range(5 * rounds):
+        for seconds, entered in zip(spent, (mode, torch.inference_mode), strict=True):
+            with entered():
+                started = time.thread_time()
+                for _ in range(CALLS // 10):
+                    op(x)
+                seconds.append((time.thread_time() - started) / (CALLS // 10))
+    return spent
+
+
 def give_backward(qualified: str) -> None:
     """The same backward that opjit's allreduce has, registered in the same way."""
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
@@ -86,7 +102,9 @@ def check_cpu(allreduce: Op, scale: Op) -> None:
 
 def measure_cpu(rounds: int) -> list[Row]:
     import opjit
+    from opjit.cpp_extension import autograd_part
 
+    autograd_part.make()
     runpy.run_path(str(HERE / "ops" / "op.py"))
     x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
     total = opjit.inline("total(Tensor x) -> Tensor", c=TOTAL, fake=lambda x: x.new_empty(())).overload
@@ -105,6 +123,8 @@ def measure_cpu(rounds: int) -> list[Row]:
         ("grad mode", x, nullcontext, None), ("grad mode, input requires grad", leaf, nullcontext, None)]
     rows = [ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
             for name, tensor, mode, bar in duels] + without
+    without_gradient: list[tuple[str, Mode]] = [("no_grad", torch.no_grad), ("grad mode", nullcontext)]
+    rows += [difference(f"autograd, {name}", *cost_of_autograd(allreduce, x, rounds, mode), 300e-9) for name, mode in without_gradient]
     for name, mode in (("inference mode", torch.inference_mode), ("grad mode", nullcontext)):
         rows.append(difference(f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9))
     return rows
@@ -113,7 +133,7 @@ def measure_cpu(rounds: int) -> list[Row]:
 def measure_cuda(rounds: int) -> list[Row]:
     import opjit
 
-    allreduce = opjit.get("allreduce", "cuda")
+    allreduce = opjit.get("allreduce", "cuda")  # with the kernel for autograd that measure_cpu had compiled
     rows = []
     for dtype in (torch.float32, torch.float16, torch.int32, torch.int64):
         x = torch.ones(8, device="cuda", dtype=dtype)

@@ -1,0 +1,30 @@
+"""Builds the kernel in C++ that opjit.declare.cpp_autograd gives to ops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from opjit import progress, request
+from opjit.cpp_extension import binary
+from opjit.cpp_extension.arguments import LoadCall
+from opjit.declare import cpp_autograd
+from opjit.errors import CompileError, OpjitError
+from opjit.store.store import Store, default_root
+
+
+def make(store: Store | None = None) -> None:
+    """Fetch or build it, unless it is there: in the store or, without one, in a layer or the cache. An error is no error of the caller's,
+    as the kernel in Python serves."""
+    must_store, store = store is not None, store or Store(default_root())
+    call = LoadCall(name=cpp_autograd.NAME, sources=[str(cpp_autograd.source())], extra_cflags=["-O1"], with_cuda=False,
+                    is_python_module=False, fast=False)  # light headers bring more than it includes
+    wanted = replace(binary.of_call(call, store.notes), must_store=must_store)
+    try:
+        request.look(wanted, store) or request.obtain(wanted, store)
+    except CompileError as error:
+        cpp_autograd.refused(store, error)
+        progress.log(f"autograd's kernel in C++ does not fit torch {torch.__version__}, so that in Python serves: {error}")
+    except OpjitError as error:
+        progress.log(f"autograd's kernel in C++ is not there, so that in Python serves: {error}")

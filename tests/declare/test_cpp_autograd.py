@@ -1,0 +1,130 @@
+"""Autograd's kernel in C++: a call that needs no derivative runs no Python, and nothing else is different.
+
+All tests of ops run with it, too: OPJIT_TEST_CPP_AUTOGRAD=1 python -m pytest tests/declare tests/testing tests/kernels_c
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+from opjit import Op
+from opjit.cpp_extension import autograd_part
+from opjit.declare import cpp_autograd
+from opjit.recipe import toolchain
+from opjit.store.store import Store
+from tests import helpers
+from tests.declare.test_autograd import differentiable, without_backward
+from tests.helpers import MakeOp
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]  # a compiler takes 4 s for torch's headers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> Iterator[None]:
+    """Each op that a test of this file loads has the kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        helpers.take_cpp_autograd(patch)
+        yield
+
+
+def python_of(op: Op, *args: Any) -> list[str]:
+    """The names of the functions in Python that a call of the overload runs."""
+    seen: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    call = op.overload._op  # without the method of OpOverload
+    sys.setprofile(profile)
+    try:
+        call(*args)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("make", [differentiable, without_backward])
+def test_a_call_that_needs_no_gradient_runs_no_python(make_op: MakeOp, make: Any, mode: type[AbstractContextManager[None]]) -> None:
+    op, x = make(make_op), torch.ones(3)
+    op(x)  # loads it
+    leaf = torch.ones(3, requires_grad=True)
+    with mode():
+        assert python_of(op, x) == []
+        assert ("kernel" in python_of(op, leaf)) == torch.is_grad_enabled()
+    op.loaded["cpu"].unload()
+    op.loaded.clear()
+    assert op(x).tolist() == [3.0] * 3, "as after a reload"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+def test_compilers_modes_and_subclasses_see_no_difference(make_op: MakeOp) -> None:
+    op, plain = differentiable(make_op), torch.ones(3)
+    op(plain)
+    leaf = torch.ones(3, requires_grad=True)
+    for each in (plain, leaf):
+        torch.library.opcheck(op.overload, (each, 2.0))
+        compiled = torch.compile(lambda x: op.overload(x, 2.0) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
+        assert compiled(each).requires_grad == each.requires_grad
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert op(each).requires_grad == each.requires_grad
+        both = op(TwoTensor(each, each))
+        assert isinstance(both, TwoTensor)
+        assert (both.a.tolist(), both.requires_grad) == ([3.0] * 3, each.requires_grad)
+    [gradient] = torch.autograd.grad(op(leaf).sum(), leaf)
+    assert gradient.tolist() == [3.0] * 3
+    assert torch.func.grad(lambda x: op(x).sum())(plain).tolist() == [3.0] * 3
+    assert torch.vmap(op.overload)(torch.ones(2, 3)).tolist() == [[3.0] * 3] * 2
+    assert torch.vmap(torch.func.grad(lambda x: op(x).sum()))(torch.ones(2, 3)).tolist() == [[3.0] * 3] * 2
+    with pytest.raises(RuntimeError, match=r"derivative for \S*scale is not implemented"):
+        without_backward(make_op)(leaf).sum().backward()
+    with pytest.raises(NotImplementedError, match="has no rule for forward mode"), torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        op(torch.autograd.forward_ad.make_dual(plain, plain))
+
+
+def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_a_layer(tmp_path: Path) -> None:
+    code = """
+        import opjit, torch
+        op = opjit.get("allreduce", "cpu")
+        print(op(torch.ones(3)).item(), opjit.registry.find("allreduce").loaded["cpu"].unbind_autograd is not None)
+        """
+    first, on = str(tmp_path / "first"), {"OPJIT_CPP_AUTOGRAD": "1"}
+    assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 False\n"
+    until = time.monotonic() + 300
+    while not list(Path(first).glob(f"v1/cpp_extension.{cpp_autograd.NAME}/*/*/manifest.json")) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 True\n"
+    assert helpers.command("precompile", "allreduce", "--store", tmp_path / "layer", **on).returncode == 0
+    layered = {"OPJIT_CACHE": str(tmp_path / "second"), "OPJIT_LAYERS": str(tmp_path / "layer")}
+    assert helpers.fresh(code, {**on, **layered}).stdout == "3.0 True\n"
+    assert helpers.fresh(code, {"OPJIT_CPP_AUTOGRAD": "0", **layered}).stdout == "3.0 False\n"
+
+
+def test_what_a_compiler_refuses_is_not_tried_again(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, started, store = tmp_path / "opjit_autograd.cpp", list[Any](), Store(here)
+    source.write_text("#error of another torch\n")
+    for name, value in (("source", lambda: source), ("_wanted", list), ("find", lambda: None), ("_state", {}),
+                        ("processes", SimpleNamespace(run=lambda command, **_: started.append(command)))):
+        monkeypatch.setattr(cpp_autograd, name, value)
+    assert not cpp_autograd.refused(store)
+    autograd_part.make()
+    assert cpp_autograd.refused(store)
+    cpp_autograd.make_later(store)
+    assert started == []
+    monkeypatch.setattr(toolchain, "find_cxx", lambda notes: ("another", "compiler"))
+    cpp_autograd._state.clear()
+    cpp_autograd.make_later(store)
+    cpp_autograd.make_later(store)
+    assert len(started) == 1
