@@ -28,6 +28,7 @@ _LEVELS: dict[str, dict[str, set[str]]] = {
 }
 MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not know the CPU
+_OF_MACHINE = {"aarch64": ("-mno-outline-atomics",)}  # functions of gcc's that ask for the CPU, and run code when a binary is opened
 # The fields of /proc/cpuinfo that tell CPU models apart.
 _MAKE = {"vendor_id", "cpu family", "model", "cache size", "flags",
          "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"}
@@ -80,7 +81,8 @@ class Cpu:
 
     def flags(self, arch: str, runtime: str) -> Flags:
         # errno and floating-point exceptions would keep gcc from vectorising plain loops; no op reports them
-        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={_MARCH.get(arch, arch)}", "-fno-math-errno", "-fno-trapping-math", *GLUE)
+        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={_MARCH.get(arch, arch)}", "-fno-math-errno", "-fno-trapping-math",
+             *_OF_MACHINE.get(machine_of(arch) or "", ()), *GLUE)
         return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
 
 
