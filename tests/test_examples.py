@@ -176,7 +176,7 @@ def test_a_random_op_of_the_course_follows_torch_s_seeds(device: str, name: str)
     second = draw(x)
     assert torch.equal(inside, second)
     assert not torch.equal(first, second)
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for run in (step, functools.partial(checkpoint, step, use_reentrant=False)):
         torch.manual_seed(1)
         gradients += torch.autograd.grad(run(leaf := x.clone().requires_grad_()).sum(), leaf)

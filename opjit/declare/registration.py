@@ -6,7 +6,8 @@ then on torch calls the C kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.recipe.schema import Schema
 
+half_declared: dict[str, Any] = {}  # torch's objects for ops that a thread with `processes.declaring` is declaring, None before it has one
+_look_up = torch._ops._OpNamespace.__getattr__
 _placeholders: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
 
 
@@ -37,22 +40,51 @@ def define(op: Op, earlier: Op | None) -> None:
         forget(earlier)
     library = torch.library.Library(namespace, "FRAGMENT")
     try:
-        library.define(op.schema.text.partition("::")[2], tags=_tags(op.schema))
-    except RuntimeError as error:
-        raise DeclarationError(f"torch refuses the op {op.qualified}, so choose another name or namespace: "
-                               f"{str(error).splitlines()[0]}") from None
-    op.handle = library
-    try:
-        _register(library, op)
-        # Looked up before another thread can: torch gives threads that ask at once an overload each.
-        op.overload = getattr(getattr(torch.ops, namespace), name).default
-        setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
-        if op.schema.returned:
-            _functionalize(library, op)
-        op.bind()
+        with _hidden(op):
+            try:
+                library.define(op.schema.text.partition("::")[2], tags=_tags(op.schema))
+            except RuntimeError as error:
+                raise DeclarationError(f"torch refuses the op {op.qualified}, so choose another name or namespace: "
+                                       f"{str(error).splitlines()[0]}") from None
+            op.handle = library
+            _register(library, op)
+            op.overload = look_up(getattr(torch.ops, namespace), name).default
+            setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
+            if op.schema.returned:
+                _functionalize(library, op)
+            op.bind()
     except BaseException:
         forget(op)
         raise
+
+
+@contextmanager
+def _hidden(op: Op) -> Iterator[None]:
+    """Have other threads that look the op up in torch.ops wait for the end of the block: torch knows a schema before its kernels."""
+    half_declared[op.qualified] = None
+    try:
+        yield
+        namespace = getattr(torch.ops, op.schema.namespace)
+        setattr(namespace, op.schema.name, half_declared[op.qualified])
+        namespace._dir.append(op.schema.name)
+    finally:
+        del half_declared[op.qualified]
+
+
+def look_up(namespace: Any, name: str) -> Any:
+    """Return torch's object for an op, once it is declared whole. All threads get the same one; torch gives those that ask at once an
+    object each."""
+    qualified = f"{namespace.name}::{name}"
+    if qualified not in half_declared:
+        found = _look_up(torch._ops._OpNamespace(namespace.name), name)  # kept in a namespace that no other thread has
+        if qualified not in half_declared:
+            namespace._dir.append(name)
+            return vars(namespace).setdefault(name, found)
+    with processes.declaring:
+        if qualified in half_declared:  # this thread declares it
+            half_declared[qualified] = half_declared[qualified] or _look_up(torch._ops._OpNamespace(namespace.name), name)
+            return half_declared[qualified]
+    return getattr(namespace, name)
 
 
 def _tags(schema: Schema) -> list[torch.Tag]:

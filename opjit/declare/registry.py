@@ -31,11 +31,11 @@ from opjit.declare.op import Function, Op, of_cpp
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
 
 GROUP = "opjit.ops"
-_get = torch._ops._OpNamespace.__getattr__
 
 _ops: dict[str, Op] = {}
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
+_searching: set[str] = set()  # folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
 _rerun: ContextVar[list[Op] | None] = ContextVar("rerun", default=None)  # collects the declarations of an op.py that runs again
 
 
@@ -105,7 +105,7 @@ def _path() -> list[str]:
 def get_or_search(namespace: Any, name: str) -> Any:
     """Return an attribute of a namespace of torch.ops, which asks for the ops that it does not have: search for the op, once."""
     try:
-        return _get(namespace, name)
+        return registration.look_up(namespace, name)
     except AttributeError:
         unread = any(path not in _searched for path in _path())
         if name.startswith("__") or not (unread or namespace.name in _packaged_namespaces()):
@@ -117,7 +117,7 @@ def get_or_search(namespace: Any, name: str) -> Any:
             raise AttributeError(f"torch.ops.{namespace.name}.{name} was not found: {error}") from error
         if declared(qualified) is None:
             raise
-        return _get(namespace, name)
+        return registration.look_up(namespace, name)
 
 
 @functools.cache
@@ -134,13 +134,13 @@ def search(qualified: str | None = None) -> None:
         if qualified is not None and declared(qualified) is not None:
             return
         for path in _path():
-            if path not in _searched:
-                _searched.add(path)  # before it is read, as an op.py may ask for ops, too
+            if path not in _searched | _searching:
+                _searching.add(path)
                 try:
                     _add_named(path)
-                except BaseException:
-                    _searched.discard(path)
-                    raise
+                    _searched.add(path)  # no earlier: until then, other threads wait
+                finally:
+                    _searching.discard(path)
         if qualified is None or declared(qualified) is None:
             _search_packages(None if qualified is None else qualified.partition("::")[0])
 
