@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -121,7 +122,8 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
         chosen = tune.choose(op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,)))
         assert chosen is not None
         tune._build(op, backend, Store(default_root()))
-        sides = tune._running(op, backend, op.loaded[device].variants, Inputs((x,)))
+        force = op.loaded[device].registered.opjit_force
+        sides = {name: partial(tune._call, force, kernel, op.overload) for name, kernel in op.loaded[device].variants.items()}
         plan, medians = plan_of({}, Inputs((x,)), device), dict[str, float]()
         for each in sides:
             two = measure(replace(plan, sides={name: sides[name] for name in dict.fromkeys((chosen.variant, each))}))
