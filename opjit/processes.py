@@ -6,19 +6,20 @@ free, a module that it was importing would stay locked, and a command that it wa
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from opjit.errors import OpjitError
+
+if TYPE_CHECKING:  # late: no hit needs them
+    import subprocess
+    from concurrent.futures import ThreadPoolExecutor
 
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
@@ -78,6 +79,9 @@ watch_forks()
 def run(command: Any, *, check: bool = False, limit: float | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails. After
     `limit` seconds it is ended in the same way; it has failed then, and the last line of its output says so. stdin is no pipe."""
+    with importing:
+        import subprocess
+
     late = False
     with _waiting(), _started(command, settings) as process:
         _running.add(process)
@@ -115,6 +119,9 @@ def starting_threads() -> Iterator[None]:
 @contextmanager
 def pool(size: int) -> Iterator[ThreadPoolExecutor]:
     """Open a pool of threads. An interrupt, which Python raises in the main thread alone, ends the commands of all threads, too."""
+    with importing:
+        from concurrent.futures import ThreadPoolExecutor
+
     with starting_threads(), ThreadPoolExecutor(size) as threads:
         try:
             yield threads
@@ -131,6 +138,8 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
 
 def _end(process: subprocess.Popen[Any]) -> None:
     """Terminate a command, and kill it if that fails: with all that it started, if it has a session of its own."""
+    import subprocess
+
     _signal(process, signal.SIGTERM)
     try:
         process.wait(_END)
@@ -147,6 +156,8 @@ def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
 
 
 def _started(command: Any, settings: dict[str, Any]) -> subprocess.Popen[Any]:
+    import subprocess
+
     with starting:
         return subprocess.Popen(command, **settings)
 
@@ -158,6 +169,8 @@ def _waiting() -> Iterator[None]:
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return
+    import ctypes
+
     change = ctypes.CDLL(None).signal
     change.argtypes = [ctypes.c_int, ctypes.c_void_p]
     with _changing:

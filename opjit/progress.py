@@ -6,7 +6,6 @@ display on a terminal. Elsewhere, each gets a line when it ends.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -19,14 +18,21 @@ from typing import TYPE_CHECKING, TextIO
 from opjit.environment import is_on
 
 if TYPE_CHECKING:
+    import logging
+
     from rich.progress import Progress, TaskID
 
 
 _Listener = ContextVar[Callable[[str], None] | None]
 STATUS: _Listener = ContextVar("status_listener", default=None)
 STEP: _Listener = ContextVar("step_listener", default=None)
-logger = logging.getLogger("opjit")
 LONG = 60.0  # seconds until a warning
+
+
+def logger() -> logging.Logger:
+    import logging  # late: no hit needs it, and it takes 7 ms of 50 (tests/benchmarks/builders.py imports)
+
+    return logging.getLogger("opjit")
 
 
 @contextmanager
@@ -48,12 +54,13 @@ def step(name: str) -> None:
 
 def is_logged() -> bool:
     """Tell whether `log` writes anywhere."""
-    return is_on("OPJIT_VERBOSE") or logger.isEnabledFor(logging.INFO)
+    return is_on("OPJIT_VERBOSE") or ("logging" in sys.modules and logger().isEnabledFor(20))  # logging.INFO
 
 
 def log(message: str) -> None:
     """Log a line about a request, and print it to stderr under OPJIT_VERBOSE."""
-    logger.info(message)
+    if "logging" in sys.modules:  # else nobody reads it
+        logger().info(message)
     if is_on("OPJIT_VERBOSE") and is_open(sys.stderr):
         print(f"opjit: {message}", file=sys.stderr)
 
@@ -68,7 +75,7 @@ def status(message: str) -> Iterator[Callable[[str], None]]:
     """Show a status line during the block. Yields a function that changes it."""
     listener = STATUS.get()
     if listener is not None:
-        logger.info(message)
+        logger().info(message)
         listener(message)
         with _warning_when_long(message, listener) as change:
             yield change
@@ -93,7 +100,7 @@ def _warning_when_long(now: str, show: Callable[[str], None]) -> Iterator[Callab
         now = text
         show(text)
 
-    timer = threading.Timer(LONG, lambda: logger.warning("%.0f s, and process %d is still %s", LONG, os.getpid(), now))
+    timer = threading.Timer(LONG, lambda: logger().warning("%.0f s, and process %d is still %s", LONG, os.getpid(), now))
     timer.daemon = True
     with suppress(RuntimeError):  # the system refuses another thread
         timer.start()

@@ -13,9 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from opjit import files, loader, processes, progress
-from opjit.backends import Backend, targets
-from opjit.backends.targets import Target
+from opjit import files, processes, progress
 from opjit.environment import is_on
 from opjit.errors import CompileError
 from opjit.store import usage
@@ -24,6 +22,9 @@ from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, W, Wanted, describe
 
 if TYPE_CHECKING:
+    from opjit import loader
+    from opjit.backends import Backend
+    from opjit.backends.targets import Target
     from opjit.declare.op import Op
 
 
@@ -31,6 +32,8 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
     """Make torch call the op's C kernel on the backend's device. `found` is its entry, if the caller has one."""
     if backend.name in op.loaded:
         return
+    from opjit.backends import targets
+
     with op.lock:
         if backend.name not in op.loaded:
             target = targets.here(backend)
@@ -46,6 +49,8 @@ def ready_for_call(op: Op, backend: Backend) -> None:
     """`ready`, for a call of the op: a build that failed is not tried again while nothing has changed. `opjit.get` does try again."""
     failed = op.failed.get(backend.name)
     if failed is not None:
+        from opjit.backends import targets
+
         name, error = failed
         target = targets.here(backend)
         if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
@@ -56,6 +61,8 @@ def ready_for_call(op: Op, backend: Backend) -> None:
 
 
 def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
+    from opjit import loader
+
     for store in stores():
         try:
             chosen = found or entry(op, target, store)

@@ -63,7 +63,7 @@ def kernel(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], 
                     return found  # for this call alone
                 found = _opened(op, backend, choice.variant)
             except (OpjitError, OSError) as error:
-                progress.logger.warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
+                progress.logger().warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
         loaded.registered.opjit_choose(bucket, found)
         return found
 
@@ -161,7 +161,7 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
                            for label, entry in found.items() if isinstance(entry, Entry))
     failed = [entry for entry in found.values() if isinstance(entry, OpjitError)]
     if failed:
-        progress.logger.warning(f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}")
+        progress.logger().warning(f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}")
 
 
 def _obtain(wanted: OpBinary, store: Store) -> Entry | OpjitError:

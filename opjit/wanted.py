@@ -6,19 +6,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from opjit import backends
-from opjit.backends import targets
-from opjit.backends.targets import Target
 from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
-from opjit.recipe import toolchain
-from opjit.recipe.recipe import Recipe, base_key
+from opjit.recipe.document import base_key
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
 if TYPE_CHECKING:
+    from opjit.backends.targets import Target
     from opjit.declare.op import Op
+    from opjit.recipe.recipe import Recipe
 
 W = TypeVar("W", bound="Wanted")
 
@@ -166,11 +164,17 @@ class OpBinary(NamedTuple):
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """Return an op's recipe for a target, from its sources and the compilers as they are now."""
+    from opjit.recipe import toolchain
+
     return op.recipe(target, toolchain.identities_of(target, store.notes))
 
 
 def target_of(device: object, arch: str | None) -> Target:
     """Return the target of an arch, if given, else of this machine's device of that kind."""
+    from opjit import backends
+    from opjit.backends import targets
+    from opjit.recipe import toolchain
+
     backend = backends.for_device(targets.device_type(device)) if device is not None or arch is None else None
     if arch is not None:
         return toolchain.target_of(arch, Store(default_root()).notes, backend)

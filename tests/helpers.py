@@ -38,7 +38,8 @@ from opjit.cpp_extension import autograd_part
 from opjit.declare import cpp_autograd, registry
 from opjit.errors import CacheWarning
 from opjit.recipe import schema, toolchain
-from opjit.recipe.recipe import Recipe, document_key, read_inputs
+from opjit.recipe.document import document_key
+from opjit.recipe.recipe import Recipe, read_inputs
 from opjit.store import elf, inventory, lock, manifest, usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store

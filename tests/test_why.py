@@ -18,6 +18,7 @@ from opjit import cli, why
 from opjit.backends import targets
 from opjit.errors import CacheWarning
 from opjit.recipe import recipe
+from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
 from opjit.store import manifest
 from opjit.store.entry import Entry
@@ -250,7 +251,7 @@ def test_what_does_not_matter_for_a_shipped_binary_is_not_named(declared: opjit.
     [folder] = helpers.entries(declared.folder / LAYER)
     described = manifest.parse((folder / manifest.NAME).read_bytes())
     other = {**described.document, "glue": "0" * 64, "toolchain": GCC_13}
-    changed = described._replace(document=other, key=recipe.document_key(other))
+    changed = described._replace(document=other, key=document_key(other))
     (folder / manifest.NAME).write_bytes(changed.dump())
     folder.rename(folder.with_name(changed.key))
     assert opjit.explain(declared, "cpu").place == "the binaries beside its source"

@@ -85,7 +85,7 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
             raise BadSetting(one_string("opjit.precompile", parameter, value))
     plan = plan_ops(ops, archs, store, hosts) if recorded is None else plan_recorded(recorded, archs, store, extensions, hosts)
     for remark in plan.remarks:
-        logger.warning(remark)
+        logger().warning(remark)
     report = build_plan(plan, jobs, sys.stderr)
     if report.failed:
         raise PrecompileError(f"{report}\n" + "\n".join(error_texts(report.failed)), report.failed)
@@ -126,7 +126,8 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
     return len(plan.wanted)
 
 
-def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None, write: Callable[[str], object] = logger.info) -> Report:
+def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None,
+               write: Callable[[str], object] = lambda line: logger().info(line)) -> Report:
     """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`. Builds are
     shown in place if `stream` is a terminal, else by a line for each."""
     started = time.perf_counter()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
-from opjit.recipe.recipe import document_key
+from opjit.recipe.document import document_key
 from opjit.store import prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest

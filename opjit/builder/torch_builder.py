@@ -215,7 +215,7 @@ def run_ninja(work: Path, ninja: str, needs: tuple[int, int], environment: Mappi
     if verbose:
         print(output, end="", flush=True)
     for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):
-        progress.logger.debug("%s", command)
+        progress.logger().debug("%s", command)
     if done.returncode:
         toolchain.refuse_full_disk(output, work)
         raise NinjaFailed(output)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from opjit.backends.targets import Target
 from opjit.library import origin as op_of
-from opjit.recipe.recipe import base_key, document_key
+from opjit.recipe.document import base_key, document_key
 from opjit.share import remote
 from opjit.shared_library.content import LIBRARY, entries_folder
 from opjit.store.manifest import Manifest

@@ -165,7 +165,7 @@ def load_by_torch(call: LoadCall | InlineCall) -> Any:
     from opjit.builder import torch_builder
 
     if os.environ.get("OPJIT_RECORD"):
-        progress.logger.warning("the C++ extension %s is not recorded: only torch can build it", call.name)
+        progress.logger().warning("the C++ extension %s is not recorded: only torch can build it", call.name)
     return torch_builder.original(call.function)(**call.for_torch())
 
 

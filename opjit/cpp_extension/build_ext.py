@@ -57,7 +57,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             super(_Torchs, self).build_extensions()
             for each in theirs:
                 name = getattr(each, "name", each)
-                logger.warning("torch's BuildExtension builds %s, without opjit's cache: %s", name, reasons[id(each)])
+                logger().warning("torch's BuildExtension builds %s, without opjit's cache: %s", name, reasons[id(each)])
             if theirs:
                 self.extensions = theirs
                 super().build_extensions()

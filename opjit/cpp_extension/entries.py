@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from opjit import progress, why
 from opjit.errors import EntryError
-from opjit.recipe.recipe import document_key
+from opjit.recipe.document import document_key
 from opjit.shared_library.content import EXTENSION, LIBRARY, folder_name
 from opjit.store.entry import verify
 from opjit.store.store import Store

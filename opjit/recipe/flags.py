@@ -19,7 +19,7 @@ from opjit.recipe import headers, libraries, nvcc_flags
 
 # Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
 _MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
-_C = re.compile(rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
+_C = (rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
                 r"-f[a-z][\w+-]*(=\w[\w.,+-]*)?|-mtune=[\w.+-]+|-mprefer-vector-width=\w+|-mno-[\w.-]+")
 # Why a flag is rejected, and the alternative: the first match is reported.
 _REASONS = [(re.compile(pattern), reason) for pattern, reason in [
@@ -110,7 +110,7 @@ def _keeping_paths(flag: str) -> str:
     return flag.replace("-ffile-prefix-map=", "-fmacro-prefix-map=")
 
 
-def _checked(op: str, parameter: str, flags: Sequence[str], allowed: re.Pattern[str]) -> tuple[str, ...]:
+def _checked(op: str, parameter: str, flags: Sequence[str], allowed: str) -> tuple[str, ...]:
     _refuse_other_than_list(op, parameter, flags)
     for flag in flags:
         host = flag.removeprefix("-Xcompiler=") if allowed is nvcc_flags.OF_AUTHORS else flag
@@ -134,12 +134,12 @@ def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
 
 
-def _reason(flag: str, allowed: re.Pattern[str]) -> str | None:
+def _reason(flag: str, allowed: str) -> str | None:
     """Return why a flag is rejected; None if it is allowed."""
     if not flag.isprintable():
         return "a flag has no line break or control character"
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
-    if allowed.fullmatch(flag) and (reason is None or flag.startswith("-std=")):
+    if re.fullmatch(allowed, flag) and (reason is None or flag.startswith("-std=")):
         return None
     return reason or ("opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
                       "that are plain words")

@@ -51,22 +51,21 @@ FLAGS = (
     NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER, unseen=True),
     NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC, unseen=True),
 )
-_PATTERNS = [(flag, re.compile(f"({flag.name})({flag.value})")) for flag in FLAGS]
-OF_AUTHORS = re.compile("|".join(f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None))
+OF_AUTHORS = "|".join(f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None)
 UNSEEN = "|".join(flag.name for flag in FLAGS if flag.unseen)
-_WITH_VALUE = re.compile("|".join(flag.name for flag in FLAGS if flag.value.startswith("=")))
+_WITH_VALUE = "|".join(flag.name for flag in FLAGS if flag.value.startswith("="))
 
 
 def joined(words: Iterable[str]) -> Iterator[str]:
     """Yield each flag of a command line with its value in one argument."""
     waiting = iter(words)
     for word in waiting:
-        yield f"{word}={next(waiting, '')}" if _WITH_VALUE.fullmatch(word) else word
+        yield f"{word}={next(waiting, '')}" if re.fullmatch(_WITH_VALUE, word) else word
 
 
 def part_of(flag: str) -> str:
     """Return the part that a flag is for; `NVCC` for one that is not in the table."""
-    return next((row.part for row, pattern in _PATTERNS if pattern.fullmatch(flag)), NVCC)
+    return next((row.part for row in FLAGS if re.fullmatch(f"({row.name})({row.value})", flag)), NVCC)
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:

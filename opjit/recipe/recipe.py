@@ -1,7 +1,6 @@
 """How an op is built for a target: sources, flags and compilers, and the key derived from their content."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,9 +11,9 @@ from opjit import files, resources
 from opjit.backends import Flags
 from opjit.backends.targets import Target
 from opjit.recipe import headers, libraries
+from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.schema import Schema
 
-FORMAT = 2  # increase it when the meaning of a document, or of an entry's files, changes
 GLUE_GENERATOR = 5  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
 _OF_NVRTC = ("nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
 RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
@@ -106,16 +105,6 @@ def takes(ways: Sequence[Mapping[str, str]], made_by: Any) -> bool:
     """Return whether a CUDA binary of other device compilers matches where those of `ways` are; see `Recipe.takes`."""
     own = {name: value for name, value in ways[0].items() if name.startswith("cc.")}
     return isinstance(made_by, dict) and made_by.keys() not in [way.keys() for way in ways] and {**made_by, **own} == made_by
-
-
-def document_key(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a document in canonical JSON: sorted names, no spaces, ASCII."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
-
-
-def base_key(document: Mapping[str, Any]) -> str:
-    """Return the key of a document without its compilers."""
-    return document_key({**document, "toolchain": None})
 
 
 def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:

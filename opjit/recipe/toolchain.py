@@ -3,26 +3,28 @@
 Asking a compiler costs a process, so the cache keeps its answer under the executable's path, size, modification time and inode.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
-import importlib.util
 import json
-import logging
 import os
-import platform
 import re
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
-from opjit import files, processes
-from opjit.backends import Backend, DeviceCompiler, targets
-from opjit.backends.targets import Target
+from opjit import files, processes, progress
 from opjit.errors import BadSetting, EntryError, ToolMissing
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from opjit.backends import Backend, DeviceCompiler
+    from opjit.backends.targets import Target
 
 INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 
@@ -145,6 +147,8 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
 
 def cuda_wheels() -> list[Path]:
     """Return the folders in which pip puts NVIDIA's packages, a folder each."""
+    import importlib.util
+
     spec = importlib.util.find_spec("nvidia")
     return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
@@ -182,6 +186,8 @@ def find_ninja() -> str | None:
 
 def is_other(host: str) -> bool:
     """Return whether a processor is not this machine's, so that a cross compiler builds for it."""
+    import platform
+
     return host != platform.machine()
 
 
@@ -189,7 +195,7 @@ def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
     found = find_compiler(notes, host)
     if found is None and host and is_other(host):
         package = f"{host.replace('_', '-')}-linux-gnu"
-        raise ToolMissing("cc", f"no C compiler for {host} on this {platform.machine()} machine: opjit looked for {host}-linux-gnu-gcc on "
+        raise ToolMissing("cc", f"no C compiler for {host} on this {os.uname().machine} machine: opjit looked for {host}-linux-gnu-gcc on "
                                 f"PATH; install it (Debian and Ubuntu: apt install gcc-{package}, for CUDA g++-{package}), or build on "
                                 f"a machine with {host}")
     return found or _missing("cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op")
@@ -257,7 +263,9 @@ def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool]
 
 def run(command: Sequence[str], work: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a compiler without the variables that change its output; stdout includes stderr. Raises ToolMissing if PATH has no such tool."""
-    logging.getLogger("opjit").debug("%s", " ".join(command))
+    import subprocess
+
+    progress.logger().debug("%s", " ".join(command))
     environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
     try:
         return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -369,6 +377,8 @@ def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
 def target_of(arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None) -> Target:
     """Return the target of an arch by its name; for CUDA, with the runtime of the toolkit that is installed. Raises UnknownArch if no
     backend builds for it."""
+    from opjit.backends import targets
+
     target = targets.named(arch, backend, None, host)
     if not target.backend.uses_nvcc:
         return target

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from opjit import files, processes
 from opjit.errors import BuildError, EntryError
-from opjit.recipe.recipe import base_key
+from opjit.recipe.document import base_key
 from opjit.shared_library.content import C, entries_folder
 from opjit.shared_library.identity import Library
 from opjit.store import layers

@@ -119,7 +119,7 @@ def _link(library: Library, before: Mapping[str, list[str]], objects: list[str],
 def _run(library: Library, sources: list[list[str]], link: list[list[str]], work: Path, base: Path) -> None:
     """Compile in parallel, then link. Raises CompileError with the first source's complaint."""
     def run(command: list[str]) -> str:
-        progress.logger.debug("%s", " ".join(command))
+        progress.logger().debug("%s", " ".join(command))
         return run_tool(command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB))
 
     try:

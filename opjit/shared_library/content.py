@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from opjit import files, resources
 from opjit.errors import EntryError
 from opjit.recipe import headers
-from opjit.recipe.recipe import FORMAT, base_key, document_key
+from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 
 LIBRARY, EXTENSION = "opjit.build", "torch.utils.cpp_extension"  # who made the document

@@ -47,7 +47,7 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
         fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
     except (TypeError, ValueError) as error:
         kind = "shared library" if function == FUNCTION else "C++ extension"
-        logger.warning("the %s %s is not recorded: its arguments cannot be written as JSON: %s", kind, arguments["name"], error)
+        logger().warning("the %s %s is not recorded: its arguments cannot be written as JSON: %s", kind, arguments["name"], error)
     else:
         oplist.append(str(arguments["name"]), fields)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opjit import files
-from opjit.backends.targets import Target
 from opjit.errors import EntryError
 from opjit.store import elf
 from opjit.store import manifest as manifests
 from opjit.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from opjit.backends.targets import Target
 
 MAX_BYTES = 1 << 31  # of a library
 # Every op's library defines these.
@@ -71,8 +73,8 @@ def check_binary(manifest: Manifest, content: bytes, target: Target | None) -> N
     """Raise EntryError if an entry's binary does not fit the target of an op, or, for a C++ extension, this machine."""
     if target is not None:
         check_library(content, target, manifest.link)
-    elif elf.machine(content) != platform.machine():
-        raise EntryError(f"its binary is for {elf.machine(content)}, not {platform.machine()}")
+    elif elf.machine(content) != os.uname().machine:
+        raise EntryError(f"its binary is for {elf.machine(content)}, not {os.uname().machine}")
 
 
 def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> None:

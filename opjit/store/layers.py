@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opjit.recipe.recipe import Recipe
 from opjit.store.entry import Entry
 from opjit.store.store import Store, first
+
+if TYPE_CHECKING:
+    from opjit.recipe.recipe import Recipe
 
 FOLDER = "prebuilt"  # beside a kernel's source
 

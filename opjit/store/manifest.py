@@ -5,7 +5,7 @@ import re
 from typing import Any, NamedTuple
 
 from opjit.errors import EntryError
-from opjit.recipe.recipe import FORMAT, document_key
+from opjit.recipe.document import FORMAT, document_key
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20

@@ -13,6 +13,8 @@ Readers take no lock and write nothing. An entry that cannot be read or trusted 
 folder below it, every entry is a miss. FORMAT.md, beside this file, is the specification.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import time
@@ -24,14 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import files
-from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
-from opjit.recipe.recipe import Recipe
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, verify
 from opjit.store.manifest import Manifest
 
 if TYPE_CHECKING:
+    from opjit.backends.targets import Target
+    from opjit.recipe.recipe import Recipe
     from opjit.store.bundle import Bundle
 
 SETS = "sets"  # the folder of complete sets
@@ -164,7 +166,7 @@ class Store(NamedTuple):
                 break
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
-    def receive(self, bundle: "Bundle", place: Path, target: Target | None) -> Entry:
+    def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
         """Publish an entry from another machine at `place`, whose name must be its key. The caller has checked its signature. Raises
         OSError if the store is not writable, EntryError if the bundle contradicts itself, `place` or `target`."""
         manifest = manifests.parse(bundle.manifest)
@@ -178,7 +180,7 @@ class Store(NamedTuple):
         finally:
             files.remove_tree(staged)
 
-    def receive_or_keep(self, bundle: "Bundle", place: Path, target: Target | None, name: str) -> Entry:
+    def receive_or_keep(self, bundle: Bundle, place: Path, target: Target | None, name: str) -> Entry:
         """Publish an entry as `receive` does. If the store cannot be used, warn that `name` is kept in a folder of this process."""
         try:
             return self.receive(bundle, place, target)

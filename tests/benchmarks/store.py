@@ -26,7 +26,8 @@ from opjit import cache, request
 from opjit.backends import for_device
 from opjit.backends.targets import here
 from opjit.declare import registry
-from opjit.recipe.recipe import Recipe, document_key
+from opjit.recipe.document import document_key
+from opjit.recipe.recipe import Recipe
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest

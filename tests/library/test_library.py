@@ -21,7 +21,7 @@ from opjit.backends.cpu import machine_of
 from opjit.declare import registry
 from opjit.errors import BuildError, DeclarationError, DeviceUnavailable, LoadError, UnknownArch, UnknownOp
 from opjit.library import load
-from opjit.recipe import recipe
+from opjit.recipe.document import document_key
 from opjit.store.entry import Entry
 from tests import helpers
 from tests.helpers import SOMEBODY, elsewhere, fresh, write_op
@@ -73,7 +73,7 @@ def rewrite(path: Path, **changed: str) -> None:
     manifest = path.parent / "manifest.json"
     fields = json.loads(manifest.read_text())
     fields["document"].update(changed)
-    fields["key"] = recipe.document_key(fields["document"])
+    fields["key"] = document_key(fields["document"])
     manifest.write_text(json.dumps(fields))
     path.parent.rename(path.parent.with_name(fields["key"]))
 

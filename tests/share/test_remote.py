@@ -21,7 +21,8 @@ import pytest
 from opjit import files
 from opjit.builder import build
 from opjit.errors import CacheWarning, EntryError, OpjitError, RemoteError
-from opjit.recipe.recipe import Recipe, document_key
+from opjit.recipe.document import document_key
+from opjit.recipe.recipe import Recipe
 from opjit.share import remote, trust
 from opjit.share.transport import Objects
 from opjit.store import manifest

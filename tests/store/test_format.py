@@ -13,7 +13,7 @@ import pytest
 
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import EntryError
-from opjit.recipe.recipe import FORMAT, base_key, document_key
+from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.share import remote
 from opjit.store import bundle, manifest, store
 from opjit.store.bundle import Bundle

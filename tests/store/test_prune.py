@@ -20,7 +20,7 @@ import pytest
 from opjit import cache
 from opjit.builder import runtime_objects
 from opjit.errors import BadSetting
-from opjit.recipe.recipe import FORMAT
+from opjit.recipe.document import FORMAT
 from opjit.store import inventory, manifest, prune
 from opjit.store.entry import Entry
 from opjit.store.prune import MARKER, clear
