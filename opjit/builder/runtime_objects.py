@@ -100,12 +100,12 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     for library in flags.stubs:
         functions = [name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")]
-        _stub(compiler, f"{library}.so", functions, work)
+        stub(compiler, f"{library}.so", functions, work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
 
 
-def _stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:
+def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:
     (work / f"{soname}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
     run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"], work)
 
@@ -117,7 +117,7 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
     for library in libraries:
         rows = [line.split() for line in run_tool(["readelf", "--dyn-syms", "--wide", library.path], work).splitlines()]
         names = {row[7].partition("@")[0] for row in rows if len(row) == 8 and row[3] == "FUNC" and row[6] != "UND"}
-        _stub(compiler, library.soname, sorted(names), work)
+        stub(compiler, library.soname, sorted(names), work)
         made.append(Shared(library.soname, str(work / library.soname)))
     return tuple(made)
 

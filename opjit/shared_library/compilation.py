@@ -6,16 +6,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from opjit import processes, progress
-from opjit.builder import budget
+from opjit.builder import budget, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.errors import ToolMissing, UnknownArch
-from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.recipe import headers, libraries, nvcc_flags, toolchain
 from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
 from opjit.shared_library.content import trusted_prefixes
@@ -27,6 +27,7 @@ from opjit.store.store import Store
 _NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
 _NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _NEEDS = {".cu": budget.NVCC_JOB, **dict.fromkeys((".cpp", ".cc", ".cxx"), budget.CXX_JOB)}
+_OF_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
 _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
 
 
@@ -43,11 +44,10 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
     def compile_in(work: Path, base: Path) -> Compiled:
         before = _compilers(library, tools, work)
         sources = _sources(library, before, work)
-        link = _link(library, before, [command[-1] for command in sources], tools.get("cuda"), work)
-        _run(library, sources, link, work, base)
+        linker = _run(library, sources, lambda: _link(library, before, [command[-1] for command in sources], tools, work), work, base)
         read = {os.path.abspath(path) for listing in work.glob("*.d")
                 for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))}
-        return Compiled(replace(library, toolchain=identity.versions(tools)), work / "library.so", link[-1][0], read,
+        return Compiled(replace(library, toolchain=identity.versions(tools)), work / "library.so", linker, read,
                         trusted_prefixes([*tools.values()], [str(work)]))
 
     return build_and_publish(library, store, must_store, compile_in)
@@ -101,9 +101,10 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
     return found
 
 
-def _link(library: Library, before: Mapping[str, list[str]], objects: list[str], nvcc: object, work: Path) -> list[list[str]]:
+def _link(library: Library, before: Mapping[str, list[str]], objects: list[str], tools: Mapping[str, Compiler | Nvcc | None],
+          work: Path) -> list[list[str]]:
     """Return the commands of the link: of device code first, if it is relocatable."""
-    cuda, commands = list[str](), list[list[str]]()
+    cuda, commands, nvcc = list[str](), list[list[str]](), tools.get("cuda")
     if isinstance(nvcc, Nvcc):
         flags = library.given["cuda_cflags"]
         cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
@@ -112,12 +113,32 @@ def _link(library: Library, before: Mapping[str, list[str]], objects: list[str],
             cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
             commands.append([*before["cuda"][:3], *_gencode(library), *named, "-Xcompiler", "-fPIC", "-dlink", *objects,
                              f"-L{nvcc.root}/lib64", "-lcudadevrt", "-o", f"{work}/device.o"])
-    driver = before["c++" if "c++" in before else "c"][0]
-    return [*commands, [driver, "-shared", *objects, *library.given["ldflags"], *cuda, "-o", f"{work}/library.so"]]
+    driver = tools.get("c++") or tools.get("c")
+    assert isinstance(driver, Compiler)
+    cuda.append(f"-L{_cuda_libraries(library, objects, driver, nvcc, work)}")
+    return [*commands, [driver.path, "-shared", *objects, *library.given["ldflags"], *cuda, "-o", f"{work}/library.so"]]
 
 
-def _run(library: Library, sources: list[list[str]], link: list[list[str]], work: Path, base: Path) -> None:
-    """Compile in parallel, then link. Raises CompileError with the first source's complaint."""
+def _cuda_libraries(library: Library, objects: list[str], driver: Compiler, nvcc: object, work: Path) -> Path:
+    """Make a folder of CUDA libraries for the linker, which no folder before may have: those of pip, and one with the soname of the GPU
+    driver's, which only machines with a GPU have, and the functions that are called."""
+    folder = work / "cuda"
+    folder.mkdir()
+    named = {flag[2:] for flag in library.given["ldflags"] if flag.startswith("-l")}
+    runtime = f"cuda{nvcc.version.partition('.')[0]}" if isinstance(nvcc, Nvcc) else ""
+    for name in named & libraries.OF_TORCH:
+        found = libraries.find_cuda_library(name, runtime)
+        if found is not None:
+            (folder / f"lib{name}.so").symlink_to(found.path)
+    if "cuda" in named:
+        undefined = run_tool(["nm", "-u", *objects, *library.archives], work)
+        runtime_objects.stub(driver, "libcuda.so.1", sorted({*_OF_DRIVER.findall(undefined)}), folder)
+        (folder / "libcuda.so").symlink_to("libcuda.so.1")
+    return folder
+
+
+def _run(library: Library, sources: list[list[str]], link: Callable[[], list[list[str]]], work: Path, base: Path) -> str:
+    """Compile in parallel, then link. Returns the linker. Raises CompileError with the first source's complaint."""
     def run(command: list[str]) -> str:
         progress.logger().debug("%s", " ".join(command))
         return run_tool(command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB))
@@ -125,8 +146,9 @@ def _run(library: Library, sources: list[list[str]], link: list[list[str]], work
     try:
         with processes.pool(budget.jobs(budget.C_JOB)) as pool:
             list(pool.map(run, sources))
-        for command in link:
+        for command in link():
             run(command)
+        return command[0]
     except CompilerFailed as failed:
         unknown = _NO_ARCH.search(str(failed))
         if unknown is not None:

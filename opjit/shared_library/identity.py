@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
 # Flags that make tools run or read what the key does not cover.
 _UNSEEN = re.compile(r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto-profile|profile-use|module)|-Wp,|-save-temps|-o$|-M|-c$|"
-                     rf"-X(?!compiler|ptxas)|(?:{nvcc_flags.UNSEEN})")
+                     rf"-X(?!compiler|ptxas|fatbin=-compress)|(?:{nvcc_flags.UNSEEN})")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Library(Content):
 
     @property
     def purpose(self) -> str:
-        return " ".join([platform.machine(), *self.archs])
+        return " ".join([os.uname().machine, *self.archs])
 
     @property
     def generated(self) -> dict[str, bytes]:
@@ -56,7 +55,7 @@ class Library(Content):
 
     def document(self) -> dict[str, Any]:
         document = super().document()
-        return {**document, "host": platform.machine(), "sources": [*document["sources"], *map(self.portable, self.texts)],
+        return {**document, "host": os.uname().machine, "sources": [*document["sources"], *map(self.portable, self.texts)],
                 "archs": list(self.archs) if "cuda" in self.languages else None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from opjit.cpp_extension.entries import entries
 from opjit.declare import oplist
 from opjit.declare.oplist import RecordedExtension
 from opjit.errors import BuildError, CompileError, OpjitError, ToolMissing, UnknownArch
+from opjit.recipe import toolchain
 from opjit.store import elf, manifest
 from opjit.store.store import Store
 from tests.helpers import fresh, no_compiler, program, started
@@ -53,10 +55,10 @@ def document(path: Path) -> dict[str, object]:
     return manifest.parse((path.parent / manifest.NAME).read_bytes()).document
 
 
-def test_torch_is_never_imported_cold_or_warm(own_cache: Path) -> None:
-    for origin in ("built", "is built already"):
+def test_torch_is_never_imported_and_nothing_for_builds_where_it_is_built(own_cache: Path) -> None:
+    for origin, absent in (("built", {"torch"}), ("is built already", {"torch", "logging", "subprocess", "concurrent.futures"})):
         done = fresh(f"import ctypes, sys, opjit\npath = opjit.build('adder', generated={ADDER!r})\n"
-                     "assert ctypes.CDLL(str(path)).add(2, 3) == 5 and 'torch' not in sys.modules, sys.modules.keys()",
+                     f"assert ctypes.CDLL(str(path)).add(2, 3) == 5 and not {absent} & sys.modules.keys(), sys.modules.keys()",
                      {"OPJIT_VERBOSE": "1", "OPJIT_CACHE": str(own_cache)}, cold=True)
         assert origin in done.stderr
 
@@ -212,6 +214,23 @@ def test_an_edit_of_one_of_three_sources_recompiles_one_behind_ccache(tmp_path: 
     assert compiled() == 1
     monkeypatch.setenv("CXX", "c++")
     assert compiled() == 0, "the launcher is in the key"
+
+
+@pytest.mark.parametrize(("code", "needed"), [("int cuInit(unsigned flags); int init() { return cuInit(0); }", {"libcuda.so.1"}),
+                                              ("int init() { return 0; }", set())])
+def test_the_driver_s_library_is_linked_where_it_is_used_and_no_gpu_is(code: str, needed: set[str]) -> None:
+    path = opjit.build("driver", generated={"driver.c": code}, ldflags=["-Wl,--as-needed", "-lcuda"])
+    assert {name for name in elf.inspect(path.read_bytes()).needed if "cuda" in name} == needed
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.skipif(not any(toolchain.cuda_wheels()), reason="pip's CUDA libraries are not installed")
+def test_a_cuda_library_of_pip_is_linked_where_the_toolkit_lacks_it() -> None:
+    [include] = [path for wheel in toolchain.cuda_wheels() for path in wheel.glob("*/include") if (path / "cublas_v2.h").is_file()]
+    code = KERNEL + '#include <cublas_v2.h>\nextern "C" int version(int *to) { return cublasGetVersion(0, to); }\n'
+    path = opjit.build("blas", generated={"blas.cu": code}, include=[include], archs=["9.0"], ldflags=["-lcublas"])
+    assert any(re.fullmatch(r"libcublas\.so\.\d+", name) for name in elf.inspect(path.read_bytes()).needed)
 
 
 @pytest.mark.nvcc
