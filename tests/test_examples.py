@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -232,3 +233,10 @@ def test_a_library_for_any_program_is_called_without_torch() -> None:
     ctypes, torch_imported, tvm_ffi = helpers.fresh(code, cold=True).stdout.splitlines()
     assert (ctypes, torch_imported) == ("ctypes: 42", "torch imported: False")
     assert tvm_ffi == "tvm-ffi: 42" or "skipped" in tvm_ffi
+
+
+@pytest.mark.parametrize("script", ["flashinfer_modules.py", "sglang_modules.py", "deepspeed_op.py"])
+def test_another_project_s_builder_is_replaced_only_where_it_is_installed(script: str) -> None:
+    if any(map(importlib.util.find_spec, ("flashinfer", "sglang", "deepspeed"))):
+        pytest.skip("one of the projects is installed, and its modules take minutes to build")
+    assert run(f"13_any_library/{script}").startswith("skipped, as ")
