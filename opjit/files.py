@@ -70,8 +70,7 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
 
 
 def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
-    """Read a file that a user names, through symbolic links. Raises OSError also if it has more than `most` bytes, or is a folder, a pipe
-    or a device, which may have no end."""
+    """Read a file that a user names, through links. Raises OSError also for more than `most` bytes, a folder, a pipe or a device."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

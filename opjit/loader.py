@@ -3,8 +3,7 @@
 The file that is opened is the one whose bytes were verified, whatever has taken its place since: see `pinned`.
 
 Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is opened
-beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone.
-"""
+beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
     [tool.hatch.build.targets.wheel.hooks.opjit]
     archs = ["x86-64-v3", "sm_90"]
 
-Only the wheel has the hook, so an sdist imports neither opjit nor torch. `opjit new --project NAME` writes such a project.
-"""
+Only the wheel has the hook, so an sdist imports neither opjit nor torch. `opjit new --project NAME` writes such a project."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
                             -> obtain    else: lock, look again, fetch or build, publish
 
 C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) go through `look` and `obtain`, too. Importing this module
-does not import torch.
-"""
+does not import torch."""
 
 from __future__ import annotations
 

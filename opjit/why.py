@@ -1,8 +1,7 @@
 """Why a request hits or misses, and which input of a build changed; ``opjit why``. Builds and changes nothing.
 
 A miss is explained by the nearest entry of the same op: its document (see Recipe.document) differs in the fewest inputs from the
-requested one.
-"""
+requested one."""
 
 from __future__ import annotations
 
@@ -176,8 +175,7 @@ def _outcome(recipe: Recipe, found: Path | None) -> str:
 
 
 def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
-    """Return how an entry's inputs differ from the requested ones. For a binary that was shipped beside its source, the compilers and
-    opjit's version do not count."""
+    """Return how an entry's inputs differ from the requested ones; of a shipped binary, without the compilers and opjit's version."""
     before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources)

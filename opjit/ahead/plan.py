@@ -6,8 +6,7 @@ list's folder, if that exists here, or from the list's code.
 A list may come from anyone, so precompile never runs code that only the list names, such as the folder's op.py. It compiles the source
 with the list's schema and flags, which pass the checks of a declaration, and no other user may be able to write a file that only the list
 names. The entry's key is the hash of just that content, and only a program that requests it loads it. This does not hold for a list's C++
-extensions: torch passes their flags to a shell, and a build opens the library once. So they are built only if the caller says so.
-"""
+extensions: torch passes their flags to a shell, and a build opens the library once. So they are built only if the caller says so."""
 
 from __future__ import annotations
 

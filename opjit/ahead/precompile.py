@@ -1,8 +1,7 @@
 """``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have.
 
 Several threads build what is missing. Each build is an ordinary one: its own folder, the key's lock, one rename. If the command dies,
-finished builds are kept; two commands share the work.
-"""
+finished builds are kept; two commands share the work."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ class OpjitMagics(Magics):
         --cflags and others: as in opjit.op; each takes a list of flags in quotes
 
         If the cell runs again with other code, the op stays the same object and runs the new code everywhere. If the code does not
-        compile, the cell shows the compiler's first error, and the op keeps its old code.
-        """
+        compile, the cell shows the compiler's first error, and the op keeps its old code."""
         try:
             schema, options = parse(line)
             make = self._recipe(schema, options, split(cell, options["cuda"]))

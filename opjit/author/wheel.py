@@ -5,8 +5,7 @@
     <package>/<op>/prebuilt/v1/…      a read-only store: a library and its manifest for each op and arch
 
 A library calls only torch's stable C interface, so one wheel serves every Python and every torch from 2.10 on. Its tag names the
-oldest glibc that the libraries run on (PEP 600); torch brings everything else. hatchling writes the wheel.
-"""
+oldest glibc that the libraries run on (PEP 600); torch brings everything else. hatchling writes the wheel."""
 
 from __future__ import annotations
 
@@ -122,8 +121,8 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 
 
 def binary_tag(folder: Path) -> dict[str, Any]:
-    """Return what hatchling has to know of a wheel with the libraries in a folder: a tag such as ``py3-none-manylinux_2_17_x86_64``, which
-    names each processor that they are for."""
+    """Return a wheel's tag for the libraries in a folder, such as ``py3-none-manylinux_2_17_x86_64``, with each processor that they are
+    for."""
     contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
     oldest = max([_OLDEST_GLIBC, *(int(version) for content in contents for version in _GLIBC.findall(content))])
     platforms = sorted(f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)})

@@ -36,8 +36,7 @@ def host_of(arch: str, host: str | None = None) -> str:
 
 
 def device_type(device: object) -> str:
-    """Return the type of a device that a user names; None is the current accelerator, else the CPU. Raises UnknownDevice if neither torch
-    nor opjit knows it."""
+    """Return the type of a device that a user names; None is the accelerator, else the CPU. Raises UnknownDevice if nobody knows it."""
     import torch  # late: the command's help and versions do without
 
     if device is None:

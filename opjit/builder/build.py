@@ -1,7 +1,6 @@
 """From a recipe to a published entry, through torch.utils.cpp_extension.load in a private folder.
 
-torch's loader writes the build file, runs ninja and reports errors. opjit sets what it compiles and links, and checks the result.
-"""
+torch's loader writes the build file, runs ninja and reports errors. opjit sets what it compiles and links, and checks the result."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ import torch
 
 from opjit import files, progress, resources
 from opjit.backends import Flags, Shared
-from opjit.builder import budget, compile_warnings, cuda, cuda_mistakes, device, glue, kernel_usage, runtime_objects, torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, workspace
+from opjit.builder import budget, compile_warnings, cuda, cuda_mistakes, glue, kernel_usage, runtime_objects, torch_builder
+from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, compile_by_own, workspace
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Subject, publish, write_entry
@@ -173,7 +172,7 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
         kernels, said = list[Path](), ""
         if tools.own:
             try:
-                kernels, said = device.compile_kernels(shown, every[1:], work, tools.own)
+                kernels, said = compile_by_own(shown, every[1:], work, tools.own)
             except CompilerFailed as failed:
                 raise _diagnosed(shown, str(failed), base) from None
         objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from opjit import progress
 from opjit.errors import BuildError, ToolMissing
 from opjit.recipe import toolchain
+from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc, Own
 
 _Result = TypeVar("_Result")
@@ -84,3 +86,32 @@ def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _
             reason = f"NVRTC or the C++ compiler refused it: {first}"
         progress.log(f"{name} is compiled by nvcc, as {reason}")
     return by_nvcc(), f"nvcc {tools.nvcc.build}{f', as {reason}' if reason else ''}" if tools.nvcc else ""
+
+
+def compile_by_own(recipe: Recipe, sources: Sequence[Path], work: Path, own: Own) -> tuple[list[Path], str]:
+    """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
+    the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""
+    objects, output = [], ""
+    for source in sources:
+        compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
+        places = {**recipe.places(work), "source": str(source), "object": str(compiled), "dependencies": str(listed)}
+        command = [own.path, *(flag.format(**places, path=folder) for flag in recipe.flags.device
+                               for folder in (recipe.include_path if "{path}" in flag else ("",)))]
+        done = toolchain.run(command, work)
+        if done.returncode < 0:
+            raise _fault(recipe, command, f"was killed by signal {-done.returncode}; try again, with more memory if it needs it")
+        if done.returncode:
+            toolchain.refuse_full_disk(done.stdout, work)
+            raise CompilerFailed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")  # as ninja reports it
+        for path, what in ((compiled, "object file, {object}"), (listed, "list of the files that it read, {dependencies}")):
+            if not path.is_file():
+                of = recipe.target.backend.name
+                raise _fault(recipe, command, f"reported success but left no {what}, in the flags of the backend {of}")
+        objects.append(compiled)
+        output += done.stdout
+    return objects, output
+
+
+def _fault(recipe: Recipe, command: Sequence[str], what: str) -> BuildError:
+    return BuildError(f"{recipe} was not built: {command[0]} {what}", op=recipe.schema.qualified, target=str(recipe.target),
+                      command=shlex.join(command))

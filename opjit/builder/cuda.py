@@ -6,8 +6,7 @@ nvcc parses CUDA's headers three times, in five processes one after another: 0.6
     work/host/, device/       the split files, below `files` with their paths
     opjit_host.o              the host's part
     opjit_kernel.fatbin       machine code for each arch
-    opjit_fatbin.c            registers it with the CUDA runtime, as code that nvcc generates does
-"""
+    opjit_fatbin.c            registers it with the CUDA runtime, as code that nvcc generates does"""
 
 from __future__ import annotations
 
@@ -27,6 +26,8 @@ from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
 _NOWHERE = "/opjit/"
+_CUDA_HEADERS = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|"
+                           r"nccl)\.h)[>\"]", re.MULTILINE)  # which the host reads before it pretends to be nvcc
 # Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
 _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
                    r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
@@ -87,12 +88,12 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
 
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Compile a .cu file in a folder into opjit_host.o, and opjit_fatbin.c with opjit_kernel.fatbin. Returns the compilers' output. Raises
-    what `compile_kernels` raises."""
+    """Compile a .cu file in a folder into opjit_host.o, opjit_fatbin.c and opjit_kernel.fatbin. Returns the compilers' output. Raises as
+    above."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
     parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)
-    first = _cuda_headers(unit.texts.values())
+    first = list(dict.fromkeys(["cuda_runtime.h", *_CUDA_HEADERS.findall("\n".join(unit.texts.values()))]))
     if any(_MATH.search(part.host) for part in parts.values()):
         first += ["cmath", "cstdlib"]
     variables = {_mangled(variable.name): variable for part in parts.values() for variable in part.variables}
@@ -146,17 +147,8 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         raise NvccOnly(f"NVRTC has no flag {unknown.args[0]}") from None
 
 
-def _cuda_headers(texts: Iterable[str]) -> list[str]:
-    """Return the CUDA headers that files include. The host reads them first, before it pretends to be nvcc."""
-    names = r"(?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|nccl)\.h"
-    include = re.compile(rf"^[ \t]*#[ \t]*include[ \t]*[<\"]({names})[>\"]", re.M)
-    found = include.findall("\n".join(texts))
-    return list(dict.fromkeys(["cuda_runtime.h", *found]))
-
-
 class _HostObject(NamedTuple):
-    """The host's part, compiled: its variables' sizes by symbol, its kernels' names in C++ by symbol, with template arguments, and the
-    compiler's output."""
+    """The host's part, compiled: by symbol, its variables' sizes and its kernels' names in C++ with template arguments; the output."""
 
     variables: Mapping[str, int]
     kernels: Mapping[str, str]
@@ -165,8 +157,7 @@ class _HostObject(NamedTuple):
 
 def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, first: Iterable[str],
                   kernels: Collection[str]) -> _HostObject:
-    """Compile the host's part into opjit_host.o. It reads the headers `first` before it pretends to be nvcc; `kernels` are names in C++,
-    without template arguments."""
+    """Compile the host's part, which reads `first` before it pretends to be nvcc. `kernels` are names without template arguments."""
     text = "".join(f"#include <{name}>\n" for name in first)
     text += f'{unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{unit.main}"\n'
     (work / "opjit_host.cpp").write_text(text, "utf-8")
@@ -244,8 +235,7 @@ class _Symbols(NamedTuple):
 
 
 def _registration(kernels: Mapping[str, str], variables: Sequence[_Symbols]) -> str:
-    """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables, as nvcc's code does
-    when a library is loaded."""
+    """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables, as nvcc's does."""
     symbols = [*kernels, *(each.host for each in variables)]
     declarations = [f'extern char opjit_{index} __asm__("{symbol}");' for index, symbol in enumerate(symbols)]
     calls = [f'    __cudaRegisterFunction(handle, &opjit_{index}, "{name}", "{name}", -1, 0, 0, 0, 0, 0);'

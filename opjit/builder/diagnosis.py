@@ -150,8 +150,7 @@ def with_advice(output: str) -> str:
 
 
 def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
-    """Translate a complaint that the author's function is missing or not as the schema wants it: expected, found, where. Returns None for
-    any other line."""
+    """Translate a complaint that the author's function is missing or not as the schema wants it. None for any other line."""
     source, prototype = expected
     function = prototype.partition("(")[0].split()[-1]
     missing = rf"undefined reference to [`']{function}'|identifier \"{function}\" is undefined|'{function}' was not declared in this scope"

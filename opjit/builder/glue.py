@@ -1,8 +1,7 @@
 """An op's C glue, generated from its schema and the templates glue.c.in and kernel.in.
 
 This module fills in what depends on the schema: the kernel's prototype, how each boxed argument is read, passed and freed, and how each
-result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR when its output changes.
-"""
+result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR when its output changes."""
 
 from __future__ import annotations
 
@@ -21,14 +20,13 @@ _BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "f
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 # Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
 _RESERVED = frozenset([
-    "NULL", "EOF", "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch",
-    "char", "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default",
-    "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend",
-    "goto", "if", "inline", "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr",
-    "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "restrict", "return", "short",
-    "signed", "sizeof", "static", "static_assert", "static_cast", "stream", "struct", "switch", "template", "this",
-    "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unix", "unsigned", "using",
-    "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
+    "NULL", "EOF", "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char",
+    "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default", "delete", "do",
+    "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline",
+    "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private",
+    "protected", "public", "register", "reinterpret_cast", "restrict", "return", "short", "signed", "sizeof", "static", "static_assert",
+    "static_cast", "stream", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid",
+    "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
 ])
 # Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
 _OF_HEADERS = re.compile(r"_[A-Z_].*|linux|unix|errno|"

@@ -60,8 +60,7 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
 
 
 def split(text: str, macros: Mapping[str, set[str]]) -> Halves:
-    """Split a file with the execution spaces of the macros in it and in its headers; see `macros_of`. Raises NvccOnly if only nvcc compiles
-    it."""
+    """Split a file, given the execution spaces of macros; see `macros_of`. Raises NvccOnly if only nvcc compiles it."""
     splitter = _Splitter(text, macros)
     splitter.scope(0, len(splitter.tokens), ())
     return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), splitter.templates,

@@ -1,8 +1,7 @@
 """NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process, in 0.05 s.
 
 The interface: https://docs.nvidia.com/cuda/nvrtc. A fat binary holds the machine code for several archs, as NVIDIA's tool `fatbinary`
-writes it without compression.
-"""
+writes it without compression."""
 
 from __future__ import annotations
 

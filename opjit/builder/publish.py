@@ -43,8 +43,7 @@ class Subject(NamedTuple):
 
 def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     """Build an entry and publish it: in the store or, if the store fails, in a folder of this process. Raises BuildError if neither can be
-    written, or the binary must be in the store. `make` makes the folder ``entry`` in a folder; its second argument is the one for parts and
-    logs."""
+    written, or the binary must be in the store. `make` makes the folder ``entry`` in a folder, with another for parts and logs."""
     started = time.perf_counter()
     try:
         if subject.unread:

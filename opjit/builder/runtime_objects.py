@@ -3,8 +3,7 @@
     <root>/v1/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, parts.json with their SHA-256
 
 A stub is a shared library with the soname of one of torch's and empty versions of the functions in opjit_shim.h. So the linker reports
-misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)
-"""
+misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)"""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def _is_whole(place: Path, needed: Collection[str]) -> bool:
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-    """Make all parts, in an empty folder. -O1 and side by side: the first get in an empty cache takes 0.45 s, where -O3 and one by one take
-    0.9 s (tests/benchmarks/cold.py)."""
+    """Make all parts. -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]

@@ -2,8 +2,7 @@
 
 The function called is the one in torch's module, so a program that put its own there sees the call of each build. It goes on to functions
 whose global names, such as `os` with the environment, are this build's: builds run side by side, and no other thread sees a change. A
-program that has not imported torch's module gets by without setuptools, which would take 0.03 to 0.15 s (tests/benchmarks/cold.py).
-"""
+program that has not imported torch's module gets by without setuptools, which would take 0.03 to 0.15 s (tests/benchmarks/cold.py)."""
 
 from __future__ import annotations
 

@@ -96,17 +96,9 @@ def _silent(line: str) -> None:
 
 
 def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
-    """Upload the cache's entries that a remote does not have. Objects that it has stay as they are.
-
-    Args:
-        url: the remote; None is OPJIT_REMOTE's.
-        sign: file of the private key; None leaves entries unsigned, which only OPJIT_TRUST=unsigned accepts.
-        ops: the names of the ops and extensions (``cpp_extension::NAME``) to push; empty is all.
-        say: called with the name of each uploaded object.
-
-    Raises:
-        RemoteError: the remote cannot be reached or written, or the key cannot be read.
-    """
+    """Upload the cache's entries of some ops and extensions (``cpp_extension::NAME``), or all, that a remote (OPJIT_REMOTE's) does not
+    have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. `say` hears each object's name. Raises RemoteError if the
+    remote cannot be reached or written, or the key cannot be read."""
     place, report = _Remote(url), TransferReport([], 0, [])
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
@@ -127,8 +119,7 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
 
 
 def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[tuple[Origin, bytes]]:
-    """Yield the cache's entries of ops, verified and sorted by name, with the bytes of their objects. Adds a line to `problems` for each
-    entry that fails."""
+    """Yield the cache's entries of ops, verified and sorted by name, with their objects' bytes. Each that fails is in `problems`."""
     folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
@@ -152,17 +143,8 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
 
 
 def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
-    """Fetch a remote's entries that the cache does not have, for every arch.
-
-    Args:
-        url: the remote; None is OPJIT_REMOTE's.
-        ops: the names of the ops and extensions (``cpp_extension::NAME``) to pull; empty is all.
-        say: called with the name of each fetched object.
-
-    Raises:
-        RemoteError: the remote cannot be reached, or is a web server, which cannot list its entries; OPJIT_TRUST is not set, or the cache
-            cannot be written.
-    """
+    """Fetch a remote's entries that the cache does not have, for every arch; arguments as of `push`. Raises RemoteError if the remote
+    cannot be reached, or is a web server, which cannot list its entries; if OPJIT_TRUST is not set, or the cache cannot be written."""
     place = _Remote(url)
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "

@@ -23,7 +23,7 @@ from click.core import ParameterSource
 from opjit import __version__, progress
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
-from opjit.cli.output import PrintJson, json_option
+from opjit.cli.help import PrintJson, json_option
 from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownOp
 
 _default_format = warnings.formatwarning  # Python's, or the embedding program's

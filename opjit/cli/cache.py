@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from opjit.cli import help as helps
-from opjit.cli import output
-from opjit.cli.output import format_entries, format_size
 from opjit.progress import ago
 
 if TYPE_CHECKING:
@@ -32,8 +30,8 @@ def path() -> None:
 
 
 @cache.command(epilog=helps.examples("opjit cache ls"))
-@output.json_option
-def ls(print_json: output.PrintJson) -> None:
+@helps.json_option
+def ls(print_json: helps.PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
     from opjit import cache
 
@@ -42,17 +40,17 @@ def ls(print_json: output.PrintJson) -> None:
         print_json([{**item._asdict(), "used": item.used} for item in items])
         return
     now = time.time()
-    rows = [(item.op, item.arch, format_size(item.size), ago(now - item.used), item.key) for item in items]
+    rows = [(item.op, item.arch, _size(item.size), ago(now - item.used), item.key) for item in items]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
                        for op, arch, size, used, key in rows), nl=False)
     if items:
-        click.echo(f"{format_entries(len(items))}, {format_size(sum(item.size for item in items))}")
+        click.echo(f"{_entries(len(items))}, {_size(sum(item.size for item in items))}")
 
 
 @cache.command(epilog=helps.examples("opjit cache stats"))
-@output.json_option
-def stats(print_json: output.PrintJson) -> None:
+@helps.json_option
+def stats(print_json: helps.PrintJson) -> None:
     """Show how many requests found a binary, fetched one or built one. A process is counted when it ends."""
     from opjit import cache
 
@@ -76,7 +74,7 @@ def verify() -> None:
             click.echo(f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}")
     counts = [(verdict, sum(each.verdict == verdict for each in found)) for verdict in (GOOD, BAD)]
     parts = [f"{count} {verdict}" for verdict, count in counts if count]
-    click.echo(f"{format_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
+    click.echo(f"{_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
     sys.exit(1 if any(each.verdict == BAD for each in found) else 0)
 
 
@@ -88,12 +86,12 @@ def prune(size: str | None, age: str | None) -> None:
     from opjit import cache
 
     done = cache.prune(size, age)
-    click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}; "
-               f"{format_entries(done.kept)}, {format_size(done.size)}, remain")
+    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}; "
+               f"{_entries(done.kept)}, {_size(done.size)}, remain")
     if done.fresh:
-        click.echo(f"kept {format_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")
+        click.echo(f"kept {_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")
     if done.failed:
-        raise click.ClickException(f"{format_entries(done.failed)} could not be removed")
+        raise click.ClickException(f"{_entries(done.failed)} could not be removed")
 
 
 @cache.command(epilog=helps.examples("opjit cache clear allreduce"))
@@ -103,9 +101,9 @@ def clear(ops: tuple[str, ...]) -> None:
     from opjit import cache
 
     done = cache.clear(*ops)
-    click.echo(f"removed {format_entries(done.removed)}, {format_size(done.freed)}, from {cache.path()}")
+    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}, from {cache.path()}")
     if done.failed:
-        raise click.ClickException(f"{format_entries(done.failed)} could not be removed")
+        raise click.ClickException(f"{_entries(done.failed)} could not be removed")
 
 
 @cache.command(epilog=helps.examples("opjit cache push s3://bucket/opjit --sign keys/ci.key"))
@@ -158,6 +156,15 @@ def unpack(file: Path) -> None:
     from opjit.cache import transfer
 
     _print_report("unpacked", transfer.unpack(file, say=click.echo))
+
+
+def _entries(count: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
+
+
+def _size(count: float) -> str:
+    unit, size = next((each for each in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)) if count >= each[1]), ("B", 1))
+    return f"{count / size:.{int(size > 1)}f} {unit}"
 
 
 def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

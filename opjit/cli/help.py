@@ -1,7 +1,11 @@
-"""What the command line says of itself: first steps, groups of commands, examples, and completion in a shell."""
+"""What the command line says of itself: first steps, groups of commands, examples, and completion in a shell; and its common options."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ opjit: torch operators in plain C or CUDA C, built on first use.
 
 opjit --help lists every command, and opjit COMMAND --help has an example of each.
 """
+PrintJson = Callable[[object], None] | None  # prints the document; None without --json
 FILE, FOLDER = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=False, path_type=Path)
 
 
@@ -91,6 +96,16 @@ def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
     return [CompletionItem(backend.name) for backend in backends.all_backends() if backend.name.startswith(incomplete)]
 
 
+def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJson:
+    """Send all else that Python prints, for example in an op.py, to stderr."""
+    if not asked:
+        return None
+    stdout = sys.stdout
+    ctx.with_resource(redirect_stdout(sys.stderr))
+    return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stdout)
+
+
+json_option = click.option("--json", "print_json", is_flag=True, callback=_json_printer, help="Print one JSON document, for scripts.")
 device_option = click.option("--device", shell_complete=devices, help="Device to use; default: the current accelerator, else the CPU.")
 host_option = click.option("--host", "hosts", metavar="CPUS", default="",
                            callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],

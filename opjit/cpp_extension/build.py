@@ -1,7 +1,6 @@
 """Builds an extension with torch.utils.cpp_extension in a private folder, and publishes the entry.
 
-torch gets the caller's arguments and runs its usual commands, but it builds in that folder and loads nothing.
-"""
+torch gets the caller's arguments and runs its usual commands, but it builds in that folder and loads nothing."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ nvcc's front end reads all headers three times, and also light ones take it 6 s;
 file is split as an op's is (opjit/builder/cuda.py). Files and flags that only nvcc takes are left to nvcc.
 
     work/cuda/             the split of the .cu file
-    work/cuda.cuda.o       in the place of nvcc's object file, so that torch's build file links it
-"""
+    work/cuda.cuda.o       in the place of nvcc's object file, so that torch's build file links it"""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ _R = TypeVar("_R")
 
 
 def with_entry(wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None) -> _R:
-    """Find or build an extension, unless the caller has `found` it, and use its entry. If the entry is removed before that, request it
-    again."""
+    """Find or build an extension, unless the caller has `found` it, and use its entry: another one, if it is removed before that."""
     for store in request.stores():
         entry = found or request.look(wanted, store) or request.obtain(wanted, store)
         try:

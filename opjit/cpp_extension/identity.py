@@ -1,8 +1,7 @@
 """The C++ extension that a call of load or load_inline requests.
 
 For the thousands of headers of torch, Python, the CUDA Toolkit and the system, the key has versions only. Headers in /usr/local/include are
-the user's; there a scan must find them, as torch's compilers do not list what lies in a folder that they search by themselves.
-"""
+the user's; there a scan must find them, as torch's compilers do not list what lies in a folder that they search by themselves."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ def _changed_by_user() -> list[str]:
 
 
 def _cuda_archs(name: str, flags: list[str]) -> str:
-    """The archs to compile CUDA code for, as in TORCH_CUDA_ARCH_LIST; empty if the flags for nvcc name them. Raises UnknownArch if nothing
-    determines them."""
+    """The archs to compile CUDA code for; empty if the flags for nvcc name them. Raises UnknownArch if nothing determines them."""
     if any("arch" in flag for flag in flags if "TORCH_EXTENSION_NAME" not in flag):
         return ""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST")

@@ -3,8 +3,7 @@
 The macro only asks for it; the proof is the result. A binary that imports only functions that torch's headers declare for that version, and
 whose sources read no other headers of torch and none of Python, runs with every later torch, as torch promises of these. So its key has the
 version in place of torch and Python. Headers of another torch make other bytes of which torch promises the same; a program that asks which
-torch builds it is refused.
-"""
+torch builds it is refused."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def _named(extension: Extension, path: str) -> tuple[int, int] | None:
 
 
 def refusal(extension: Extension, implicit: bool, library: Path, cxx: Compiler) -> str | None:
-    """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it is proved to serve every torch from
-    `extension.stable` on."""
+    """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on."""
     program = policy.program_of(extension, implicit)
     asked = _DIFFERS.search("\n".join([program.code, *(word for words in extension.flags.values() for word in words)]))
     if asked:

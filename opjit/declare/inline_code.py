@@ -21,8 +21,7 @@ class Code(NamedTuple):
     shown: str | None = None  # the text's name in compiler messages; None is the file's name
 
     def write(self, name: str) -> Path:
-        """Write the sources of an op of this name, unless they are there, and return their folder. It is named after their content, so
-        that a compiler never sees them change."""
+        """Write the sources of an op, unless they are there, to a folder that is named after them, so that no compiler sees them change."""
         content = "\0".join([name, *(part for item in sorted(self.texts.items()) for part in item)])
         folder = _private_folder() / hashlib.sha256(content.encode()).hexdigest()[:20]
         for suffix, text in self.texts.items():

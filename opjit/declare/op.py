@@ -104,8 +104,7 @@ class Op:
     def samples(self, function: Function) -> Function:
         """Declare the calls that tests make: ``samples(device)`` covers dtypes, strides, odd and empty sizes.
 
-        Each is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`.
-        """
+        Each is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`."""
         self._samples = function
         return function
 

@@ -12,8 +12,7 @@ If the program loaded C++ extensions, a third field ``"extensions"`` lists these
     {"function": "load", "arguments": {"name": "ext", "sources": ["csrc/ext.cpp"], "extra_cflags": ["-O2"]}, "archs": null}
 
 A call of `opjit.build` is an extension, too, of the function ``"build"``. ``archs`` is what its CUDA code was compiled for. Paths below the
-list's folder start from there, all others are absolute.
-"""
+list's folder start from there, all others are absolute."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes an op earlier to torch: its schema, its fake kernel, its backward and a first-call kernel.
 
 The first call on a device reaches the first-call kernel. That kernel readies the device's C kernel and calls the op again; from
-then on torch calls the C kernel.
-"""
+then on torch calls the C kernel."""
 
 from __future__ import annotations
 

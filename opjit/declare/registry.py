@@ -1,8 +1,7 @@
 """The ops declared in this process, by qualified name, and the folders that they are found in.
 
 `import opjit` declares the bundled ops. A request for any other op searches the folders in OPJIT_PATH, then the installed packages
-with an entry point ``opjit.ops`` that is named as the op's namespace; neither is read before.
-"""
+with an entry point ``opjit.ops`` that is named as the op's namespace; neither is read before."""
 
 from __future__ import annotations
 
@@ -350,11 +349,6 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
     return declare
 
 
-def _reduce(declared: Op) -> tuple[Callable[..., Op], tuple[str, ...]]:
-    """Pickle an op by its name, as a function: a copy is the op itself, and another process finds its own."""
-    return _restored, (declared.qualified, declared.where, str(declared.file or ""))
-
-
 def _restored(qualified: str, where: str, declaration: str) -> Op:
     """Return the op that was pickled, maybe by another process; its op.py, if it has one, is run unless others can write it."""
     if declared(qualified) is None and os.path.isfile(declaration) and Path(declaration).name == "op.py":
@@ -366,4 +360,4 @@ def _restored(qualified: str, where: str, declaration: str) -> Op:
         raise
 
 
-copyreg.pickle(Op, _reduce)
+copyreg.pickle(Op, lambda op: (_restored, (op.qualified, op.where, str(op.file or ""))))  # by its name: a copy is the op itself

@@ -1,8 +1,7 @@
 """How an op runs on shards: its rule for torch.distributed.tensor.DTensor.
 
 torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes
-before it looks for a rule; that call registers the rule.
-"""
+before it looks for a rule; that call registers the rule."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """An op under torch.func and autocast.
 
 torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their dispatch key. Through it go grad, vjp,
-jacrev, vmap and their nestings, with the op's own backward; an op of torch.library.custom_op raises an error in them.
-"""
+jacrev, vmap and their nestings, with the op's own backward; an op of torch.library.custom_op raises an error in them."""
 
 from __future__ import annotations
 

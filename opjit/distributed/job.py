@@ -11,8 +11,7 @@ A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and ra
     unable/<entry>      a counter of the ranks that cannot build it with any compiler
 
 and for the whole job the counters ``arrived`` and ``left`` (of calls). If rank 0 hosts the store, it stays at its exit until these are
-equal, for HOST_TIMEOUT at most.
-"""
+equal, for HOST_TIMEOUT at most."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The store in which the ranks of a job meet: torch.distributed's own, which every job has or creates anyway.
 
 A thread sends each request, because torch's calls have no time limit. If the store's host has exited, frozen or lost its network, the
-rank gets `StoreLost` after ANSWER_TIMEOUT instead of hanging.
-"""
+rank gets `StoreLost` after ANSWER_TIMEOUT instead of hanging."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
         <namespace>.<op>.so              a link to the binary of each op
 
 The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and
-OPJIT_PATH take it, too.
-"""
+OPJIT_PATH take it, too."""
 
 from __future__ import annotations
 

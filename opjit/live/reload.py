@@ -2,8 +2,7 @@
 
 All that can fail comes first: op.py runs again without effect on its ops, and every binary is built and opened. Changes follow only
 then, so an error leaves the op as it was. torch notices only a changed schema: it looks up the fake kernel and the backward at each
-call, and storing one function pointer replaces a loaded kernel (see loader.py).
-"""
+call, and storing one function pointer replaces a loaded kernel (see loader.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Reloads ops when their files are saved.
 
-A thread compares the files' dates. A check during calls would slow down every call, as torch calls the C kernel directly.
-"""
+A thread compares the files' dates. A check during calls would slow down every call, as torch calls the C kernel directly."""
 
 from __future__ import annotations
 
@@ -62,7 +61,12 @@ class FolderWatch:
                 else:
                     self._headers.pop(op.qualified, None)
                     self._last[op.qualified] = self._stamps(op)
-                    _reload(op)
+                    try:
+                        reload.refresh(op)
+                    except Exception as error:  # op.py may raise anything; logged once for each time that files are saved
+                        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=not isinstance(error, OpjitError))
+                    else:
+                        logger.info("%s is up to date with its files", op.qualified)
 
     def _stamps(self, op: Op) -> _Stamps:
         """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
@@ -81,16 +85,6 @@ def _headers_of(op: Op) -> list[str]:
         with suppress(NoKernel, OSError):
             found += headers.closure([str(op.source(backend))], include)
     return found
-
-
-def _reload(op: Op) -> None:
-    """Update an op. An error in its files is logged once for each time they are saved."""
-    try:
-        reload.refresh(op)
-    except Exception as error:  # op.py may raise anything
-        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=not isinstance(error, OpjitError))
-    else:
-        logger.info("%s is up to date with its files", op.qualified)
 
 
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:

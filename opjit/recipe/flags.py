@@ -1,8 +1,7 @@
 """The author's own flags, libraries and include folders, checked at declaration.
 
 An allowed flag keeps opjit's promises: a binary's bytes follow from its key, it runs on every machine of its arch, and loading it does
-not change the process. Any other flag is rejected with an alternative.
-"""
+not change the process. Any other flag is rejected with an alternative."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def define(op: str, folder: Path, extra: Flags | None, c: Mapping[str, object], 
 
 
 def join(flags: Flags, extra: Flags, target: Target) -> Flags:
-    """Add an author's flags to a backend's: those for the language of the backend's kernels. The author's libraries come first, as an
-    archive may need the backend's."""
+    """Add an author's flags to a backend's: libraries come first, as an archive may need the backend's."""
     include = (*flags.include, *extra.include)
     maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))]  # first, as the last match wins
     if target.backend.compiler:

@@ -3,8 +3,7 @@
     extra_ldflags=["vendor/libfft.a", "-Lvendor", "-lfft", "-lz"], extra_cuda_ldflags=["-lcublas"]
 
 Archives and objects, and libraries in folders that -L names, are part of the key by their content. A system library (-lz) is provided by
-each machine, like libc; a CUDA library by torch. Their content is not part of the key.
-"""
+each machine, like libc; a CUDA library by torch. Their content is not part of the key."""
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ _SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
 
 
 def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
-    """Check an author's linker arguments; relative paths start from the op's folder. Returns them with the absolute paths of objects, of
-    archives, and of libraries in folders that -L names. Raises DeclarationError for an argument that would tie the binary to this machine,
-    or names no file, with an alternative."""
+    """Check an author's linker arguments; relative paths start from the op's folder. Returns them with the absolute paths of objects,
+    archives, and libraries in folders that -L names. Raises DeclarationError for one that would tie the binary to this machine, or names no
+    file."""
     def refuse(flag: str, reason: str) -> DeclarationError:
         return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
 

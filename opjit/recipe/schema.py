@@ -54,8 +54,7 @@ class Result(NamedTuple):
 
 class Schema(NamedTuple):
     """A parsed schema; `text` is canonical, as torch prints it. `results` are what the kernel makes: none for an op that returns the
-    arguments which it writes. `returned` are then the places of those, in the order of the schema's results. `tags` are the names of the
-    author's tags, sorted."""
+    arguments which it writes, whose places are `returned`. `tags` are the names of the author's tags, sorted."""
 
     text: str
     namespace: str

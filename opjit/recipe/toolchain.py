@@ -1,7 +1,6 @@
 """Finding the compilers, and identifying them by the version and target that they print, not by path or date.
 
-Asking a compiler costs a process, so the cache keeps its answer under the executable's path, size, modification time and inode.
-"""
+Asking a compiler costs a process, so the cache keeps its answer under the executable's path, size, modification time and inode."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-c
 
 
 class Compiler(NamedTuple):
-    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and the default include folders, joined
-    by ``:``."""
+    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and the include folders, joined by ``:``.
+    """
 
     path: str
     version: str
@@ -40,8 +39,7 @@ class Compiler(NamedTuple):
 
 
 class Nvcc(NamedTuple):
-    """The CUDA toolkit: the folder that holds bin/nvcc, as nvcc reports it, since the nvcc on PATH may be a wrapper script; ``"13.0"``; and
-    ``"V13.0.88"``."""
+    """The CUDA toolkit: the folder that holds bin/nvcc, by nvcc's word, as PATH may have a wrapper; ``"13.0"``; and ``"V13.0.88"``."""
 
     root: str
     version: str
@@ -290,8 +288,8 @@ def time_limit() -> float:
 
 
 def listing(compiler: Compiler, name: str) -> list[str]:
-    """Return the flags that make the assembler list the files that it reads, with those of .incbin, as ``<name>.assembled``. Empty for
-    clang, whose own assembler cannot."""
+    """Return the flags that make the assembler list what it reads, also by .incbin, as ``<name>.assembled``. None for clang, which cannot.
+    """
     return [f"-Wa,--MD,{name}{ASSEMBLED}"] if "gcc version" in compiler.version else []
 
 
@@ -375,8 +373,7 @@ def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
 
 
 def target_of(arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None) -> Target:
-    """Return the target of an arch by its name; for CUDA, with the runtime of the toolkit that is installed. Raises UnknownArch if no
-    backend builds for it."""
+    """Return the target of an arch by its name; for CUDA, with the installed runtime. Raises UnknownArch if no backend builds for it."""
     from opjit.backends import targets
 
     target = targets.named(arch, backend, None, host)

@@ -1,14 +1,10 @@
-"""The remote: a store of entries from other machines, tried before an op is built here.
-
-    <url>/v1/<namespace>.<op>/<arch>/<key>.opjit    an entry, as bundle.py writes it
-    <url>/v1/<namespace>.<op>/<arch>/<base>.key     the key of an entry from any compiler, for machines that have none and know only `base`
+"""The remote: a store of entries from other machines, tried before an op is built here; FORMAT.md has the names of its objects.
 
 The key of a C++ extension also covers the headers that only its build finds. So a request asks for the pointer that is named by all that it
 knows, and the pointer names a few keys. Each of these entries is compared with what is here, as one in the store is.
 
 An answer is bounded in time and size, and its signature is checked before anything of it is parsed or written. After any failure except
-"not found", the process warns once and does not use the remote again.
-"""
+"not found", the process warns once and does not use the remote again."""
 
 from __future__ import annotations
 

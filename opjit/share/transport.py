@@ -1,8 +1,7 @@
 """The objects of a remote: bytes by name under a URL. HTTP(S) uses Python's standard library, other protocols use fsspec.
 
 fsspec's asynchronous HTTP client takes 0.2 s to import, reads bodies of any length into memory, and its thread does not survive a fork. A
-blocking request in a thread, with a timeout, has none of these problems.
-"""
+blocking request in a thread, with a timeout, has none of these problems."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Objects(NamedTuple):
             raise RemoteError(f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}")
 
     def load(self) -> None:
-        """Import the package for the URL's protocol, without using the network. Raises RemoteError if the URL is invalid, or a package is
-        missing."""
+        """Import the package for the URL's protocol. Raises RemoteError if the URL is invalid, or a package is missing."""
         self.check()
         if self.is_http:
             return

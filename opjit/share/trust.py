@@ -4,8 +4,7 @@
     OPJIT_TRUST=ed25519:q83vEj…:/etc/opjit/ci.pub      several keys, joined by colons; `ed25519:` precedes a key in base64
     OPJIT_TRUST=unsigned                               no signature needed: anyone who can write to the remote chooses the code
 
-A manifest names its library's size and SHA-256, and everything it was built from, so the manifest's signature covers all of it.
-"""
+A manifest names its library's size and SHA-256, and everything it was built from, so the manifest's signature covers all of it."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Trust(NamedTuple):
 
 
 def configured() -> Trust | None:
-    """Read OPJIT_TRUST; None if it is not set. Raises RemoteError if it is invalid, or one of its files is missing or writable by another
-    user."""
+    """Read OPJIT_TRUST; None if it is not set. Raises RemoteError if it is invalid, or another user can write one of its files."""
     text = os.environ.get("OPJIT_TRUST", "")
     if not text:
         return None
@@ -125,8 +123,7 @@ def _read_public(name: str) -> bytes:
 
 
 class Signer:
-    """Signs bundles with the private key in a PEM file (PKCS #8, no password). Raises RemoteError if it cannot be read, is not such a key,
-    or is readable by other users."""
+    """Signs bundles with a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none, or other users can read it."""
 
     def __init__(self, path: Path) -> None:
         self._key = _read_private(path)

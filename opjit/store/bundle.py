@@ -1,12 +1,5 @@
-"""An entry as one string of bytes, for a remote or another node.
-
-    opjit entry 1\\n
-    <length of the manifest, in digits> <signature of the manifest, 128 hex digits; or ->\\n
-    <manifest.json><library>
-
-The manifest names the library's size and SHA-256, so a signature of the manifest covers both. The glue and the build's commands are
-not included. This module does not trust the bytes: it parses no JSON, and `Store.receive` checks every hash.
-"""
+"""An entry as one string of bytes, for a remote or another node: see FORMAT.md. The manifest names the library's size and SHA-256, so its
+signature covers both. This module trusts no bytes: it parses no JSON, and `Store.receive` checks every hash."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def inspect(content: bytes) -> Binary:
 
 
 def machine(content: bytes) -> str:
-    """The machine of an ELF library or program: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is neither a
-    library nor a program."""
+    """The machine of an ELF library or program: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is neither.
+    """
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
         raise EntryError("it is not a 64-bit little-endian ELF file")
     number = struct.unpack_from("<H", content, 18)[0]

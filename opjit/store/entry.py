@@ -50,9 +50,8 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
 
 
 def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True) -> tuple[Manifest, bytes, tuple[int, ...]]:
-    """Return an entry's manifest and library, and the identity of the library's file. Both belong to one build, and no untrusted user can
-    have written them. Raises FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used.
-    """
+    """Return an entry's manifest and library, and the identity of its file: of one build, and written by no untrusted user. Raises
+    FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used."""
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)

@@ -19,8 +19,7 @@ FOLDER = "prebuilt"  # beside a kernel's source
 
 def find(recipe: Recipe, hashed: bool = True) -> Entry | None:
     """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing. A binary beside its source may
-    come from any compiler and any version of opjit's glue, as its author shipped it. Its source, schema, flags, arch and format must match.
-    """
+    come from any compiler and any version of opjit's glue; its source, schema, flags, arch and format must match."""
     return next((replace(entry, origin="layer") for entry in _entries(recipe, hashed) if entry is not None), None)
 
 

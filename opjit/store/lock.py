@@ -5,8 +5,7 @@
 
 A separate thread acquires and releases the lock and writes the note, so a lock service that hangs cannot block the build. If the note does
 not change for HEARTBEAT_TIMEOUT, a waiter takes the holder for stopped and builds without the lock. Lock files are never removed: two
-waiters could then lock different files.
-"""
+waiters could then lock different files."""
 
 from __future__ import annotations
 
@@ -126,7 +125,12 @@ class _LockThread(threading.Thread):
             if problem:
                 raise OSError(problem)
             self._note = place / f"{self._key}.note"
-            _probe(place / "probe")
+            # If flock hangs, it hangs this thread; inside filelock it would hang every fork of the process.
+            descriptor = os.open(place / "probe", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            finally:
+                os.close(descriptor)
             lock = FileLock(place / f"{self._key}.lock", mode=0o600, fallback_to_soft=False)
             with suppress(Timeout), lock.acquire(poll_interval=POLL, cancel_check=lambda: self._released):
                 self._acquired = True
@@ -143,12 +147,3 @@ class _LockThread(threading.Thread):
                 step = self._steps.get(timeout=HEARTBEAT) or ""
         with suppress(OSError):
             self._note.unlink()
-
-
-def _probe(path: Path) -> None:
-    """Call flock once. If it hangs, it hangs this thread; inside filelock it would hang every fork of the process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    finally:
-        os.close(descriptor)

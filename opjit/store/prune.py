@@ -4,8 +4,7 @@ An entry is renamed into the staging folder and deleted there. A process that ha
 open it finds a miss and requests it again.
 
 A hit writes nothing, so the last use is the library's access time: accurate to a day on most filesystems. Under noatime, the build date
-is used. An entry that is less than an hour old stays, whatever its dates say.
-"""
+is used. An entry that is less than an hour old stays, whatever its dates say."""
 
 from __future__ import annotations
 
@@ -85,8 +84,8 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
 
 
 def prune(store: Store, size: int, age: float = AGE) -> Pruned:
-    """Remove entries unused for `age` seconds, then the least recently used ones until at most `size` bytes are left. See
-    `opjit.cache.prune`."""
+    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left; see `opjit.cache.prune`.
+    """
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
     staging, now = _staging(store), time.time()
@@ -202,8 +201,7 @@ def size_wanted() -> int:
 
 
 def after_build(store: Store) -> None:
-    """Prune the store unless a build did so within a day. A failure is no error, as the requested binary is there. The first build in a
-    new store only sets the date."""
+    """Prune the store unless a build did so within a day; the first in a new store only sets the date. A failure is no error."""
     marker = store.base / MARKER
     try:
         is_new = not os.path.lexists(marker)

@@ -1,17 +1,7 @@
-"""The store: one folder per binary, named by its key, which appears complete by a single rename and never changes.
+"""The store: one folder per binary, named by its key, which appears complete by a single rename and never changes; see FORMAT.md.
 
-    <root>/v1/<namespace>.<op>/<arch>/<key>/    the library, manifest.json, the glue's source, the build's commands
-    <root>/v1/cpp_extension.<name>/…/<key>/     the same for a C++ extension; see opjit/shared_library/content.py
-    <root>/v1/shared_library.<name>/…/<key>/    the same for a shared library; see opjit/shared_library/content.py
-    <root>/v1/staging/<random>/                 builds in progress; removed when a day old
-    <root>/v1/toolchain/, parts/, logs/         notes on compilers, what every op is linked with, failed builds
-    <root>/v1/sets/<SHA-256>                    lists whose entries are all there; see opjit/store/sets.py
-    <root>/v1/tuned/<SHA-256>                   which variant of an op runs; see opjit/tune.py
-    <root>/v1/pruned, usage                     an empty file whose date is that of the last pruning; counts of requests
-
-Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a
-folder below it, every entry is a miss. FORMAT.md, beside this file, is the specification.
-"""
+Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a folder
+below it, every entry is a miss."""
 
 from __future__ import annotations
 
@@ -85,9 +75,8 @@ class Store(NamedTuple):
         return self.base / qualified.replace("::", ".") / target.folder
 
     def find(self, recipe: Recipe, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry of a recipe, or None. Without a compiler the key is unknown. Then any compiler's entry from the same
-        sources and flags for the same target matches. So does a CUDA entry that nvcc made, where there is only NVRTC, or the other way
-        round."""
+        """Return the verified entry of a recipe, or None. Without a compiler the key is unknown: then any compiler's entry of the same
+        sources, flags and target matches, as does one of nvcc where there is only NVRTC, or the other way round."""
         folder = self.folder(recipe.schema.qualified, recipe.target)
         if not self.trusted(folder.parent, folder):
             return None

@@ -1,10 +1,6 @@
-"""Counts of requests: hits, fetches and builds. A process counts in memory, and appends one line to the cache when it exits.
-
-    <root>/v1/usage    a line per process: when it ended, in seconds since 1970, and its hits, fetches and builds
-
-Only `opjit cache stats` reads them. A process that is killed leaves no line, and so does one whose cache is missing, read-only or another
-user's.
-"""
+"""Counts of requests, which a process keeps in memory and appends to the cache as one line when it exits: when that was, in seconds since
+1970, and its hits, fetches and builds. One that is killed leaves no line, and so does one whose cache is missing, read-only or another
+user's."""
 
 from __future__ import annotations
 

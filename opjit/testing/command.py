@@ -80,8 +80,7 @@ def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], obj
 
 
 def report(op: Op, device: str) -> None:
-    """Print the table of an op that no file declares, such as a notebook's, and the verdict. Sanitizers, which run the op in a Python of
-    their own, have no part in it."""
+    """Print the table of an op that no file declares, such as a notebook's, and the verdict; without sanitizers, which need an op.py."""
     table = _Table(Options(sanitizers=()), [])
     _import_for(table.options.checks(device))
     table.test(op, device, "")

@@ -46,17 +46,13 @@ def _opcheck(op: Op, device: str) -> str:
     """torch.library.opcheck passes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # opcheck reads it
-        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12, _has_arithmetic, "without float8")]
+        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12, lambda sample: not any(
+            t.dtype.is_floating_point and t.element_size() == 1 for t in sample.tensors()), "without float8")]  # it compares copies
         if op.differentiable:
             calls += [with_gradients(sample) for sample in distinct_samples(op, device, 4, floating, "with floating-point elements")]
         for call in trials(calls):
             torch.library.opcheck(op.overload, call.args, call.kwargs)
     return "schema, fake kernel, autograd, AOT"
-
-
-def _has_arithmetic(sample: Sample) -> bool:
-    """Whether torch can compare copies of the sample's tensors, which opcheck does."""
-    return not any(t.dtype.is_floating_point and t.element_size() == 1 for t in sample.tensors())
 
 
 @add(CHECKS, "compile", _TIMEOUT_FACTOR)

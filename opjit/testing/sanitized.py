@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import torch
 from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.recipe import toolchain
-from opjit.testing import compare, numerics, reports, sanitize
+from opjit.testing import compare, numerics, sanitize
 from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
 from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
@@ -40,6 +41,12 @@ _OPTIONS = {"UBSAN_OPTIONS": "print_stacktrace=1",
 _START = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
 _WITHIN_CHECKS = {"address", "undefined"}  # the sanitizers that make the calls of `numerics`; the others have a check of their own
+
+# What sanitizers write to stderr.
+_ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
+_ACCESS = re.compile(r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory", re.MULTILINE)
+_REGION = re.compile(r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)")
+_UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE)
 
 
 class SanitizerCalls(NamedTuple):
@@ -160,10 +167,10 @@ def _await_threads() -> None:
 
 def _place(death: Death, folder: Path) -> str | None:
     """The author's place where a child died."""
-    place = reports.author_line(death.stderr, folder)
+    place = _author_line(death.stderr, folder)
     if death.late:
         return place and f"{place}: still there at the time limit"
-    return reports.find(death.stderr, folder) or (place and f"{place}: the process ends here")
+    return _error(death.stderr, folder) or (place and f"{place}: the process ends here")
 
 
 def _register(op: Op, library: Path) -> None:
@@ -191,7 +198,7 @@ def _races(op: Op, device: str) -> str:
             with suppress(AssertionError, RuntimeError):
                 effects(op.overload, op, sample)
                 numerics.assert_same_in_threads(op, sample, pool)
-        found = reports.race(report(), op.folder)
+        found = _race(report(), op.folder)
     assert found is None, found
     return "no race"
 
@@ -208,7 +215,7 @@ def _leaks(op: Op, device: str) -> str:
                     effects(op.overload, op, sample)
                 process.__lsan_disable()
         process.__lsan_do_recoverable_leak_check()
-        found = reports.leak(report(), op.folder)
+        found = _leak(report(), op.folder)
     assert found is None, found
     return "no leak"
 
@@ -227,3 +234,45 @@ def _report() -> Iterator[Callable[[], str]]:
             yield lambda: os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
         finally:
             process.__sanitizer_set_report_fd(ctypes.c_void_p(2))
+
+
+def _error(text: str, folder: Path) -> str | None:
+    """The error that a report tells of, such as ``scale.c:12: heap-buffer-overflow, WRITE of size 4, 0 bytes after a 20-byte region``.
+    None if there is no report. The place is the innermost one in the op's folder."""
+    undefined, address = _UBSAN.search(text), _ASAN.search(text)
+    if undefined and (address is None or undefined.start() < address.start()):
+        return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"
+    if address is None:
+        return None
+    access, region, place = _ACCESS.search(text), _REGION.search(text), _author_line(text, folder)
+    parts = [address["kind"] if address["kind"] != "ABRT" else "abort"]
+    if access:
+        parts.append(access["what"] or access["signal"])
+    if region:
+        parts.append(f"{region['place']} a {region['region']}")
+    return f"{f'{place}: ' if place else ''}{', '.join(parts)}"
+
+
+def _race(text: str, folder: Path) -> str | None:
+    """The first data race of ThreadSanitizer's reports between two places in the op's folder."""
+    for block in text.split("WARNING: ThreadSanitizer: data race")[1:]:
+        accesses = re.split(r"^  (?=(?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) of size)", block, flags=re.MULTILINE)[1:3]
+        places = [_author_line(access, folder) for access in accesses]
+        if len(places) == 2 and all(places):
+            return f"{places[0]}: data race, {accesses[0].split(' at ')[0].lower()}, with {places[1]} in another thread"
+    return None
+
+
+def _leak(text: str, folder: Path) -> str | None:
+    """The first leak of LeakSanitizer's report that the op's folder allocated."""
+    for block in re.split(r"^(?=(?:Direct|Indirect) leak of)", text, flags=re.MULTILINE)[1:]:
+        place = _author_line(block, folder)
+        if place:
+            return f"{place}: {block.splitlines()[0].removesuffix(' allocated from:').lower()}"
+    return None
+
+
+def _author_line(text: str, folder: Path) -> str | None:
+    """The innermost place of a stack trace that is in the op's folder, such as ``scale.c:12``."""
+    place = re.search(rf"^ *#\d+ .*?{re.escape(str(folder))}/([^\s:]+):(\d+)", text, re.MULTILINE)
+    return f"{place[1]}:{place[2]}" if place else None

@@ -1,8 +1,7 @@
 """Light headers: torch's own classes and functions, as far as a program names them, in a tenth of the time of torch/extension.h.
 
 A program that a compiler takes over light headers means the same over torch/extension.h, as both hold torch's own text; README.md says how
-that is proved. `policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's.
-"""
+that is proved. `policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: C
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
     """Return the object file behind opjit_bind.h, pybind11's and torch's own code, made once for each compiler and torch with torch's own
-    headers: the proof that it fits this torch. None if it does not compile: then pybind11's own headers bind programs. Raises OSError if
-    the store's folder is not writable."""
+    headers: the proof that it fits this torch. None if it does not compile. Raises OSError if the store's folder is not writable."""
     source = headers.OWN / "opjit_bind.cpp"
 
     def make(staged: Path) -> None:

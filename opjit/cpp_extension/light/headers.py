@@ -8,8 +8,7 @@ that a program's compiler searches first has these:
     torch/python.h                      opjit's binding of functions, or pybind11's
     opjit_names.h                       the headers that the program's names need; see table.py
 
-All classes and functions are torch's own, so a program that compiles means what it means with torch/extension.h.
-"""
+All classes and functions are torch's own, so a program that compiles means what it means with torch/extension.h."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ _COMMENT = re.compile(r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"
 
 def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool) -> list[str]:
     """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set. `binding` are
-    those for Python. `made_by_torch`: tensors are made by torch's own make_variable, whose header costs seconds, and not by the compiled
-    part's."""
+    those for Python. `made_by_torch`: tensors are made by torch's own make_variable, whose header costs seconds."""
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
     lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []
@@ -71,7 +69,8 @@ def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[st
     files["ATen/ATen.h"] = included(table.NARROW) + files["ATen/ATen.h"] + included(of_aten)
     files["torch/types.h"] += included(one for one in needed if one.startswith("torch/"))
     files["torch/utils.h"] = _USING.sub(lambda line: line[0] if line[1] in words else "", files["torch/utils.h"])
-    files["ATen/Functions.h"] = _filtered("ATen/Functions.h", lambda one: _is_needed(one, operators, heavy))
+    files["ATen/Functions.h"] = _filtered("ATen/Functions.h", lambda one: (
+        found[1] in operators if (found := _OPERATOR.fullmatch(one)) else one not in heavy))
     files[_FACTORIES] = _factories(words - {"tensor"} | ({"tensor"} if _VALUES in needed else set()), made_by_torch)
     files |= {f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy) for name in operators}
     files |= {f"{API}{name}": included([name]) for name in _KEPT if name.startswith("torch/")}
@@ -114,11 +113,6 @@ def _text(name: str) -> str | None:
 def _filtered(name: str, keep: Callable[[str], bool]) -> str:
     """Return one of torch's headers with some of its #include lines; an empty text for one that this torch lacks."""
     return _INCLUDED.sub(lambda line: line[0] if keep(line[1]) else "", _text(name) or "")
-
-
-def _is_needed(header: str, operators: frozenset[str], heavy: frozenset[str]) -> bool:
-    found = _OPERATOR.fullmatch(header)
-    return found[1] in operators if found else header not in heavy
 
 
 @functools.cache

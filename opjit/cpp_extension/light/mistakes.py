@@ -4,8 +4,7 @@ torch/extension.h brings more declarations and macros than light headers, and ch
 if it is in the author's own text, no word of that text is a macro there alone, and
 
 - it is a name that torch/extension.h declares in no namespace, or a header that no folder has, or
-- more declarations do not matter to it: a missing semicolon, a class without such a member, a type that does not become another.
-"""
+- more declarations do not matter to it: a missing semicolon, a class without such a member, a type that does not become another."""
 
 from __future__ import annotations
 
@@ -32,9 +31,8 @@ _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE
 
 
 def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
-    """Return whether the first error in a compiler's output is there with torch/extension.h, too; False if that is not certain. `work`:
-    where the compiler ran. `cuda`: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part
-    declares."""
+    """Return whether the first error in a compiler's output is surely there with torch/extension.h, too. `work`: where the compiler ran.
+    `cuda`: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares."""
     error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
     if error is None or not (os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
             os.path.basename, prepared.files))):

@@ -25,9 +25,8 @@ _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 
 
 def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> tuple[Mapping[str, str], frozenset[str]]:
-    """Return the macros of torch/extension.h, each with its text, and all names that it declares in namespaces, with a few more. `base`
-    keeps it; `flags`: those of -D and -U that torch's headers heed. Raises BuildError if the compiler fails, OSError if the folder is not
-    writable."""
+    """Return the macros of torch/extension.h with their texts, and all names that it declares in namespaces, with a few more. `base` keeps
+    it; `flags`: those of -D and -U that torch's headers heed. Raises BuildError if the compiler fails, OSError."""
     def make(staged: Path) -> None:
         macros, rest = _preprocessed((), cxx, flags)
         (staged / _FILE).write_text(json.dumps([macros, sorted(declared(rest))]))

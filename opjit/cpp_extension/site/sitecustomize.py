@@ -2,8 +2,7 @@
 
 When a process imports torch.utils.cpp_extension, the module's load, load_inline and BuildExtension become opjit's. All other processes
 import nothing more.
-Python imports only one sitecustomize, so this one runs the next on the path.
-"""
+Python imports only one sitecustomize, so this one runs the next on the path."""
 
 from __future__ import annotations
 
