@@ -80,8 +80,7 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     """The cache of tests that have none of their own. It is in pytest's: for all workers, and kept between runs, as keys are content.
 
     With ``-p no:cacheprovider``, or where others could write into pytest's cache, a run begins with nothing. The user's cache and settings
-    are left alone either way.
-    """
+    are left alone either way."""
     root = run_folder(tmp_path_factory) / "cache"
     if pytestconfig.pluginmanager.has_plugin("cacheprovider"):
         kept = Path(pytestconfig.cache.mkdir("opjit"))
@@ -104,8 +103,7 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
     """The runtime and the stubs are compiled once in a run and copied into each new cache, where they would take 0.3 s.
 
-    Gives the function that compiles them.
-    """
+    Gives the function that compiles them."""
     kept = run_folder(tmp_path_factory) / "parts"
     kept.mkdir(exist_ok=True)
     plain = runtime_objects._make
@@ -202,8 +200,7 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
     """``make_op(schema, source, fake=None, cuda=None, differentiable=True, elementwise=False)``: declare an op from a folder and in a
     namespace of its own.
 
-    The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file.
-    """
+    The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file."""
 
     def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None,
              differentiable: bool = True, elementwise: bool = False) -> opjit.Op:

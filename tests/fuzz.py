@@ -3,8 +3,7 @@
     pip install atheris
     python tests/fuzz.py -max_total_time=60
 
-Whatever the bytes are, each parser returns or raises an error of opjit's own. Arguments are libFuzzer's.
-"""
+Whatever the bytes are, each parser returns or raises an error of opjit's own. Arguments are libFuzzer's."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
     python -m tests.gallery
 
-A test provokes them again and compares.
-"""
+A test provokes them again and compares."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Case(NamedTuple):
     """A mistake, and the program that makes it, which has imported `torch`, `opjit` and `os`.
 
     `where` and `now` are words of the message: the place of the mistake, and what to do or what would be right.
-    The page shows the text of the file `shown`, and a remark of its own.
-    """
+    The page shows the text of the file `shown`, and a remark of its own."""
 
     title: str
     code: str

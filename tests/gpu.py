@@ -1,8 +1,7 @@
 """Run all tests that need a GPU, of both tiers, and name those that did not run: ``python -m tests.gpu``, with options of pytest.
 
 Tests that measure have the GPU for themselves, before the others share it. It fails where torch sees no GPU, where a test fails, and where
-fewer run than tests/floors.json says.
-"""
+fewer run than tests/floors.json says."""
 
 from __future__ import annotations
 

@@ -286,8 +286,7 @@ def ended(code: str, changes: Mapping[str, str | None] | None = None, *, cold: b
     """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
 
     It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`
-    starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start.
-    """
+    starts Python anew, and so do another Python, user or flag, a command before it, and variables that are read at the start."""
     code = textwrap.dedent(code)
     if cold or python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}:
         words = [*before, python, *flags, "-c", code, *arguments]

@@ -2,8 +2,7 @@
 
     python -m tests.reference
 
-A test compares the page with the code.
-"""
+A test compares the page with the code."""
 
 from __future__ import annotations
 

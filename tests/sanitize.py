@@ -1,8 +1,7 @@
 """Run all bundled CUDA kernels under NVIDIA's compute-sanitizer: ``python -m tests.sanitize [TOOL...]``, memcheck, racecheck, initcheck and
 synccheck if none is named; and, with memcheck, graphs of them and of LLTM's training step, whose scratch memory is the graph's.
 
-It prints a line for each tool, and the whole report of one that found something. The exit code is 1 then, and 77 where nothing can run.
-"""
+It prints a line for each tool, and the whole report of one that found something. The exit code is 1 then, and 77 where nothing can run."""
 
 from __future__ import annotations
 

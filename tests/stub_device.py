@@ -1,8 +1,7 @@
 """A stub of a device that opjit does not know, with a stream type, a runtime library and a compiler of its own.
 
 Its kernels compute with the host's CPU. Its memory is that of the toy device of examples/09_own_device, which torch has to know as well in
-a process that calls a kernel.
-"""
+a process that calls a kernel."""
 
 from __future__ import annotations
 

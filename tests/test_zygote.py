@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import command, ended, fresh, process
+from tests.helpers import ended, fresh, process
 
 STATE = """
 import json, os, sys, threading, warnings
@@ -53,12 +52,6 @@ def test_a_child_is_what_a_fresh_process_is_once_it_has_imported_torch(tmp_path:
 def test_a_child_ends_as_a_fresh_process_does(code: str, status: int, out: str, err: str, cold: bool) -> None:
     done = ended(code, cold=cold)
     assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
-
-
-def test_a_module_s_command_line_is_run_as_python_runs_it() -> None:
-    done = command("--version")
-    plain = subprocess.run([sys.executable, "-m", "opjit", "--version"], capture_output=True, text=True, check=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
 
 
 def test_children_run_at_once_and_one_that_hangs_or_is_killed_is_no_trouble_to_the_others() -> None:

@@ -4,8 +4,7 @@ A fresh process spends 2 s of CPU time on the import of torch and 0.6 s on takin
 Imported, this module is the client: a Process is used like a subprocess.Popen with pipes of text. Run as a program, it is the zygote
 itself: one thread that runs no code of a test, so that whatever a child does, the next one starts as clean.
 A request is one message on a socket with five descriptors: a file with the request as JSON, stdin, stdout, stderr, and a pipe that gets
-the child's process id and, when it has ended, its exit code.
-"""
+the child's process id and, when it has ended, its exit code."""
 
 from __future__ import annotations
 
@@ -40,21 +39,15 @@ HEEDED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # of these, what a child doe
 
 @dataclass(frozen=True)
 class Request:
-    """What a child is to do.
+    """What a child is to do."""
 
-    Attributes:
-        kind: of `code`: ``-c``, a program's text; ``-m``, a module's name; or ``script``, a path.
-        environment: all of it.
-        warnings: as after ``python -W``, an action and perhaps a class: ``ignore::DeprecationWarning``.
-    """
-
-    kind: str
+    kind: str  # of `code`: "-c", a program's text; "-m", a module's name; or "script", a path
     code: str
     arguments: list[str]
-    environment: dict[str, str]
+    environment: dict[str, str]  # all of it
     cwd: str
     umask: int
-    warnings: list[str]
+    warnings: list[str]  # as after python -W, an action and perhaps a class: ignore::DeprecationWarning
 
 
 # --- the client ----------------------------------------------------------------------------------------------------------------------

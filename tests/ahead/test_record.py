@@ -112,14 +112,11 @@ print(scale(torch.ones(1), 1.0).tolist())
     assert len(oplist.read_list(tmp_path / "ops.json")[0]) == 2
 
 
-def test_a_list_that_cannot_be_written_is_said_before_the_program_runs(tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_written_is_said_before_the_program_runs_and_a_missing_program_leaves_none(tmp_path: Path) -> None:
     done = record(tmp_path / "missing" / "ops.json", *python("print('ran')"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: the list cannot be written to ")
     assert "Traceback" not in done.stderr
-
-
-def test_a_missing_program_is_a_one_line_error(tmp_path: Path) -> None:
     done = record(tmp_path / "ops.json", "no-such-program")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: 'no-such-program' cannot be run: ")

@@ -1,8 +1,7 @@
 """Faults at every step: each file operation of a scenario fails, or ends the process, once. The result is right, or an error of opjit's
 own; and the next process finds a cache that works.
 
-    pytest -m stress tests/attacks
-"""
+    pytest -m stress tests/attacks"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Modules whose tests are not in the file of their name, and where these are:
 build: builder/test_builder.py builder/test_errors.py store/test_store.py
 compile_step host_device_split nvrtc tokens: builder/test_cuda.py
-device: backends/test_own_device.py
-diagnosis: builder/test_errors.py
+diagnosis publish: builder/test_errors.py
 torch_builder: builder/test_builder.py"""

@@ -25,6 +25,7 @@ from tests import helpers, remotes
 from tests.helpers import cache_command, fresh, program
 from tests.remotes import from_folder, serving
 
+pytestmark = pytest.mark.usefixtures("here")
 # What it returns stands in a header that a scan finds, and in one that only the compiler does.
 SOURCE = """\
 #include "scanned.h"
@@ -37,12 +38,6 @@ import ctypes, opjit
 path = opjit.load({name!r}, [{source!r}], is_python_module=False)
 print(path, ctypes.CDLL(path).value())
 """
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -88,31 +83,31 @@ def is_missed(tmp_path: Path, name: str, source: Path, **changes: str | None) ->
 
 
 @pytest.mark.torch
-def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays_as_it_is(cache: Path, name: str, source: Path,
+def test_an_extension_in_a_layer_is_a_hit_without_a_compiler_and_the_layer_stays_as_it_is(here: Path, name: str, source: Path,
                                                                                           tmp_path: Path) -> None:
     built = build(name, source)
-    before = helpers.snapshot(cache)
+    before = helpers.snapshot(here)
     moved = checkout(tmp_path / "another" / "checkout")
-    assert elsewhere(tmp_path, name, moved, OPJIT_LAYERS=f"{tmp_path}/nothing:{cache}") == (built, 11)
-    assert helpers.snapshot(cache) == before
+    assert elsewhere(tmp_path, name, moved, OPJIT_LAYERS=f"{tmp_path}/nothing:{here}") == (built, 11)
+    assert helpers.snapshot(here) == before
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("changed", [{"scanned": 2}, {"hidden": 20}], ids=str)
-def test_an_extension_in_a_layer_is_a_miss_where_a_header_differs(cache: Path, name: str, source: Path, tmp_path: Path,
+def test_an_extension_in_a_layer_is_a_miss_where_a_header_differs(here: Path, name: str, source: Path, tmp_path: Path,
                                                                   changed: dict[str, int]) -> None:
     build(name, source)
-    assert is_missed(tmp_path, name, checkout(tmp_path / "changed", **changed), OPJIT_LAYERS=str(cache))
-    assert not is_missed(tmp_path, name, source, OPJIT_LAYERS=str(cache))
+    assert is_missed(tmp_path, name, checkout(tmp_path / "changed", **changed), OPJIT_LAYERS=str(here))
+    assert not is_missed(tmp_path, name, source, OPJIT_LAYERS=str(here))
 
 
-def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(cache: Path, name: str, source: Path, tmp_path: Path,
+def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(here: Path, name: str, source: Path, tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     library = build(name, source)
-    shutil.copytree(cache, tmp_path / "layer")
+    shutil.copytree(here, tmp_path / "layer")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
-    copied = tmp_path / "layer" / library.relative_to(cache)
+    copied = tmp_path / "layer" / library.relative_to(here)
     content = copied.read_bytes()
     copied.write_bytes(content[:-1] + b"?")
     with pytest.warns(CacheWarning, match="does not have the SHA-256 in its manifest"):
@@ -165,7 +160,7 @@ def test_an_entry_under_another_extensions_name_is_not_pulled(name: str, source:
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(cache: Path, name: str, source: Path, tmp_path: Path, key: Path,
+def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(here: Path, name: str, source: Path, tmp_path: Path, key: Path,
                                                                      held: Path, scheme: str) -> None:
     library = build(name, source)
     assert cache_command("push", held.as_uri(), "--sign", str(key)).exit_code == 0
@@ -175,7 +170,7 @@ def test_a_remote_gives_an_extension_to_a_machine_without_a_compiler(cache: Path
     with serving(from_folder(held)) as server:
         url = held.as_uri() if scheme == "file" else server.url
         moved = checkout(tmp_path / "another" / "checkout")
-        assert elsewhere(tmp_path, name, moved, OPJIT_REMOTE=url) == (tmp_path / "elsewhere" / library.relative_to(cache), 11)
+        assert elsewhere(tmp_path, name, moved, OPJIT_REMOTE=url) == (tmp_path / "elsewhere" / library.relative_to(here), 11)
     assert not is_missed(tmp_path, name, moved)  # without the remote: it is in the cache now
 
 
@@ -262,7 +257,7 @@ def test_what_a_remote_should_not_have_is_neither_loaded_nor_stored(name: str, s
     assert len(helpers.entries(tmp_path / "elsewhere")) == 1
 
 
-def test_an_entry_is_pulled_with_its_signature_checked(cache: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path,
+def test_an_entry_is_pulled_with_its_signature_checked(here: Path, name: str, source: Path, tmp_path: Path, key: Path, held: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     library = build(name, source)
     transfer.push(held.as_uri(), sign=key)
@@ -270,7 +265,7 @@ def test_an_entry_is_pulled_with_its_signature_checked(cache: Path, name: str, s
     assert bundle.parse(content).signature is not None
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
     assert transfer.pull(held.as_uri(), ops=[f"cpp_extension::{name}"]).problems == []
-    assert elsewhere(tmp_path, name, source) == (tmp_path / "elsewhere" / library.relative_to(cache), 11)
+    assert elsewhere(tmp_path, name, source) == (tmp_path / "elsewhere" / library.relative_to(here), 11)
 
 
 # --- record and precompile ---------------------------------------------------------------------------------------------------------------
@@ -312,11 +307,11 @@ def test_the_list_has_each_call_once_with_paths_that_move_with_it(repository: Pa
     assert oplist.read_list(path)[0] == []
 
 
-def test_a_list_in_another_checkout_fills_a_layer_that_the_program_needs_no_compiler_with(repository: Path, cache: Path,
+def test_a_list_in_another_checkout_fills_a_layer_that_the_program_needs_no_compiler_with(repository: Path, here: Path,
                                                                                           tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     repository.rename(moved)
-    shutil.rmtree(cache)
+    shutil.rmtree(here)
     done = helpers.command("precompile", "--from", moved / "ops.json", "--store", tmp_path / "layer")
     assert done.returncode == 0
     assert "2 C++ extensions of the list are not built" in done.stderr
@@ -331,8 +326,8 @@ def test_a_list_in_another_checkout_fills_a_layer_that_the_program_needs_no_comp
     assert helpers.script(moved / "program.py", changes=settings).returncode == 0
 
 
-def test_a_list_is_built_in_the_cache_and_what_cannot_be_built_is_named(repository: Path, cache: Path, name: str) -> None:
-    shutil.rmtree(cache)
+def test_a_list_is_built_in_the_cache_and_what_cannot_be_built_is_named(repository: Path, here: Path, name: str) -> None:
+    shutil.rmtree(here)
     (repository / "csrc" / "plain.cpp").unlink()
     with pytest.raises(PrecompileError, match=rf"{name} is not built: there is no .*csrc/plain.cpp") as failed:
         opjit.precompile(recorded=repository / "ops.json", extensions=True)
@@ -428,10 +423,10 @@ def test_a_rank_with_another_header_has_an_entry_of_its_own(name: str, source: P
     assert compiled.read_text() == "x\nx\n"
 
 
-def test_a_process_that_is_no_rank_loads_as_usual(name: str, source: Path, cache: Path) -> None:
+def test_a_process_that_is_no_rank_loads_as_usual(name: str, source: Path, here: Path) -> None:
     loaded = distributed.load(name, [str(source)], is_python_module=False)
-    assert Path(loaded).is_relative_to(cache)
+    assert Path(loaded).is_relative_to(here)
     assert opjit.load(name, [str(source)], is_python_module=False) == loaded
     text = 'extern "C" int value() { return 3; }'
     inline = distributed.load_inline(f"{name}_inline", text, is_python_module=False, no_implicit_headers=True)
-    assert Path(inline).is_relative_to(cache)
+    assert Path(inline).is_relative_to(here)

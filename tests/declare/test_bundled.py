@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import opjit
+from opjit.errors import UnknownOp
 from tests import helpers
 from tests.helpers import BUNDLED
 
@@ -132,3 +134,16 @@ import torch, opjit
 x = torch.rand(5, 4)
 torch.testing.assert_close(torch.export.load({os.fspath(program)!r}).module()(x), (x > 0.5).float() + x.sum())
 """, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["allredduce", "opjit::all_reduce", "Allreduce"])
+def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
+    with pytest.raises(UnknownOp, match=r"no op named 'opjit::.*'.*did you mean allreduce\?") as caught:
+        opjit.get(name, "cpu")
+    assert caught.value.closest == ["allreduce"]
+    assert isinstance(caught.value, KeyError)
+
+
+def test_an_unknown_op_like_no_other_is_answered_with_the_command_that_lists_them() -> None:
+    with pytest.raises(UnknownOp, match="opjit list"):
+        opjit.get("zzzzzzzz")

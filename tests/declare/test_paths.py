@@ -17,7 +17,7 @@ import opjit
 from opjit import processes
 from opjit.declare import arguments, autograd, registry
 from opjit.errors import DeclarationError, UnknownOp
-from tests.helpers import PLUS, fresh, install_package, until
+from tests.helpers import PLUS, fresh, install_package, until, write_op
 
 OP_PY = '''\
 import torch
@@ -53,7 +53,7 @@ def names(ops: list[opjit.Op]) -> list[str]:
     return [op.qualified for op in ops]
 
 
-# --- add_path ------------------------------------------------------------------------------------------------------------------------
+# --- add_path -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_
         """)
 
 
-# --- OPJIT_PATH ----------------------------------------------------------------------------------------------------------------------
+# --- OPJIT_PATH ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_the_command_lists_them_also_as_json_without_what_an_op_py_prints(tmp_pa
     assert "a remark" in done.stderr
 
 
-# --- the command line ----------------------------------------------------------------------------------------------------------------
+# --- the command line ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["the environment", "the command line"])
@@ -341,7 +341,7 @@ def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
     assert pickle.loads(pickled)[0].qualified == "pathtest::thawed"
 
 
-# --- entry points --------------------------------------------------------------------------------------------------------------------
+# --- entry points -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
@@ -376,3 +376,68 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence") == 1
 
 
+# --- torch.ops finds them -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "ops"
+    write_op(folder / "plus", op_py="import torch, opjit\n"
+             "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
+             "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n")
+    monkeypatch.setenv("OPJIT_PATH", str(folder))
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def test_an_op_of_opjit_path_is_found_by_its_name(path: Path) -> None:
+    fresh("""
+        import torch, opjit
+        assert torch.ops.nstest.plus(torch.ones(2)).tolist() == [2, 2]
+        assert not hasattr(torch.ops.nstest, "minus") and not hasattr(torch.ops.aten, "no_such_op")
+        try:
+            torch.ops.nstest.minus
+        except AttributeError as error:
+            assert "no attribute 'minus'" in str(error), error
+    """)
+
+
+def test_a_compiled_function_finds_it_too(path: Path) -> None:
+    fresh("""
+        import torch, opjit
+        compiled = torch.compile(lambda x: torch.ops.nstest.plus(x) * 2, fullgraph=True, backend="eager")
+        assert compiled(torch.ones(2)).tolist() == [4, 4]
+    """)
+
+
+def test_an_op_of_an_installed_package_is_found_by_its_name(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    install_package(site, "nstest", "nstest = nstest_ops", {})
+    install_package(site, "stranger", "stranger = stranger_ops",
+                    {"stranger_ops.py": "raise SystemExit('an entry point of another namespace was loaded')\n"})
+    path.rename(site / "nstest_ops")
+    (site / "nstest_ops" / "__init__.py").touch()
+    monkeypatch.delenv("OPJIT_PATH")
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    fresh("""
+        import torch, opjit
+        assert torch.ops.nstest.plus(torch.ones(2)).tolist() == [2, 2]
+        assert not hasattr(torch.ops.nstest, "minus") and not hasattr(torch.ops.nowhere, "plus")
+    """)
+
+
+def test_a_fault_in_opjit_path_is_the_reason_and_hasattr_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "missing"))
+    fresh("""
+        import torch, opjit
+        assert not hasattr(torch.ops.nstest, "plus")
+        try:
+            torch.ops.nstest.plus
+        except AttributeError as error:
+            assert "torch.ops.nstest.plus was not found: OPJIT_PATH names" in str(error), error
+    """)
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert dir(opjit) == sorted(opjit.__all__)
+    assert all(hasattr(opjit, name) for name in dir(opjit))

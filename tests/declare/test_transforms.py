@@ -89,12 +89,6 @@ def test_each_transform_of_torch_func_goes_through_the_backward(scale: Op, name:
     torch.testing.assert_close(PROGRAMS[name](scale.overload), PROGRAMS[name](plain))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch.func.jvp
-def test_forward_mode_over_reverse_mode_is_an_error(scale: Op) -> None:
-    with pytest.raises(NotImplementedError, match=rf"{scale.qualified} has no rule for forward mode"):
-        torch.func.hessian(lambda x: scale.overload(x, x).sum())(X[0])
-
-
 def test_a_declared_rule_is_called_once_for_the_batch(scale: Op) -> None:
     seen: list[Any] = []
 
@@ -176,14 +170,6 @@ def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op
     assert narrow.grad.dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match="one dtype"):
         scale(narrow, x)
-
-
-# --- pickled ----------------------------------------------------------------------------------------------------------------------------
-
-
-def test_an_op_and_its_overload_are_pickled_by_name(scale: Op) -> None:
-    for pickled in (scale, scale.overload):
-        assert pickle.loads(pickle.dumps(pickled)) is pickled
 
 
 def test_autocast_converts_only_the_arguments_that_its_rule_names(make_op: MakeOp) -> None:

@@ -1,7 +1,6 @@
 """Ranks of a job: each missing op is built once in the whole job, also if a rank dies, comes late or has no compiler.
 
-A job is one process that imports torch once and forks its ranks; a «node» is a cache and a place for locks of its own.
-"""
+A job is one process that imports torch once and forks its ranks; a «node» is a cache and a place for locks of its own."""
 
 from __future__ import annotations
 

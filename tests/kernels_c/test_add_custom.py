@@ -172,16 +172,6 @@ def test_layouts_are_kept_as_torch_keeps_them(add_custom: Op) -> None:
             assert other.shape == layout.shape or add_custom(other, layout).stride() == torch.add(other, layout).stride()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_large_tensors_are_added_by_all_threads(add_custom: Op, dtype: torch.dtype) -> None:
-    for shape in ((300_007,), (1003, 301), (7, 143, 301)):
-        x, y = numbers(shape, dtype, seed=1), numbers(shape, dtype, seed=2)
-        assert_as_torch(add_custom, x, y)
-        assert_as_torch(add_custom, x, y.transpose(0, -1).contiguous().transpose(0, -1))
-        assert_as_torch(add_custom, x, y[..., :1])
-        assert_as_torch(add_custom, x[..., ::2], y[0, ..., ::2] if len(shape) > 1 else y[::2])
-
-
 # Autograd -----------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,7 @@
 """One table for every op, on each device that it has a kernel for: every check of opjit.testing. An op that is added to kernels_c is
 in the table.
 
-The tests' own ops are in it too: `parts` and `joined` have several results and several Tensor arguments, and share a folder.
-"""
+The tests' own ops are in it too: `parts` and `joined` have several results and several Tensor arguments, and share a folder."""
 
 from __future__ import annotations
 

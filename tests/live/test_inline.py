@@ -14,7 +14,7 @@ import torch
 
 import opjit
 from opjit.declare import registry
-from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
+from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from tests.helpers import ROOT, ended, fresh, script
 
 SIGNATURE = "(Tensor x, float a) -> Tensor"
@@ -149,13 +149,6 @@ def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad"
 ])
 def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str) -> None:
     refused(CompileError, told, c=c)
-
-
-@pytest.mark.torch
-def test_a_schema_that_torch_cannot_parse_is_shown_with_the_place() -> None:
-    for schema in ("bad(Tensor x", "bad", "", "bad(Tensor x) - Tensor", "1bad(Tensor x) -> int"):
-        refused(SchemaError, "torch cannot parse the schema", schema=schema)
-    refused(SchemaError, r"inline::bad\(Tensr x\) -> Tensor\n +~+ <--- HERE", schema="bad(Tensr x) -> Tensor")
 
 
 @pytest.mark.parametrize(("given", "match"), [

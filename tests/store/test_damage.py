@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opjit import files
+from opjit import cache, files
+from opjit.errors import CacheWarning, EntryError
 from opjit.store import manifest, prune
-from opjit.store.entry import Entry
+from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import as_root, caught, copy_cache, process, tmpfs
+from tests.helpers import as_root, built, caught, copy_cache, describe, process, tmpfs, write_op
 
 
 @pytest.fixture
@@ -105,3 +109,92 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
         assert f" {inode} " in Path(f"/proc/{user.pid}/maps").read_text()
         assert entry.library.stat().st_ino != inode
         assert ask(2) == "[3.0, 3.0, 3.0]\n"
+
+
+# --- other kinds of files in place of a cache's: nothing blocks, and nothing endless is read ----------------------------------------------
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "20 GB": _sparse,
+    "nothing": lambda path: None,
+    "an empty file": Path.touch,
+    "deep JSON": lambda path: path.write_text("[" * 100_000),
+    "text": lambda path: path.write_text('{"stamp": []}'),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_an_op_is_built_whatever_took_the_place_of_a_file(entry: Entry, op: Path, tmp_path: Path, kind: Callable[[Path], object]) -> None:
+    root = tmp_path / "cache"
+    replaced = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix in (".so", ".o", ".json")]
+    assert {path.name for path in replaced} >= {"manifest.json", "parts.json", "opjit_runtime.o", "libtorch_cpu.so", "keytest.plus.so"}
+    for path in replaced:
+        path.unlink()
+        kind(path)
+    found = caught(op, root)
+    assert found.entry.folder.is_relative_to(root)
+    assert caught(op, root) == helpers.Caught(found.entry, []), "the second request is a silent hit"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
+def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(entry: Entry, tmp_path: Path, kind: str) -> None:
+    for name in ("manifest.json", "keytest.plus.so"):
+        shutil.move(entry.folder / name, tmp_path / name)
+        KINDS[kind](entry.folder / name)
+        (finding,) = cache.verify()
+        assert finding.verdict == "bad", finding
+        os.rmdir(entry.folder / name) if kind == "folder" else (entry.folder / name).unlink()
+        shutil.move(tmp_path / name, entry.folder / name)
+
+
+@as_root
+@pytest.mark.parametrize("linked", ["v1", "v1/toolchain"])
+def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path, somebodys: Path, tmp_path: Path, linked: str) -> None:
+    """Neither notes on compilers nor counters nor parts."""
+    root, target = somebodys / "cache", tmp_path / "target"
+    target.mkdir()
+    (root / linked).parent.mkdir(parents=True)
+    (root / linked).symlink_to(target)
+    subprocess.run(["chown", "-Rh", f"{helpers.SOMEBODY}", root], check=True)
+    code = helpers.declare(op) + "warnings.simplefilter('ignore')\nopjit.get('keytest::plus', 'cpu')\n"
+    helpers.fresh(code, {"OPJIT_CACHE": str(root)})
+    assert list(target.iterdir()) == []
+    assert [path for path in root.rglob("*") if path.lstat().st_uid == 0] == []
+
+
+# --- entries for another GPU or CUDA runtime ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
+    """An op and its entries for two GPUs, in one cache."""
+    folder = write_op(tmp_path_factory.mktemp("cuda") / "plus")
+    return folder, [built(folder, folder.parent / "cache", helpers.cuda_target(arch)) for arch in ("sm_80", "sm_90")]
+
+
+@pytest.mark.slow
+@pytest.mark.nvcc
+def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(cuda_once: tuple[Path, list[Entry]],
+                                                                                     here: Path) -> None:
+    target = helpers.cuda_target("sm_90")
+    entry = copy_cache(cuda_once[1][1], here)
+    major = int(target.runtime.removeprefix("cuda"))
+    ours, other = (f"libcudart.so.{number}\0".encode() for number in (major, major - 1))
+    content = entry.library.read_bytes().replace(ours, other)
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())._replace(sha256=hashlib.sha256(content).hexdigest())
+    for name, text in ((entry.library.name, content), (manifest.NAME, described.dump())):
+        (entry.folder / name).unlink()
+        (entry.folder / name).write_bytes(text)
+    with pytest.raises(EntryError, match=r"needs libcudart\.so\.\d+"):
+        verify(entry.folder, target)
+    with pytest.warns(CacheWarning, match="libcudart"):
+        assert Store(here).find(describe(cuda_once[0], target)) is None

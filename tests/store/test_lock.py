@@ -310,9 +310,8 @@ def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, 
     assert not folder.is_dir() or list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"), NotImplementedError("no locks")]
-)
+@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"),
+                                   NotImplementedError("no locks")])
 def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*args: object) -> None:
         raise error

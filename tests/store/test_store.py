@@ -146,14 +146,10 @@ FIELDS: dict[str, Callable[[Entry], None]] = {
     "library-empty-name": edit("library", ""),
     "library-very-long": edit("library", "x" * 5000 + ".so"),
     **{f"{name}-missing": edit(name, None) for name in ("format", "key", "document", "library", "size", "sha256", "built_with")},
-    **{
-        f"{name}-wrong": edit(name, value)
-        for name, value in (("format", 99), ("key", "0" * 64), ("document", {}), ("size", 1), ("sha256", "0" * 64), ("built_with", []))
-    },
-    **{
-        f"{name}-of-another-type": edit(name, value)
-        for name, value in (("format", True), ("key", 5), ("document", "x"), ("library", ["x"]), ("size", "1"), ("sha256", {}))
-    },
+    **{f"{name}-wrong": edit(name, value) for name, value in (("format", 99), ("key", "0" * 64), ("document", {}), ("size", 1),
+                                                              ("sha256", "0" * 64), ("built_with", []))},
+    **{f"{name}-of-another-type": edit(name, value) for name, value in (("format", True), ("key", 5), ("document", "x"),
+                                                                        ("library", ["x"]), ("size", "1"), ("sha256", {}))},
     "size-a-float": edit("size", 1.0),
 }
 
@@ -310,28 +306,23 @@ def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(built_once: tupl
     assert sorted(path.name for path in folder.iterdir()) == ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert all(files.distrusted(path) is None for path in [folder, *folder.iterdir()])
-
-
-def test_a_build_leaves_no_staging_folder(op: Path, cache: Path) -> None:
-    built(op, cache)
-    assert list((cache / "v1" / "staging").iterdir()) == []
+    assert list((folder.parents[2] / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("stage", ["before-library", "before-manifest", "before-rename"])
 def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(op: Path, cache: Path, stage: str) -> None:
-    code = helpers.declare(op) + (
-        "import os, signal\nfrom opjit import files; from opjit.builder import build; from opjit.store import store\n"
-        "def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "plain = files.write_synced\n"
-        f"stage = {stage!r}\n"
-        "def write(path, content):\n"
-        "    if stage == 'before-library' and path.name.endswith('.so'): die()\n"
-        "    if stage == 'before-manifest' and path.name == 'manifest.json': die()\n"
-        "    plain(path, content)\n"
-        "files.write_synced = write\n"
-        "if stage == 'before-rename': store.Store.put = die\n"
-        "opjit.get('keytest::plus', 'cpu')\n"
-    )
+    code = helpers.declare(op) + f"""
+import os, signal
+from opjit import files
+from opjit.store import store
+def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
+plain = files.write_synced
+def write(path, content):
+    die() if {stage!r} == f"before-{{'library' if path.name.endswith('.so') else path.stem}}" else plain(path, content)
+files.write_synced = write
+if {stage!r} == "before-rename": store.Store.put = die
+opjit.get("keytest::plus", "cpu")
+"""
     killed = helpers.ended(code, {"OPJIT_CACHE": str(cache)})
     assert killed.returncode == -signal.SIGKILL
     assert helpers.entries(cache) == []
@@ -370,11 +361,8 @@ def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_proc
     cache.mkdir(mode=0o700)
     with tmpfs(cache, "size=16m"):
         warm = built(op, cache)
-        api_code = (
-            "with warnings.catch_warnings(record=True) as seen:\n"
-            "    warnings.simplefilter('always')\n"
-            "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n"
-        )
+        api_code = ("with warnings.catch_warnings(record=True) as seen:\n    warnings.simplefilter('always')\n"
+                    "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n")
         with mounted(cache, "-o", "remount,ro"):  # one umount below is enough: a remount adds no mount
             before = helpers.snapshot(cache)
             assert caught(op, cache) == helpers.Caught(warm, [])

@@ -2,5 +2,5 @@
 checks compare gradients integration memory numerics samples: testing/test_testing.py testing/test_mistakes.py
 command: testing/test_isolation.py testing/test_testing.py
 cuda: kernels_c/test_ops.py
-reports sanitized: testing/test_isolation.py
+sanitized: testing/test_isolation.py
 sanitize: testing/test_isolation.py kernels_c/test_cuda.py"""
