@@ -5,8 +5,6 @@
 
 Whatever the bytes are, each parser returns or raises an error of opjit's own. Arguments are libFuzzer's."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from contextlib import suppress

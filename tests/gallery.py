@@ -4,8 +4,6 @@
 
 A test provokes them again and compares."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

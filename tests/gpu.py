@@ -3,8 +3,6 @@
 Tests that measure have the GPU for themselves, before the others share it. It fails where torch sees no GPU, where a test fails, and where
 fewer run than tests/floors.json says."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

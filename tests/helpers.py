@@ -1,7 +1,5 @@
 """What the tests of the key, the store and the build share: an op's folder, its recipe, an entry, and programs that pose as others."""
 
-from __future__ import annotations
-
 import functools
 import grp
 import os

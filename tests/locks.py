@@ -1,7 +1,5 @@
 """Whether somebody holds a lock, asked of the kernel and not of opjit; a module that imports next to nothing, for benchmarks that fork."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

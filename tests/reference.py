@@ -4,8 +4,6 @@
 
 A test compares the page with the code."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """What the tests of the remote share: keys, an op with its signed entry, and web servers that behave as they are told."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -3,8 +3,6 @@ synccheck if none is named; and, with memcheck, graphs of them and of LLTM's tra
 
 It prints a line for each tool, and the whole report of one that found something. The exit code is 1 then, and 77 where nothing can run."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

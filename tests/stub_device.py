@@ -3,8 +3,6 @@
 Its kernels compute with the host's CPU. Its memory is that of the toy device of examples/09_own_device, which torch has to know as well in
 a process that calls a kernel."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

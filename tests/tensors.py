@@ -1,7 +1,5 @@
 """What the tests of ops' numbers share: dtypes, devices, a mark for what torch.compile says of itself, and who sees each operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

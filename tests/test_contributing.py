@@ -1,7 +1,5 @@
 """All pages stay true where a test is cheap: links, paths, commands, checks, and the packages in the picture of the house."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

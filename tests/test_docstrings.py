@@ -1,7 +1,5 @@
 """Every public function and class has an example in its docstring, and each example prints what it says."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The variables that opjit reads: each is known and documented, and switches are read in one way."""
 
-from __future__ import annotations
-
 import ast
 import re
 

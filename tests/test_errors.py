@@ -1,7 +1,5 @@
 """opjit's errors: each is an OpjitError, and crosses to another process with its facts."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from pathlib import Path

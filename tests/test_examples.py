@@ -1,7 +1,5 @@
 """The examples run as their READMEs say, each in a process of its own."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The page of faults names tests that there are, so that none of them goes unseen."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of errors shows what each mistake prints now, has every class of error, and each message is one that helps."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

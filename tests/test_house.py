@@ -1,7 +1,5 @@
 """Imports go down the picture of the house in CONTRIBUTING or stay on their floor, and no file imports itself by a detour."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`import opjit` needs no torch, and whichever comes first, both end up whole."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """Opening a library: the file that was verified, under its own name; also from a filesystem that lets no program run."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

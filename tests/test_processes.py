@@ -1,7 +1,5 @@
 """Commands in programs that treat signals in ways of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A project made by `opjit new --project`, and any other that hatchling builds with opjit's hook: its wheel, its sdist, its errors."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The snippets of each README are the code that runs, and the first op does what the README says."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """The site's configuration names pages and names of the API that there are. `.ci/run` builds it, with warnings as errors."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The tests themselves: each can fail, and each module's tests are where its name says."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

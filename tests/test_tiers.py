@@ -1,7 +1,5 @@
 """A run leaves out what takes long and says so, and a whole run that executes too little fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An op with variants: each a binary of its own, chosen by measurement for a device and sizes, once, and kept in the cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`opjit why`: whether a request hits, where, and which input of a build is another than the nearest entry's."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

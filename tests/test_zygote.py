@@ -1,7 +1,5 @@
 """The zygote's children are what fresh processes are: the same modules, environment, streams, paths, warnings, and ways to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 A test is slow when it has the marker `slow` or `corpus`, or when tests/durations.txt lists it. A whole run fails when it executes fewer
 tests than tests/floors.json says, when it skips a file whole, or skips the GPU tests on a machine with a GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What a snippet does between two marks: every file it opens to write, process, lock and heavy import."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

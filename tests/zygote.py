@@ -6,8 +6,6 @@ itself: one thread that runs no code of a test, so that whatever a child does, t
 A request is one message on a socket with five descriptors: a file with the request as JSON, stdin, stdout, stderr, and a pipe that gets
 the child's process id and, when it has ended, its exit code."""
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import gc

@@ -1,7 +1,5 @@
 """Cross builds: a login node of one processor builds for nodes of the other, which need no compiler."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

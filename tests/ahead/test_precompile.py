@@ -1,7 +1,5 @@
 """Building ahead: all that is missing, each once, several at a time; what dies or fails takes nothing else with it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

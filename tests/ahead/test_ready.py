@@ -1,7 +1,5 @@
 """A list that is ready: what it needs is all there, or what is not is named."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Record and replay: every op that a program's processes use is in the list, and the list builds it elsewhere without running a thing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Writes the hostile files of this folder, which are committed: `python -m tests.attacks.make`. What must be signed, or must fit the
 op at hand, is made in the tests instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HERE = Path(__file__).parent

@@ -3,8 +3,6 @@ own; and the next process finds a cache that works.
 
     pytest -m stress tests/attacks"""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import shutil

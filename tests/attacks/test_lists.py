@@ -1,7 +1,5 @@
 """Hostile lists for `opjit precompile --from`: nothing that only a list names is run, writes a file, or reads what others must not see."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

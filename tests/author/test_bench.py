@@ -1,7 +1,5 @@
 """`opjit bench` measures every op's workloads, holds results and errors against float64, and stops where an op is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`opjit demo` builds an op, loads it in a fresh process, compares it with torch, and says what to try next."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`opjit new` writes an op that builds, passes its test and can be measured as it is, or nothing at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

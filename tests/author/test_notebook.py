@@ -1,7 +1,5 @@
 """The cell magic, on a real Jupyter kernel, and what its line may hold."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

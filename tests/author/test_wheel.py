@@ -1,7 +1,5 @@
 """`opjit wheel`: one wheel for several archs and every torch, which needs no compiler, and is verified like any entry."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """A device that opjit does not know: its stream, its runtime library and its compiler, shown by the stub of tests/stub_device.py."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Devices, archs and the CPU's level: what is asked for is found, or refused with what there is."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The binaries: the same bytes wherever they are built, nothing of the machine in them, and no more asked for than allowed."""
 
-from __future__ import annotations
-
 import ctypes
 import getpass
 import hashlib

@@ -1,8 +1,6 @@
 """How many compilers at once: what this machine, its control groups and the user allow, read from trees that pose as /proc and /sys, and
 what processes leave to each other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

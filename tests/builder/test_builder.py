@@ -1,7 +1,5 @@
 """Torch's extension builder as opjit gets it: torch's own, or its code without setuptools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The warnings of compilers that succeed: each once, at the author's line, and only about the author's files."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CUDA without nvcc: files in many styles compile by NVRTC and the C++ compiler, and compute the same as torch does."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import subprocess

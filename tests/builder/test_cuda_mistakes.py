@@ -1,7 +1,5 @@
 """Mistakes in CUDA code that compile are warned of at the author's line, and code without them is not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Debug builds: debuggers and profilers show the author's lines, and the binaries stay on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

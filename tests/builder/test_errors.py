@@ -1,7 +1,5 @@
 """What goes wrong on the way to an op, and that each error says what a person can do about it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

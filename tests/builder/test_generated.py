@@ -1,7 +1,5 @@
 """The texts that opjit generates for a build: the key holds a number that stands for them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

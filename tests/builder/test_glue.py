@@ -1,7 +1,5 @@
 """The generated glue: what arrives in C, what comes back, what is refused, and that nothing leaks."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`opjit get -v`: what each CUDA kernel takes of a GPU, whichever compiler made it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

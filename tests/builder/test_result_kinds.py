@@ -1,7 +1,5 @@
 """Results that are lists or that may be None: in C, eager, compiled, exported, differentiated, and without a leak."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What every op is linked with: the runtime, compiled once, and stubs of torch's libraries."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The entries of the cache, as opjit.cache and the command list, remove and verify them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Push, pull, pack, unpack: exactly the sent entries arrive, with their signatures."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

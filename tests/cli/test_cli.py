@@ -1,7 +1,5 @@
 """The command in a terminal and a script: its warnings, errors, and signals."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """The command line explains itself: first steps, examples that parse, groups, versions, completion."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

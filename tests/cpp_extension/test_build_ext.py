@@ -1,7 +1,5 @@
 """setup.py's build_ext with opjit's cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

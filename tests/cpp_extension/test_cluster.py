@@ -1,7 +1,5 @@
 """C++ extensions away from the cache that built them: in layers, packs, remotes and recorded lists, and on several ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The programs of corpus/ behave the same whichever way opjit builds them: as with torch's own headers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Extensions with CUDA code, built without nvcc and without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Programs whose results once differed between the two ways to build them."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """opjit.load and opjit.load_inline: torch.utils.cpp_extension's arguments and results, out of opjit's cache."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import json

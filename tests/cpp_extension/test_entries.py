@@ -1,7 +1,5 @@
 """`opjit why` for a C++ extension."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An extension's key, and builds of one that must not be stored under it."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path

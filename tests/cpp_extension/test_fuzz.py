@@ -1,7 +1,5 @@
 """Drawn programs do the same whichever way opjit builds them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

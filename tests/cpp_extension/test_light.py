@@ -1,7 +1,5 @@
 """Light headers for C++ extensions: counted references, the headers that names bring, and torch/extension.h for what is left."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """opjit's load in place of torch's, in code that one may not edit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

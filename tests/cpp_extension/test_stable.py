@@ -1,7 +1,5 @@
 """Extensions for torch's stable ABI: which are one binary for many versions of torch and Python, and which only ask for it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

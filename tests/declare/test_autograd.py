@@ -1,7 +1,5 @@
 """A declared backward gets what torch.library.register_autograd would give it; without one, a derivative is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

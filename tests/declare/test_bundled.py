@@ -1,7 +1,5 @@
 """The ops that come with opjit, which its import declares."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

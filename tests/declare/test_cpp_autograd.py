@@ -3,8 +3,6 @@
 All tests of ops run with it, too: OPJIT_TEST_CPP_AUTOGRAD=1 python -m pytest tests/declare tests/testing tests/kernels_c
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A `Generator?` in a schema: the kernel's numbers follow torch's seeds and states, as those of torch's own ops do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

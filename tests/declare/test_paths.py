@@ -1,7 +1,5 @@
 """Folders of ops: added by a program, named by OPJIT_PATH, or brought by installed packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

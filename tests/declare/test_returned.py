@@ -1,7 +1,5 @@
 """Ops that return the arguments which they write: in place, and with out=."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

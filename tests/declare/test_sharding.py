@@ -1,7 +1,5 @@
 """Ops on DTensors of two processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

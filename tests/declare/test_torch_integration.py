@@ -1,7 +1,5 @@
 """An opjit op is a torch operator like any other: autograd, compile, export, devices, threads, processes and streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An op under torch.func and autocast, pickled, and called with nested tensors."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 A job is one process that imports torch once and forks its ranks; a «node» is a cache and a place for locks of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

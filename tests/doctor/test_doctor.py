@@ -1,7 +1,5 @@
 """`opjit doctor`: each real fault of a machine is found, named in a line, and comes with what to do; a sound machine is sound."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

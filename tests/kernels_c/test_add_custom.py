@@ -1,7 +1,5 @@
 """add_custom: torch.add's sizes, strides, dtypes and numbers; a backward that moves nothing where nothing has to move."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """allreduce: torch.sum's results and dtypes, an error no worse than torch's, and the same bits every time; on the CPU and on a GPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

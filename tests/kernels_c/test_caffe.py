@@ -1,7 +1,5 @@
 """opjit_caffe.h: kernels in Caffe's style compile as they stand, and a failed check is an error in Python."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

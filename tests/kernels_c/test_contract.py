@@ -1,7 +1,5 @@
 """The C contract: the headers stand on their own in C and C++, do what they say, and call only what torch has."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

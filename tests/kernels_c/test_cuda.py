@@ -1,7 +1,5 @@
 """Every CUDA op is clean under compute-sanitizer, which would notice."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """opjit_random.h, opjit_reduce.h and opjit_pack.h: what every author of a CUDA kernel writes by hand, written once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

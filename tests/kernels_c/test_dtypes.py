@@ -1,7 +1,5 @@
 """Half precision, float8 and complex dtypes in kernels: converted, allocated, dispatched, in C and in CUDA C."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """add_custom, tensor_negate and round_ste: exactly torch's numbers for every dtype, length, alignment and stride."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable

@@ -1,8 +1,6 @@
 """CUDA graphs of the bundled ops and of LLTM's training step: each replay is equal to eager, on several streams, in two threads and in two
 processes that share a GPU."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The lines of opjit.h that an author writes every day: contiguous copies, sizes, scratch, half precision, and where an error is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """opjit_interrupted(): a real Ctrl-C in a real process ends a kernel's loop, in any thread, and Python raises what its handler raises."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """lltm_forward and lltm_backward: torch's values and gradients, own exp and tanh as exact as stated, on CUDA the same bits each time."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

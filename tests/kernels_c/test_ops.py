@@ -3,8 +3,6 @@ in the table.
 
 The tests' own ops are in it too: `parts` and `joined` have several results and several Tensor arguments, and share a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

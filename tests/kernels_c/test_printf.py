@@ -1,7 +1,5 @@
 """opjit_printf: a kernel's text stands in order between the lines that Python prints, wherever those go."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

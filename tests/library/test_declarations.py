@@ -1,7 +1,5 @@
 """What a library carries beside its binaries: each op's folder, so fake kernels and backwards; several ops."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

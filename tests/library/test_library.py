@@ -1,7 +1,5 @@
 """Libraries outside the cache: one process builds into a folder, another loads from it, and only what it can trust."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

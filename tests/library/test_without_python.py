@@ -1,7 +1,5 @@
 """Ops in a C++ program: TorchScript finds them, a package of AOTInductor holds them, and no Python runs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

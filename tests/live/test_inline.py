@@ -1,7 +1,5 @@
 """Ops whose sources are strings."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

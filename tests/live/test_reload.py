@@ -1,7 +1,5 @@
 """Hot reload: newer code for an op in use, in other threads, in a training loop, in compiled code, and from a watch on its files."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

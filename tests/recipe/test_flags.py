@@ -1,7 +1,5 @@
 """An op's own flags, libraries and include folders: they reach the compiler and the key, and none of them can break a promise."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

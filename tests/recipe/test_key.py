@@ -1,7 +1,5 @@
 """The key: everything that decides a binary flips it, nothing else does; and the header scan that it rests on."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

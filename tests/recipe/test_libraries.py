@@ -1,7 +1,5 @@
 """Archives, objects, libraries and more sources: they link, run, are part of the key by their content, and ship in a wheel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

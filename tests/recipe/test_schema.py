@@ -1,7 +1,5 @@
 """The schema table of opjit.h: what is taken, and what is refused when the op is declared."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The tools of a build: found where the user says, asked who they are, and missed with what to install."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

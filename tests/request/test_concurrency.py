@@ -1,7 +1,5 @@
 """Many at once: processes, threads, forks and builders that die. A build happens once, and no death blocks the next."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

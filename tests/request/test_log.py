@@ -1,7 +1,5 @@
 """Each request's way: in the log ``opjit``, and on stderr with OPJIT_VERBOSE=1; and the variables of the environment."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests where the cache, the temporary folder, the user's account or a source is not as usual."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

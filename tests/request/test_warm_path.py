@@ -1,7 +1,5 @@
 """The warm path, by tracing: an import and a hit start no process, take no lock, write nothing, and import nothing heavy."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

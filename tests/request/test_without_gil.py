@@ -1,7 +1,5 @@
 """Threads that declare, load, call, reload and prune at once: under the GIL they take turns, without it they do not."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A cluster of x86-64 and ARM nodes: one store and one remote serve both, also nodes without compilers, whoever filled them when."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import platform

@@ -1,7 +1,5 @@
 """The remote: it may help, and whatever it does, an op works, in bounded time, and nothing untrusted is parsed, written or loaded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """opjit.build: any project's sources become a shared library of the cache, by content alone and without torch."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import platform

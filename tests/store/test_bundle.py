@@ -1,7 +1,5 @@
 """An entry as one string of bytes: it arrives as it was sent, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of the cache that are damaged, in use, or left by a builder that was killed: what is loaded is whole, or built again."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

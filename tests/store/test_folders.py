@@ -1,7 +1,5 @@
 """Folders on the way to the cache: what lies where others could swap it is not loaded, and the op works all the same."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

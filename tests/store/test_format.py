@@ -1,7 +1,5 @@
 """FORMAT.md says what the code does: its example parses and has the key that it names, and its tables name every field and limit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

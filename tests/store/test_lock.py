@@ -1,7 +1,5 @@
 """The lock: a waiting process names the holder, and never waits without end, also if the holder dies or flock fails."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

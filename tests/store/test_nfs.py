@@ -1,7 +1,5 @@
 """The semantics of NFS, without a server: two nodes with one store get a working op each, whatever the filesystem answers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Pruning and clearing: which entries go, and that no process that uses the cache meanwhile notices."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

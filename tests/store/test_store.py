@@ -1,7 +1,5 @@
 """The store: what may be loaded, what happens to what may not, and that an op works whatever state the cache is in."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

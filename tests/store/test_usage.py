@@ -1,7 +1,5 @@
 """The counts that processes leave when they end, and what opjit.cache.stats makes of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Mistakes that authors of kernels make, each in an op that is right but for it, and what `opjit test` says of it."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """`opjit test` and its op's process: interrupts, errors outside kernels, what is skipped, and the verdict."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

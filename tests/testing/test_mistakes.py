@@ -1,7 +1,5 @@
 """`opjit test` without options finds each mistake of the table, names the author's line or the sample, and finishes the run."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

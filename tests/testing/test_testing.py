@@ -1,7 +1,5 @@
 """opjit.testing notices: for each promise an op that breaks it and no other, and the sentence that says so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

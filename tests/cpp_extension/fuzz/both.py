@@ -3,8 +3,6 @@
 torch's headers take 20 s to parse, so its build has all programs in one file. The fast way builds them in groups, as a user's program names
 few things: a header that a program lacks must not come from its neighbour. Each module is opened and called in a child of its own."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

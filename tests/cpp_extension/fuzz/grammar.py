@@ -1,7 +1,5 @@
 """Draws programs in the manner of extensions, aimed at what light headers could get wrong. rules.txt has their text."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the calls of drawn programs may name: values of every kind that a caller could pass, and ways to call."""
 
-from __future__ import annotations
-
 import copy
 import decimal
 import enum
