@@ -142,8 +142,8 @@ def test_a_list_and_a_key_are_regular_files(tmp_path: Path, place: str, monkeypa
 
 
 # The words after the folder, for each command with an OP or FOLDER.
-OF_FOLDERS = {"get": ("--device", "cpu"), "why": ("--device", "cpu"), "test": ("--only", "results"), "bench": (), "precompile": (),
-              "wheel": ("--arch", LEVELS[0])}
+OF_FOLDERS = {"get": ("--device", "cpu"), "why": ("--device", "cpu"), "test": ("--only", "results"), "bench": (), "tune": (),
+              "precompile": (), "wheel": ("--arch", LEVELS[0])}
 OF_NAMES = {"cache clear": (), "cache push": ("--unsigned",), "cache pull": (), "cache pack": ()}  # the same word is a name there
 
 
