@@ -16,7 +16,7 @@ from typing import NamedTuple, TextIO
 from opjit import distributed, files, processes, progress, request
 from opjit.ahead import complete
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
-from opjit.cpp_extension import autograd_part
+from opjit.cpp_extension.autograd_part import make as make_autograd_part
 from opjit.distributed import ranks
 from opjit.environment import is_on
 from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
@@ -138,7 +138,7 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
         else:
             _build_missing(plan, jobs, report, stream, write)
         if is_on("OPJIT_CPP_AUTOGRAD", unset=True) and any(wanted.kind for wanted in plan.wanted):
-            autograd_part.make(plan.store)
+            make_autograd_part(plan.store)
     finally:
         for item in inventory.scan(plan.store) if plan.shared else ():  # opjit makes folders that only their owner can read
             try:
