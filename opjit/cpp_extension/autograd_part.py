@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from opjit import progress, request
 from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.declare import cpp_autograd
-from opjit.errors import CompileError, OpjitError
+from opjit.errors import CompileError, CompileWarning, OpjitError
 from opjit.store.store import Store, default_root
 
 
@@ -22,8 +23,10 @@ def make(store: Store | None = None) -> None:
                     is_python_module=False, fast=False)  # light headers bring more than it includes
     wanted = replace(binary.of_call(call, store.notes), must_store=must_store)
     try:
-        request.look(wanted, store) or request.obtain(wanted, store)
-    except CompileError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", CompileWarning)  # such as that of a second C++ library: no risk for some microseconds
+            request.look(wanted, store) or request.obtain(wanted, store)
+    except (CompileError, CompileWarning) as error:
         cpp_autograd.refused(store, error)
         progress.log(f"autograd's kernel in C++ does not fit torch {torch.__version__}, so that in Python serves: {error}")
     except OpjitError as error:

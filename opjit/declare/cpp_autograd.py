@@ -21,7 +21,7 @@ import torch
 
 from opjit import files, loader, processes, resources
 from opjit.environment import is_on
-from opjit.errors import CompileError, LoadError, ToolMissing
+from opjit.errors import LoadError, ToolMissing
 from opjit.recipe import toolchain
 from opjit.store import layers, store
 from opjit.store.entry import Entry
@@ -88,7 +88,7 @@ def make_later(root: Store) -> None:
                           start_new_session=True)
 
 
-def refused(root: Store, error: CompileError | None = None) -> bool:
+def refused(root: Store, error: Exception | None = None) -> bool:
     """Whether this compiler refused it, which an `error` notes. Raises ToolMissing if the environment names none."""
     note, tried = root.base / "toolchain" / NAME, json.dumps([_wanted(), toolchain.find_cxx(root.notes)])
     if error is not None:

@@ -110,9 +110,12 @@ def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_
     assert helpers.fresh(code, {"OPJIT_CPP_AUTOGRAD": "0", **layered}).stdout == "3.0 False\n"
 
 
-def test_what_a_compiler_refuses_is_not_tried_again(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["does not compile", "has a second C++ library"])
+def test_what_a_compiler_refuses_is_not_tried_again(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     source, started, store = tmp_path / "opjit_autograd.cpp", list[Any](), Store(here)
-    source.write_text("#error of another torch\n")
+    source.write_text("#error of another torch\n" if why == "does not compile" else "#include <iostream>\nvoid f() { std::cout << 1; }\n")
+    if why != "does not compile":
+        monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", '#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')))
     for name, value in (("source", lambda: source), ("_wanted", list), ("find", lambda: None), ("_state", {}),
                         ("processes", SimpleNamespace(run=lambda command, **_: started.append(command)))):
         monkeypatch.setattr(cpp_autograd, name, value)
