@@ -1,12 +1,9 @@
 """What precompile builds: ops by name, or the ops and C++ extensions of a recorded list, perhaps from another machine.
 
-An op of a list is looked up by name: bundled, in OPJIT_PATH, and in installed packages. An op that is not found is built from the
-list's folder, if that exists here, or from the list's code.
-
-A list may come from anyone, so precompile never runs code that only the list names, such as the folder's op.py. It compiles the source
-with the list's schema and flags, which pass the checks of a declaration, and no other user may be able to write a file that only the list
-names. The entry's key is the hash of just that content, and only a program that requests it loads it. This does not hold for a list's C++
-extensions: torch passes their flags to a shell, and a build opens the library once. So they are built only if the caller says so."""
+A list may come from anyone, so precompile never runs code that only the list names, such as the folder's op.py. An op that is declared
+nowhere is built from the list's folder, or from the list's code: precompile compiles the source with the list's schema and flags, checked
+as a declaration's, and the key is the hash of just that. A list's C++ extensions can run code, as torch passes their flags to a shell and a
+build opens the library: they are built only if the caller says so."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import opjit.cpp_extension.recorded as recorded_calls  # not "from": that asks the package, which asks torch
+import opjit.cpp_extension.binary as recorded_calls  # not "from": that asks the package, which asks torch
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.declare import arguments, oplist, registry

@@ -1,7 +1,5 @@
-"""``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have.
-
-Several threads build what is missing. Each build is an ordinary one: its own folder, the key's lock, one rename. If the command dies,
-finished builds are kept; two commands share the work."""
+"""``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have. Each build is an ordinary one,
+with the key's lock and one rename: if the command dies, finished builds are kept; two commands share the work."""
 
 from __future__ import annotations
 

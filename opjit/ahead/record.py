@@ -1,7 +1,5 @@
-"""``opjit record``: list the ops that a program uses in all its processes, with their targets, and the C++ extensions that it loads.
-
-OPJIT_RECORD names a file for the program. Each process appends a line to it when it first readies an op for a target, and when it loads an
-extension. When the program has ended, in whatever way, the lines become one sorted list."""
+"""``opjit record``: list the ops and C++ extensions that a program uses in all its processes. OPJIT_RECORD names a file, to which each
+process appends a line when it first readies an op for a target, or loads an extension; at its end, they become one sorted list."""
 
 from __future__ import annotations
 

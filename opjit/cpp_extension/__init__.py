@@ -190,7 +190,8 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)
         file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
-        if file not in opened and (opened or _opened_by_torch(name)):  # both may register the same names, which would end the process
+        torchs = getattr(sys.modules.get("torch.utils.cpp_extension"), "JIT_EXTENSION_VERSIONER", None)
+        if file not in opened and (opened or name in getattr(torchs, "entries", ())):  # the same names twice may end the process
             static_init.check_in_child(library, name)
         place = delivered if from_there else entry.library
         try:
@@ -200,11 +201,6 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
             raise
     _opened.setdefault(name, set()).add(file)
     return loaded
-
-
-def _opened_by_torch(name: str) -> bool:
-    torchs = sys.modules.get("torch.utils.cpp_extension")
-    return torchs is not None and name in getattr(vars(torchs).get("JIT_EXTENSION_VERSIONER"), "entries", ())
 
 
 def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -> ModuleType | str:

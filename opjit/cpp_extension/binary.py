@@ -8,11 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from opjit.cpp_extension import identity, light, stable
-from opjit.cpp_extension.arguments import InlineCall, LoadCall
-from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.arguments import CALLS, InlineCall, LoadCall
+from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.cpp_extension.light import policy
+from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
+from opjit.errors import RecordError
 from opjit.shared_library.binary import ContentBinary
+from opjit.shared_library.recorded import arguments_of
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 
@@ -20,6 +23,19 @@ from opjit.store.store import Store
 def of_call(call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None) -> ExtensionBinary:
     """Return the request that a call of load or load_inline makes; see `identity.describe`."""
     return ExtensionBinary(identity.describe(call, notes, archs), call=call, fast=call.fast and is_on("OPJIT_FAST", unset=True))
+
+
+def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
+    """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's. Raises RecordError if
+    a source is missing or only torch can build the extension, BuildError if an argument is wrong."""
+    try:
+        return of_call(CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs)
+    except FileNotFoundError as error:
+        raise RecordError(f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
+                          "folder, and others by their absolute paths") from error
+    except (Unsupported, TypeError) as error:
+        raise RecordError(f"the C++ extension {recorded.name} is not built: its arguments are not those of "
+                          f"{recorded.function}, or only torch can build it") from error
 
 
 @dataclass(frozen=True)

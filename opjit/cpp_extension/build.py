@@ -1,6 +1,5 @@
-"""Builds an extension with torch.utils.cpp_extension in a private folder, and publishes the entry.
-
-torch gets the caller's arguments and runs its usual commands, but it builds in that folder and loads nothing."""
+"""Builds an extension with torch.utils.cpp_extension and publishes the entry: torch gets the caller's arguments and runs its usual
+commands, but it builds in a private folder and loads nothing."""
 
 from __future__ import annotations
 
@@ -81,8 +80,11 @@ class _ExtensionBuild(NamedTuple):
             with_headers += f"; only this torch and Python take it, as {refusal}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {"torch": torch.__version__, "headers": f"{with_headers}; {remark}" if remark else with_headers}
+        covered = (sysconfig.get_path("include"), sysconfig.get_path("platinclude"), str(work),
+                   *([str(light.headers.OWN)] if self.prepared else []))
+        trusted = identity.trusted_prefixes([self.tools.compiler, self.tools.nvcc, self.tools.nvrtc], *covered)
         return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), library, self.tools.compiler.path,
-                        self.headers_read(), self.trusted(), others, remarks, self.check)
+                        self.headers_read(), trusted, others, remarks, self.check)
 
     def check(self, library: Path) -> None:
         """Raise an error if the library would end the process or, with light headers, does not open."""
@@ -114,10 +116,7 @@ class _ExtensionBuild(NamedTuple):
                 raise
             return identity.compiler_identity(tools.compiler, None, nvrtc)
 
-        def by_nvcc() -> None:
-            self.compile(nullcontext())
-
-        return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, by_nvcc, self.diagnosed)
+        return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, lambda: self.compile(nullcontext()), self.diagnosed)
 
     def compile(self, around: AbstractContextManager[None]) -> None:
         """Have torch write the build file, and ninja run in a block."""
@@ -175,13 +174,11 @@ class _ExtensionBuild(NamedTuple):
         extension = self.extension
         if not extension.sources:  # flags for this change the binary only, not the compilers' messages
             output = output.replace(f"{self.work}{os.sep}", "")
-        return _blame_name(diagnose(output, extension.name, extension.purpose, self.base / "logs"), extension.name, output)
-
-    def trusted(self) -> tuple[str, ...]:
-        """Return the prefixes of headers that a version in the key covers."""
-        own = [str(light.headers.OWN)] if self.prepared else []
-        return identity.trusted_prefixes([self.tools.compiler, self.tools.nvcc, self.tools.nvrtc], sysconfig.get_path("include"),
-                                         sysconfig.get_path("platinclude"), str(self.work), *own)
+        error, name = diagnose(output, extension.name, extension.purpose, self.base / "logs"), extension.name
+        if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):  # a macro that no compiler's message mentions
+            better = re.sub(r"\W|^(?=\d)", "_", name)
+            error.args = (f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",)
+        return error
 
     def headers_read(self) -> set[str]:
         """Return the paths of the files that the compilers read."""
@@ -192,11 +189,3 @@ class _ExtensionBuild(NamedTuple):
 
             read |= cuda.headers_read(self.work)
         return {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
-
-
-def _blame_name(error: BuildError, name: str, output: str) -> BuildError:
-    """Explain errors that come from the extension's name, which is a macro on the command line that no compiler's message mentions."""
-    if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):
-        better = re.sub(r"\W|^(?=\d)", "_", name)
-        error.args = (f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",)
-    return error

@@ -1,7 +1,5 @@
-"""The .cu file of an extension with light headers, without nvcc: the C++ compiler takes the host's part, NVRTC the kernels.
-
-nvcc's front end reads all headers three times, and also light ones take it 6 s; this takes 2 s (tests/benchmarks/dropin.py --cuda). The
-file is split as an op's is (opjit/builder/cuda.py). Files and flags that only nvcc takes are left to nvcc.
+"""The .cu file of an extension with light headers, in 2 s and not nvcc's 6 s (tests/benchmarks/dropin.py --cuda): the C++ compiler takes
+the host's part, NVRTC the kernels, as of an op (opjit/builder/cuda.py). What only nvcc takes is left to nvcc.
 
     work/cuda/             the split of the .cu file
     work/cuda.cuda.o       in the place of nvcc's object file, so that torch's build file links it"""

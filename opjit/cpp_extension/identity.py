@@ -1,7 +1,5 @@
-"""The C++ extension that a call of load or load_inline requests.
-
-For the thousands of headers of torch, Python, the CUDA Toolkit and the system, the key has versions only. Headers in /usr/local/include are
-the user's; there a scan must find them, as torch's compilers do not list what lies in a folder that they search by themselves."""
+"""The C++ extension that a call of load or load_inline requests. For the headers of torch, Python, the CUDA Toolkit and the system, the key
+has versions only; /usr/local/include is the user's, and scanned, as torch's compilers do not list what they find there."""
 
 from __future__ import annotations
 
@@ -66,9 +64,8 @@ class Extension(Content):
 
 
 def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None) -> Extension:
-    """Describe the extension that a call requests; `memory` is the folder of notes on compilers. `archs` is as in TORCH_CUDA_ARCH_LIST;
-    None is those of this machine and its environment. Raises Unsupported if only torch can handle the call, FileNotFoundError for a source,
-    BuildError or UnknownArch for a wrong argument."""
+    """Describe the extension that a call requests; `memory`: the folder of notes on compilers, `archs`: as in TORCH_CUDA_ARCH_LIST, None is
+    this machine's. Raises Unsupported if only torch can handle it, FileNotFoundError for a source, BuildError, UnknownArch."""
     name = call.name
     if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
         raise Unsupported

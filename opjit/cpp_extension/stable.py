@@ -1,9 +1,6 @@
-"""Extensions for torch's stable ABI: one binary serves every torch from TORCH_TARGET_VERSION on, and every Python.
-
-The macro only asks for it; the proof is the result. A binary that imports only functions that torch's headers declare for that version, and
-whose sources read no other headers of torch and none of Python, runs with every later torch, as torch promises of these. So its key has the
-version in place of torch and Python. Headers of another torch make other bytes of which torch promises the same; a program that asks which
-torch builds it is refused."""
+"""Extensions for torch's stable ABI: one binary serves every torch from TORCH_TARGET_VERSION on, and every Python, so its key has the
+version in place of both. The proof is the result: a binary that imports only functions that torch's headers declare for that version, from
+sources that read no other headers of torch, none of Python, and nothing that says which torch builds it, runs with every later torch."""
 
 from __future__ import annotations
 

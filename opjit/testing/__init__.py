@@ -34,9 +34,7 @@ from opjit.testing.samples import Skipped
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
-# In the table's order.
-_MODULES = (numerics, memory, gradients, integration, cuda)
-CHECKS: list[Check] = [check for module in _MODULES for check in module.CHECKS]
+CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *gradients.CHECKS, *integration.CHECKS, *cuda.CHECKS]  # in the table's order
 
 
 def load(folder: str | os.PathLike[str]) -> list[Op]:

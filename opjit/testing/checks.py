@@ -84,12 +84,6 @@ def outcome_of(name: str, run: Callable[[], str]) -> Line:
             return Line(name, "ok", run())
     except unittest.SkipTest as reason:
         return Line(name, "skipped", str(reason))
-    except AssertionError as error:
-        return Line(name, "failed", _one_line(error))
     except Exception as error:  # torch's own checks raise errors of any type
-        return Line(name, "failed", f"{type(error).__name__}: {_one_line(error)}")
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 400 else f"{text[:400]} …"
+        kind, text = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: ", " ".join(str(error).split())
+        return Line(name, "failed", kind + (text if len(text) <= 400 else f"{text[:400]} …"))

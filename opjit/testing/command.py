@@ -26,7 +26,6 @@ from opjit.testing.sanitized import Sanitizers
 
 _INDENT = " " * 30
 _COLOURS = {"ok": "green", "skipped": "cyan", "failed": "red"}
-_ARCH = "sm_90"
 _SHOWN = 2  # failures of one cause
 _SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
 
@@ -166,7 +165,7 @@ class _Table:
         self.begin(f"{op.qualified} on cuda")
         cuda, override = backends.for_device("cuda"), os.environ.get("OPJIT_ARCH", "")
         try:
-            target = wanted.target_of(None, override if cuda.takes(override) else _ARCH)
+            target = wanted.target_of(None, override if cuda.takes(override) else "sm_90")
             request.entry(op, target)
         except OpjitError as error:
             self.add(Line("build", "failed" if isinstance(error, CompileError) else "skipped", str(error)))

@@ -153,8 +153,7 @@ class Death(NamedTuple):
 def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prepare: Callable[[], object],
               only: int | None = None) -> Iterator[Line | Death]:
     """Run checks, in one child while none dies. Yields each check's line, or its death. `prepare` runs first in each child; if it raises an
-    error, no check is run. `seconds` are for one call: of its busiest thread, or of sleep; one in torch, which compiles, gets a multiple.
-    `only` is the number of the only call to make."""
+    error, no check is run. `seconds` are for one call's busiest thread, or sleep; torch's compiling gets a multiple. `only`: one."""
     left, late = list(checks), 0
     while left:
         with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:
@@ -204,9 +203,13 @@ def _is_lost(line: Line) -> bool:
 
 def _run(pipe: Connection, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object], only: int | None) -> None:
     """In the child: make the op ready, run its checks, and say so."""
-    unprepared = _failure_of(prepare, op.folder)
-    if unprepared is not None:
-        pipe.send(Line("build", "failed", unprepared))
+    try:
+        prepare()
+    except Exception as error:  # in the op's kernel or its op.py
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{Path(each.filename).name}:{each.lineno}: " for each in frames if Path(each.filename).is_relative_to(op.folder)]
+        known = isinstance(error, OpjitError)
+        pipe.send(Line("build", "failed", str(error) if known else f"{''.join(places[-1:])}{type(error).__name__}: {error}"))
         return
     for check in checks:
         watched = CallWatch(pipe.send, only)
@@ -215,16 +218,3 @@ def _run(pipe: Connection, op: Op, device: str, checks: Sequence[Check], prepare
         pipe.send(line._replace(number=watched.number) if line.status == "failed" else line)
         if _is_lost(line):
             return
-
-
-def _failure_of(prepare: Callable[[], object], folder: Path) -> str | None:
-    """Prepare, and return the message of an error in the op's kernel or its op.py."""
-    try:
-        prepare()
-    except OpjitError as error:
-        return str(error)
-    except Exception as error:
-        places = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
-        place = f"{Path(places[-1].filename).name}:{places[-1].lineno}: " if places else ""
-        return f"{place}{type(error).__name__}: {error}"
-    return None

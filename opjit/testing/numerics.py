@@ -184,6 +184,4 @@ def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> 
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return one == other
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) else one == other

@@ -73,10 +73,6 @@ def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[A
     return [*results, *(sample.tensors() if op.schema.mutates else [])]
 
 
-def meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage, including the gaps between its elements."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -105,22 +101,19 @@ def floating(sample: Sample) -> bool:
     return any(t.dtype.is_floating_point for t in sample.tensors())
 
 
-def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same elements with other strides; ``expanded`` repeats the first along the first dimension."""
-    if layout == "transposed":
-        turned = tuple(reversed(range(tensor.dim())))
-        return tensor.permute(turned).contiguous().permute(turned)
-    if layout == "gaps" and tensor.dim():
-        return torch.stack((tensor, torch.zeros_like(tensor)), -1).flatten(-2)[..., ::2]
-    if layout == "offset":
-        return torch.cat((tensor.new_zeros(1), tensor.flatten()))[1:].reshape(tensor.shape)
-    if layout == "expanded" and tensor.dim():
-        return tensor[:1].expand_as(tensor)
-    return tensor
-
-
 def laid(sample: Sample, layout: str) -> Sample:
-    return sample.map(lambda t: with_layout(t, layout))
+    """The same elements with other strides; ``expanded`` repeats the first along the first dimension."""
+    def change(t: torch.Tensor) -> torch.Tensor:
+        turned = tuple(reversed(range(t.dim())))
+        if layout == "transposed":
+            return t.permute(turned).contiguous().permute(turned)
+        if layout == "gaps" and t.dim():
+            return torch.stack((t, torch.zeros_like(t)), -1).flatten(-2)[..., ::2]
+        if layout == "offset":
+            return torch.cat((t.new_zeros(1), t.flatten()))[1:].reshape(t.shape)
+        return t[:1].expand_as(t) if layout == "expanded" and t.dim() else t
+
+    return sample.map(change)
 
 
 def layouts(op: Op) -> list[str]:

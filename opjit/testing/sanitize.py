@@ -1,6 +1,5 @@
-"""The sanitizers: gcc's for C, for which the kernel is compiled again (see sanitized.py), and compute-sanitizer's tools for CUDA.
-There, samples are made on the CPU and copied, so that almost only the op's kernels run; torch's caching allocator is off, so that each
-tensor is an allocation of its own."""
+"""The sanitizers: gcc's for C, see sanitized.py, and compute-sanitizer's tools for CUDA, where samples are copied from the CPU, so that
+almost only the op's kernels run, and torch's caching allocator is off, so that each tensor is an allocation of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A process whose samples run under gcc's sanitizers: it starts once for a command, and takes one op after the other.
-It has the sanitizers' libraries loaded from its start, compiles each op's kernel for them, and runs the checks in children, as the checks
-themselves run. torch is not instrumented: its allocations are checked, but not its mixture of new and free."""
+"""A process whose samples run under gcc's sanitizers, loaded from its start: it takes one op after the other, compiles its kernel for them,
+and runs the checks in children. torch is not instrumented: its allocations are checked, but not its mixture of new and free."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
 
 import torch
 
@@ -49,15 +47,7 @@ _REGION = re.compile(r"is located (?P<place>\d+ bytes (?:after|before|inside of|
 _UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE)
 
 
-class SanitizerCalls(NamedTuple):
-    """An op, and which of its calls are to be made."""
-
-    folder: Path
-    op: str
-    only: Sequence[str]
-    number: int | None
-
-
+SanitizerCalls = tuple[Path, str, Sequence[str], int | None]  # an op's folder and name, the checks' names, and the only call's number
 # What sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them.
 SanitizerFinding = tuple[Line, dict[str, str]]
 
@@ -96,7 +86,7 @@ class Sanitizers:
     def begin(self, op: Op, only: Sequence[str] = (), number: int | None = None) -> None:
         self._finding = None
         with suppress(BrokenPipeError):  # `finding` says why
-            self._pipe.send(SanitizerCalls(op.folder, op.qualified, only, number))
+            self._pipe.send((op.folder, op.qualified, only, number))
 
     def finding(self) -> SanitizerFinding:
         """What came of it, when the calls are made."""
@@ -134,21 +124,24 @@ def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
 
 def _answer(question: SanitizerCalls, name: str, seconds: float, scratch: Path, places: dict[str, str]) -> str:
     """Run an op's checks, and note the author's places where children died. Returns the note of a success."""
-    sanitize.need_declaration(question.folder)
-    registry.add_path(question.folder)
-    op, names = registry.find(question.op), name.split("+")
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    library = sanitize.instrumented(op, names, toolchain.require_compiler(None).path, folder)
-    _await_threads()
+    place, qualified, only, number = question
+    sanitize.need_declaration(place)
+    registry.add_path(place)
+    op, names = registry.find(qualified), name.split("+")
+    library = sanitize.instrumented(op, names, toolchain.require_compiler(None).path, Path(tempfile.mkdtemp(dir=scratch)))
+    # A tool's threads end late on a busy machine: ThreadSanitizer ignores the memory of a process forked beside one.
+    deadline = monotonic() + 20
+    while len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline:  # this thread, and the sanitizer's own
+        sleep(0.01)
     failures, ran = [], 0
-    number = question.number if _WITHIN_CHECKS.issuperset(names) else None
-    for event in supervise(op, "cpu", chosen(names, question.only), seconds, lambda: _register(op, library), number):
+    number = number if _WITHIN_CHECKS.issuperset(names) else None
+    for event in supervise(op, "cpu", chosen(names, only), seconds, lambda: _register(op, library), number):
         if isinstance(event, Death):
-            place = _place(event, op.folder)
-            failures.append(f"{place or event.how} on ({event.sample}) in {event.check}")
-            if place:
-                places.setdefault(event.sample, place)
-                places.setdefault(event.check, place)
+            line = _place(event, op.folder)
+            failures.append(f"{line or event.how} on ({event.sample}) in {event.check}")
+            if line:
+                places.setdefault(event.sample, line)
+                places.setdefault(event.check, line)
         elif event.status == "failed" and event.name in ("build", *names):
             failures.append(event.note)
         ran += isinstance(event, Death) or event.status != "skipped"
@@ -156,13 +149,6 @@ def _answer(question: SanitizerCalls, name: str, seconds: float, scratch: Path, 
     if not ran:
         raise Skipped("no check calls the kernel")
     return tally(ran, "check")
-
-
-def _await_threads() -> None:
-    """Wait for a tool's threads, which end late on a busy machine: ThreadSanitizer ignores the memory of a process forked beside one."""
-    deadline = monotonic() + 20
-    while len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline:  # this thread, and the sanitizer's own
-        sleep(0.01)
 
 
 def _place(death: Death, folder: Path) -> str | None:

@@ -1,7 +1,5 @@
-"""Light headers: torch's own classes and functions, as far as a program names them, in a tenth of the time of torch/extension.h.
-
-A program that a compiler takes over light headers means the same over torch/extension.h, as both hold torch's own text; README.md says how
-that is proved. `policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's."""
+"""Light headers: torch's own text, as far as a program names it, in a tenth of the time of torch/extension.h; README.md has the proof.
+`policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""Writes light headers: torch's own, except for those that gather others, which bring only what a program names.
-
-torch/extension.h takes a C++ compiler 18 seconds, whatever a program uses: it brings 3,000 operators, torch::nn and pybind11. The folder
-that a program's compiler searches first has these:
+"""Writes light headers: torch's own, except for those that gather others, which bring only what a program names. torch/extension.h takes a
+C++ compiler 18 seconds, whatever a program uses. The folder that a program's compiler searches first has these:
 
     torch/all.h, ATen/ATen.h, ...       torch's own text with fewer #include lines
     ATen/Functions.h, ATen/ops/add.h    the operators that the program and torch's headers name
-    torch/python.h                      opjit's binding of functions, or pybind11's
-    opjit_names.h                       the headers that the program's names need; see table.py
-
-All classes and functions are torch's own, so a program that compiles means what it means with torch/extension.h."""
+    torch/python.h                      opjit's binding of functions, or pybind11's"""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h.
-
-torch/extension.h brings more declarations and macros than light headers, and changes nothing that these declare. So the first error stays
-if it is in the author's own text, no word of that text is a macro there alone, and
-
-- it is a name that torch/extension.h declares in no namespace, or a header that no folder has, or
-- more declarations do not matter to it: a missing semicolon, a class without such a member, a type that does not become another."""
+"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h, which only brings
+more declarations and macros. So the first error stays if it is in the author's own text, no word of that text is a macro there alone, and
+it is a name that torch/extension.h declares in no namespace, a header that no folder has, or one to which more declarations do not matter:
+a missing semicolon, a class without such a member, a type that does not become another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Which extensions light headers take, and which of them opjit's binding binds to Python.
-
-Light headers refuse next to nothing: a program that lacks a name does not compile with them, and is compiled with torch/extension.h. What a
-compiler cannot see are conditions of the preprocessor on a macro that light headers may lack; vocabulary.py compares them."""
+"""Which extensions light headers take, and which of them opjit's binding binds to Python. Light headers refuse next to nothing: only
+conditions of the preprocessor on a macro that they may lack escape a compiler; vocabulary.py compares them."""
 
 from __future__ import annotations
 

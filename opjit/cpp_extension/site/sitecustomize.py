@@ -1,8 +1,6 @@
-"""Python imports this file when it starts, as `opjit run` puts this folder on PYTHONPATH, also for the program's children.
-
-When a process imports torch.utils.cpp_extension, the module's load, load_inline and BuildExtension become opjit's. All other processes
-import nothing more.
-Python imports only one sitecustomize, so this one runs the next on the path."""
+"""Python imports this file when it starts, as `opjit run` puts this folder on PYTHONPATH, also for the program's children: once a process
+imports torch.utils.cpp_extension, the module's load, load_inline and BuildExtension are opjit's. Python imports only one sitecustomize, so
+this one runs the next on the path."""
 
 from __future__ import annotations
 
