@@ -6,6 +6,7 @@ import linecache
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,8 @@ def find(output: str, own: Callable[[str], str | None], source: str) -> list[Fou
     for index, line in enumerate(lines):
         match, of_ptxas = _WARNING.match(line), _OF_PTXAS.match(line)
         if match:
-            notes = [note for note in map(_NOTE.match, _block(lines[index + 1:])) if note]
+            excerpt = takewhile(lambda line: line.startswith(" ") or _NOTE.match(line), lines[index + 1:])
+            notes = filter(None, map(_NOTE.match, excerpt))
             places = [(own(place["file"]), int(place["line"] or match["row"])) for place in (match, *notes)]
             place = next(((file, number) for file, number in places if file), None)
             if place is not None:
@@ -46,16 +48,6 @@ def find(output: str, own: Callable[[str], str | None], source: str) -> list[Fou
         elif of_ptxas:
             found[Found(source, 1, f"ptxas: {of_ptxas['text']}")] = None
     return list(found)
-
-
-def _block(lines: Iterable[str]) -> list[str]:
-    """Return the lines that belong to a warning: its excerpt of the source and its notes."""
-    block: list[str] = []
-    for line in lines:
-        if not (line.startswith(" ") or _NOTE.match(line)):
-            break
-        block.append(line)
-    return block
 
 
 def emit(found: Iterable[Found], source: Path, label: str | None) -> None:

@@ -83,13 +83,14 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
     names = {path: source.name if path == str(source) else f"files{path}" for path in own}
     host = [*(flag.format(**paths) for flag in host_flags), *(f"-I{work}/host/files{place}" for place in folders)]
     device = [*(flag.format(**paths) for flag in device_flags), *(f"--include-path={work}/device/files{place}" for place in folders)]
+    # NVRTC completes a relative name in line information by the working folder, and the binary names no folder of this machine.
+    nowhere = _NOWHERE if LINE_INFO & {*recipe.flags.cuda} else ""
     return CudaFile(source.name, {path: Path(path).read_text("utf-8", "surrogateescape") for path in names}, names, host, device,
-                    recipe.target.arch.split("+"), _shown(recipe), {})
+                    recipe.target.arch.split("+"), str if recipe.flags.debug else lambda path: f"{nowhere}{Path(path).name}", {})
 
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Compile a .cu file in a folder into opjit_host.o, opjit_fatbin.c and opjit_kernel.fatbin. Returns the compilers' output. Raises as
-    above."""
+    """Compile a .cu file into opjit_host.o, opjit_fatbin.c and opjit_kernel.fatbin. Returns the compilers' output. Raises as above."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
     parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)
@@ -102,30 +103,21 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(_compile_host, unit, work, compiler, found, first, kernels)
         templates = any(part.templates for part in parts.values())  # the host's part says which instances there are
-        named = [name for name in compiled.result().kernels.values() if "<" in name] if templates else []
+        named = [name for name in compiled.result()[1].values() if "<" in name] if templates else []
         device = _compile_device(unit, work, found, [*dict.fromkeys((*named, *addresses.values()))])
-        host = compiled.result()
-    missing = [variable.name for symbol, variable in variables.items() if symbol not in host.variables]
+        sizes, names, output = compiled.result()
+    missing = [variable.name for symbol, variable in variables.items() if symbol not in sizes]
     if missing:
         raise NvccOnly(f"the C++ compiler does not define {missing[0]}, a variable in device memory")
-    launched = {symbol: device.symbols[name] if "<" in name else symbol for symbol, name in host.kernels.items()}
-    unknown = [name for symbol, name in host.kernels.items() if launched[symbol].encode() + b"\0" not in device.code]
+    launched = {symbol: device.symbols[name] if "<" in name else symbol for symbol, name in names.items()}
+    unknown = [name for symbol, name in names.items() if launched[symbol].encode() + b"\0" not in device.code]
     if unknown:
         raise NvccOnly(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
-    registered = _registration(launched, [_Symbols(variable, host.variables[symbol], symbol, device.symbols[addresses[symbol]])
+    registered = _registration(launched, [(variable.constant, sizes[symbol], symbol, device.symbols[addresses[symbol]])
                                           for symbol, variable in variables.items()])
     (work / "opjit_kernel.fatbin").write_bytes(device.code)
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
-    return host.output + device.output
-
-
-def _shown(recipe: Recipe) -> Callable[[str], str]:
-    """Return the function from a file's path to its name in the device's part: the path for a debugger, else a name that is the same on
-    every machine. NVRTC would complete a relative name in line information by the working folder."""
-    if recipe.flags.debug:
-        return str
-    lines = LINE_INFO & {*recipe.flags.cuda}
-    return lambda path: f"{_NOWHERE if lines else ''}{Path(path).name}"
+    return output + device.log
 
 
 def _write(parts: Mapping[str, host_device_split.Halves], unit: CudaFile, work: Path) -> None:
@@ -147,17 +139,10 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         raise NvccOnly(f"NVRTC has no flag {unknown.args[0]}") from None
 
 
-class _HostObject(NamedTuple):
-    """The host's part, compiled: by symbol, its variables' sizes and its kernels' names in C++ with template arguments; the output."""
-
-    variables: Mapping[str, int]
-    kernels: Mapping[str, str]
-    output: str
-
-
 def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, first: Iterable[str],
-                  kernels: Collection[str]) -> _HostObject:
-    """Compile the host's part, which reads `first` before it pretends to be nvcc. `kernels` are names without template arguments."""
+                  kernels: Collection[str]) -> tuple[dict[str, int], dict[str, str], str]:
+    """Compile the host's part, which reads `first` before it pretends to be nvcc. `kernels` are names without template arguments. Returns
+    by symbol its variables' sizes and its kernels' names in C++ with template arguments, and the output."""
     text = "".join(f"#include <{name}>\n" for name in first)
     text += f'{unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{unit.main}"\n'
     (work / "opjit_host.cpp").write_text(text, "utf-8")
@@ -172,8 +157,8 @@ def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, 
     functions = [row[7] for row in defined if row[3] == "FUNC"]
     shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
     names = dict(zip(functions, map(_without_type, shown), strict=True))
-    return _HostObject({row[7]: int(row[2], 0) for row in defined if row[3] == "OBJECT"},
-                       {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}, output)
+    return ({row[7]: int(row[2], 0) for row in defined if row[3] == "OBJECT"},
+            {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}, output)
 
 
 def _without_type(name: str) -> str:
@@ -192,16 +177,8 @@ def _mangled(name: str) -> str:
     return name if len(parts) == 1 else f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"
 
 
-class _DeviceBinary(NamedTuple):
-    """The device's part, compiled: the symbols of the expressions that were asked for, a fat binary, and the compiler's output."""
-
-    symbols: Mapping[str, str]
-    code: bytes
-    output: str
-
-
-def _compile_device(unit: CudaFile, work: Path, found: Nvrtc, expressions: Sequence[str]) -> _DeviceBinary:
-    """Compile the device's part for each arch. The expressions name kernels' instances and variables."""
+def _compile_device(unit: CudaFile, work: Path, found: Nvrtc, expressions: Sequence[str]) -> nvrtc.DeviceCode:
+    """Compile the device's part for each arch into a fat binary. The expressions name kernels' instances and variables."""
     folders = [Path(folder) for folder in found.headers.split(":")]
     own = {} if any((folder / "nv/target").is_file() for folder in folders) else {"nv/target": nvrtc.own_header("nv_target.h")}
     # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
@@ -221,26 +198,18 @@ def _compile_device(unit: CudaFile, work: Path, found: Nvrtc, expressions: Seque
 
     with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
         codes = list(pool.map(compile_for, unit.archs))
-    return _DeviceBinary(codes[0].symbols, nvrtc.fatbin({arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}),
-                         "".join(each.log.replace(_NOWHERE, "") for each in codes))
+    return nvrtc.DeviceCode(nvrtc.fatbin({arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}), codes[0].symbols,
+                            "".join(each.log.replace(_NOWHERE, "") for each in codes))
 
 
-class _Symbols(NamedTuple):
-    """A variable in device memory: its size in bytes, and its symbols in the host's and the device's part."""
-
-    variable: host_device_split.Variable
-    size: int
-    host: str
-    device: str
-
-
-def _registration(kernels: Mapping[str, str], variables: Sequence[_Symbols]) -> str:
-    """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables, as nvcc's does."""
-    symbols = [*kernels, *(each.host for each in variables)]
+def _registration(kernels: Mapping[str, str], variables: Sequence[tuple[bool, int, str, str]]) -> str:
+    """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables (whether they are
+    constant, their bytes, and their symbols in the host's and the device's part), as nvcc's does."""
+    symbols = [*kernels, *(host for _, _, host, _ in variables)]
     declarations = [f'extern char opjit_{index} __asm__("{symbol}");' for index, symbol in enumerate(symbols)]
     calls = [f'    __cudaRegisterFunction(handle, &opjit_{index}, "{name}", "{name}", -1, 0, 0, 0, 0, 0);'
              for index, name in enumerate(kernels.values())]
-    calls += [f'    __cudaRegisterVar(handle, &opjit_{index}, "{name}", "{name}", 0, {size}, {int(variable.constant)}, 0);'
-              for index, (variable, size, _, name) in enumerate(variables, len(kernels))]
+    calls += [f'    __cudaRegisterVar(handle, &opjit_{index}, "{name}", "{name}", 0, {size}, {int(constant)}, 0);'
+              for index, (constant, size, _, name) in enumerate(variables, len(kernels))]
     text = resources.template("fatbin.c.in")
     return text.replace("$declarations", "\n".join(declarations)).replace("$calls", "\n".join(calls))

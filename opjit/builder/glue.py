@@ -47,11 +47,6 @@ def c_names(schema: Schema) -> list[str]:
     return names
 
 
-def _literal(text: str) -> str:
-    """Return a text as a string literal of C."""
-    return '"' + re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text) + '"'
-
-
 def function_name(schema: Schema, backend: str) -> str:
     """Return the name of the author's C function: ``allreduce_cpu``."""
     return f"{schema.name}_{backend}"
@@ -85,8 +80,9 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
     device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
+    literal = re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", schema.text.partition("::")[2])
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
-            "name": schema.name, "schema_literal": _literal(schema.text.partition("::")[2]), "tags": _tags(schema),
+            "name": schema.name, "schema_literal": f'"{literal}"', "tags": _tags(schema),
             "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
             "dispatch_key": backend.dispatch_key, "function": function, "source": source}
     device = _device(stream, backend.name) if stream else ""
@@ -181,10 +177,6 @@ def _result_type(result: Result) -> str:
     return "opjit_outputs" if result.list else _RESULT_TYPES[result.kind]
 
 
-def _result_name(schema: Schema, index: int) -> str:
-    return c_names(schema)[len(schema.arguments) + index]
-
-
 def _tensor_results(schema: Schema) -> list[int]:
     return [i for i, result in enumerate(schema.results) if result.kind == "Tensor"]
 
@@ -216,7 +208,8 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
             lines += _wrote(argument, f"arg{index}")
-    lines += [f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{_result_name(schema, i)}"));'
+    names = c_names(schema)[len(schema.arguments):]
+    lines += [f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{names[i]}"));'
               for i in _tensor_results(schema) if not schema.results[i].optional]
     return lines
 
@@ -262,7 +255,7 @@ def _fresh_checks(schema: Schema) -> list[str]:
     """Return checks that an output is not an input or an earlier output."""
     lines = []
     for out in _tensor_results(schema):
-        name = _result_name(schema, out)
+        name = c_names(schema)[len(schema.arguments) + out]
         listed = schema.results[out].list
         each = f"for (int64_t i = 0; i < out{out}.len; i++) " if listed else ""
         item = f"out{out}.data + i" if listed else f"&out{out}"

@@ -7,8 +7,7 @@
 Variables of the host go with its functions.
 
 Both parts keep every line of the file at its number, so that messages point into it. Files that the split does not understand raise
-`NvccOnly`, and nvcc compiles them.
-"""
+`NvccOnly`, and nvcc compiles them."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
-from opjit.builder.tokens import MATCHING, Token, angle_begin, angle_end, matched, tokens_of
+from opjit.builder.tokens import MATCHING, Token, matched, other_angle, tokens_of
 
 _DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)")
 # Names whose parentheses do not hold parameters.
@@ -26,6 +25,7 @@ _ATTRIBUTES = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
 _TYPES = {"using", "typedef", "struct", "class", "union", "enum", "namespace", "static_assert", "friend"}  # not of the host alone
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
+_Edit = tuple[int, int, str]  # the text between two places
 
 
 class Variable(NamedTuple):
@@ -67,19 +67,12 @@ def split(text: str, macros: Mapping[str, set[str]]) -> Halves:
                  tuple(splitter.variables))
 
 
-class _Edit(NamedTuple):
-    start: int
-    end: int
-    text: str
-
-
 def _edited(text: str, edits: list[_Edit]) -> str:
     pieces, at = [], 0
-    for edit in sorted(edits):
-        if edit.start < at:
-            continue  # inside a part that is removed
-        pieces += [text[at:edit.start], edit.text]
-        at = edit.end
+    for start, end, new in sorted(edits):
+        if start >= at:  # else inside a part that is removed
+            pieces += [text[at:start], new]
+            at = end
     return "".join([*pieces, text[at:]])
 
 
@@ -100,29 +93,25 @@ class _Splitter:
             raise NvccOnly(f"it uses {min(refused)}")
         self.closing = matched(self.tokens)
         self._launches(self.tokens, self.closing)
-        self._leave_out(every)
+        for before, token in zip([None, *every], every, strict=False):  # the host's part needs no headers for the device alone
+            if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
+                    token.text == "__noinline__" and before is not None and before.text != "("):  # for g++ an attribute's name alone
+                self._replace(self.host, token.start, token.end)
         for directive in (token for token in every if token.kind == "directive" and "<<<" in token.text):
             at = directive.start + directive.text.index("#") + 1
             inner = [token._replace(start=token.start + at, end=token.end + at) for token in tokens_of(self.text[at:directive.end])]
             self._launches(inner, matched(inner))
 
-    def _leave_out(self, every: list[Token]) -> None:
-        """Take from the host's part headers for the device alone, and ``__noinline__``, which g++ knows only as an attribute's name."""
-        for before, token in zip([None, *every], every, strict=False):
-            if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
-                    token.text == "__noinline__" and before is not None and before.text != "("):
-                self._replace(self.host, token.start, token.end)
-
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
         """Replace a text in a part, and keep the number of its lines."""
-        part.append(_Edit(start, end, text + "\n" * self.text.count("\n", start, end)))
+        part.append((start, end, text + "\n" * self.text.count("\n", start, end)))
 
     def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> None:
         """Leave words out of both parts."""
         for token in tokens:
             if token.text in words:
-                self.host.append(_Edit(token.start, token.end, ""))
-                self.device.append(_Edit(token.start, token.end, ""))
+                self.host.append((token.start, token.end, ""))
+                self.device.append((token.start, token.end, ""))
 
     def _launches(self, tokens: list[Token], closing: Mapping[int, int]) -> None:
         """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
@@ -134,8 +123,8 @@ class _Splitter:
                 raise NvccOnly("it has a launch without arguments in parentheses")
             first, last = tokens[_callee(tokens, index, closing)], tokens[closing[end + 3]]
             configuration = self.text[token.end:tokens[end].start]
-            self.host += [_Edit(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
-                          _Edit(token.start, tokens[end + 2].end, ""), _Edit(last.end, last.end, ")")]
+            self.host += [(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
+                          (token.start, tokens[end + 2].end, ""), (last.end, last.end, ")")]
 
     def scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
         """Walk the declarations of a namespace or class."""
@@ -161,7 +150,7 @@ class _Splitter:
         if "namespace" in words and "(" not in words:
             if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
                 for part in (self.host, self.device):
-                    part += [_Edit(head[0].start, head[0].start, "inline "), _Edit(head[-1].end, head[-1].end, " opjit_unnamed")]
+                    part += [(head[0].start, head[0].start, "inline "), (head[-1].end, head[-1].end, " opjit_unnamed")]
                 inner = (*names, "opjit_unnamed")
             else:
                 inner = (*names, *(word for word in words[words.index("namespace") + 1:] if word not in ("::", "inline")))
@@ -208,11 +197,8 @@ class _Splitter:
         return found
 
     def _spaces(self, begin: int, end: int) -> set[str]:
-        found: set[str] = set()
-        for token in self._outer(begin, end):
-            found |= {token.text} & _SPACES
-            found |= self.macros.get(token.text, set())
-        return found
+        words = [token.text for token in self._outer(begin, end)]
+        return (_SPACES & {*words}).union(*(self.macros.get(word, ()) for word in words))
 
     def _function(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...], in_class: bool) -> None:
         spaces = self._spaces(begin + declared, parameters)
@@ -236,7 +222,7 @@ class _Splitter:
         self._drop(self._outer(begin + declared, parameters), ("static", "inline", "__inline__", "__forceinline__"))
         at = parameters - 1
         if self.tokens[at].text == ">":  # an explicit specialisation
-            at = angle_begin(self.tokens, at) - 1
+            at = other_angle(self.tokens, at) - 1
         name = self.tokens[at].text
         arguments = "" if not declared or at != parameters - 1 else _template_arguments(self.tokens[begin:begin + declared])
         named = [_parameter(group) for group in self._groups(parameters)]
@@ -292,7 +278,7 @@ class _Splitter:
             raise NvccOnly("one declaration has several device variables")
         self._drop(declaration[:end], ("static",))
         if "const" in words:
-            self.host.append(_Edit(declaration[0].start, declaration[0].start, "extern "))
+            self.host.append((declaration[0].start, declaration[0].start, "extern "))
         self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
 
 
@@ -314,7 +300,7 @@ def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
         return next(begin for begin, end in closing.items() if end == at)
     while True:
         if tokens[at].text == ">":
-            at = angle_begin(tokens, at) - 1
+            at = other_angle(tokens, at) - 1
         if tokens[at].kind != "name":
             raise NvccOnly("it launches something else than a name")
         if tokens[at - 1].text == "##" and at >= 2:  # in a macro
@@ -332,7 +318,7 @@ def _after_template(head: list[Token]) -> int:
     """Return the index after ``template <...>``; 0 without it."""
     at = 0
     while [token.text for token in head[at:at + 2]] == ["template", "<"]:
-        at = angle_end(head, at + 1) + 1
+        at = other_angle(head, at + 1) + 1
     return at
 
 

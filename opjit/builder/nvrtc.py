@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -39,10 +38,9 @@ def own_header(name: str) -> str:
 @cache
 def headers() -> dict[str, str]:
     """Return the texts of the headers that every device code may include, by name."""
-    texts = {name: own_header(file) for file, names in _OF_FILES.items() for name in names}
-    texts |= {name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
-              for name in _OF_LIBCUDACXX}
-    return {**dict.fromkeys(_EMPTY, ""), **texts}
+    return {**dict.fromkeys(_EMPTY, ""), **{name: own_header(file) for file, names in _OF_FILES.items() for name in names},
+            **{name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
+               for name in _OF_LIBCUDACXX}}
 
 
 class DeviceCode(NamedTuple):
@@ -67,28 +65,24 @@ def compile_for(path: str, source: str, name: str, more: Mapping[str, str], opti
     """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages. `more` has texts
     of headers, by the names in #include lines; the first option is the arch, ``--gpu-architecture=sm_90`` for machine code and
     ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
-    library = _library(path)
-    with _program(library, source, name, {**headers(), **more}) as program:
+    def encoded(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
+        return (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogateescape") for text in texts))
+
+    library, program, included = _library(path), ctypes.c_void_p(), {**headers(), **more}
+    _checked(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode("utf-8", "surrogateescape"), name.encode(),
+                                                 len(included), encoded(included.values()), encoded(included)))
+    try:
         for expression in expressions:
             _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode("utf-8", "surrogateescape") for option in options))
-        refused = library.nvrtcCompileProgram(program, len(options), arguments)
+        refused = library.nvrtcCompileProgram(program, len(options), encoded(options))
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:
             raise CompilerFailed(log)
-        symbols = {expression: _symbol(library, program, expression) for expression in expressions}
+        symbols, symbol = dict[str, str](), ctypes.c_char_p()
+        for expression in expressions:
+            _checked(library, library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
+            symbols[expression] = (symbol.value or b"").decode()
         return DeviceCode(_bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log)
-
-
-@contextmanager
-def _program(library: ctypes.CDLL, source: str, name: str, headers: Mapping[str, str]) -> Iterator[ctypes.c_void_p]:
-    program, count = ctypes.c_void_p(), len(headers)
-    texts = (ctypes.c_char_p * count)(*(text.encode("utf-8", "surrogateescape") for text in headers.values()))
-    names = (ctypes.c_char_p * count)(*(each.encode("utf-8", "surrogateescape") for each in headers))
-    _checked(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode("utf-8", "surrogateescape"), name.encode(), count,
-                                                 texts, names))
-    try:
-        yield program
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -99,12 +93,6 @@ def _bytes(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     content = ctypes.create_string_buffer(size.value)
     _checked(library, getattr(library, f"nvrtcGet{what}")(program, content))
     return content.raw
-
-
-def _symbol(library: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> str:
-    symbol = ctypes.c_char_p()
-    _checked(library, library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
-    return (symbol.value or b"").decode()
 
 
 def _checked(library: ctypes.CDLL, code: int) -> None:

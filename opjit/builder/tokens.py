@@ -59,19 +59,10 @@ def matched(tokens: list[Token]) -> dict[int, int]:
     return pairs
 
 
-def angle_begin(tokens: list[Token], at: int) -> int:
-    """Return the index of the ``<`` that the ``>`` at an index closes."""
-    return _other_angle(tokens, range(at, -1, -1))
-
-
-def angle_end(tokens: list[Token], at: int) -> int:
-    """Return the index of the ``>`` that closes the ``<`` at an index."""
-    return _other_angle(tokens, range(at, len(tokens)))
-
-
-def _other_angle(tokens: list[Token], order: range) -> int:
+def other_angle(tokens: list[Token], at: int) -> int:
+    """Return the index of the ``<`` that belongs to the ``>`` at an index, or the other way round."""
     depth = nested = 0
-    for index in order:
+    for index in range(at, len(tokens)) if tokens[at].text == "<" else range(at, -1, -1):
         text = tokens[index].text
         nested += (text in "([{") - (text in ")]}")
         if not nested:

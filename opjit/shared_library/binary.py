@@ -7,7 +7,7 @@ import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from opjit import files, processes
 from opjit.errors import BuildError, EntryError
@@ -29,6 +29,8 @@ class ContentBinary(Generic[C]):
 
     content: C
     must_store: bool = False
+    by_torch: ClassVar = True
+    kind: ClassVar = None
 
     def __str__(self) -> str:
         return f"{self.content.name} for {self.content.purpose}"
@@ -49,14 +51,6 @@ class ContentBinary(Generic[C]):
     @property
     def buildable(self) -> bool:
         return any(way.toolchain is not None for way in self.ways)
-
-    @property
-    def by_torch(self) -> bool:
-        return True
-
-    @property
-    def kind(self) -> None:
-        return None
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
         return store.base / (self.ways[0].place_of_entries if manifest is None else entries_folder(manifest.document))
@@ -116,9 +110,7 @@ class ContentBinary(Generic[C]):
 class LibraryBinary(ContentBinary[Library]):
     """A request for a shared library."""
 
-    @property
-    def by_torch(self) -> bool:
-        return False
+    by_torch = False
 
     def build(self, store: Store) -> Entry:
         with processes.importing:

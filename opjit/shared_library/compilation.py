@@ -25,18 +25,13 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store
 
 _NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
-_NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _NEEDS = {".cu": budget.NVCC_JOB, **dict.fromkeys((".cpp", ".cc", ".cxx"), budget.CXX_JOB)}
 _OF_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
 _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
 
 
 def build(library: Library, store: Store, must_store: bool = False) -> Entry:
-    """Build a library and publish it in the store or, if the store cannot be written, for this process only.
-
-    Raises:
-        ToolMissing, CompileError, UnknownArch, BuildError: see `opjit.build`.
-    """
+    """Build a library and publish it; see `publish`. Raises what `opjit.build` raises."""
     if library.launcher and shutil.which(library.launcher[0]) is None:
         raise ToolMissing(library.launcher[0], f"no launcher {library.launcher[0]}: install it, or leave out launcher")
     tools = identity.tools(library.languages, store.notes, required=True)
@@ -83,8 +78,7 @@ def _gencode(library: Library) -> list[str]:
 
 
 def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
-    """Write the generated files, and return the commands that compile the sources, each ending with the source, -o and the object. They
-    run in the current folder."""
+    """Write the generated files, and return the commands for the current folder, each ending with the source, -o and the object."""
     for name, content in library.generated.items():
         place = work / "generated" / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +103,7 @@ def _link(library: Library, before: Mapping[str, list[str]], objects: list[str],
         flags = library.given["cuda_cflags"]
         cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
         if _RELOCATABLE.search(" ".join(flags)):
-            named = [flag for flag in nvcc_flags.joined(flags) if _NAMES_ARCH.match(flag)]
+            named = [flag for flag in nvcc_flags.joined(flags) if identity.NAMES_ARCH.match(flag)]
             cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
             commands.append([*before["cuda"][:3], *_gencode(library), *named, "-Xcompiler", "-fPIC", "-dlink", *objects,
                              f"-L{nvcc.root}/lib64", "-lcudadevrt", "-o", f"{work}/device.o"])

@@ -6,8 +6,7 @@
 <base> covers all that is known before a build: sources, the headers that a scan of #include lines finds, flags and archs; for an extension
 torch and Python, too, or the version of torch's stable ABI. The key adds the compilers, and the headers that only a compiler finds (through
 an #include of a macro, say). The manifest lists those headers, and each look-up compares their content. Headers of the compilers and of the
-CUDA Toolkit count by version.
-"""
+CUDA Toolkit count by version."""
 
 from __future__ import annotations
 
@@ -34,29 +33,18 @@ C = TypeVar("C", bound="Content")
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that decides the bytes of a binary.
-
-    Attributes:
-        sources: paths.
-        forced: paths of files that flags include.
-        texts: sources and headers that are no files, by path below GENERATED or INLINE.
-        flags: the words of the command line by language, without the paths of folders and files.
-        archives: paths of static libraries, which become part of the binary.
-        include: the folders of headers, except those that a version in the key covers.
-        inputs: the SHA-256 of every source and header that the scan finds, by portable name.
-        toolchain: the compilers' versions; None if a compiler is missing.
-    """
+    """Everything that decides the bytes of a binary."""
 
     made_by: ClassVar[str]
     name: str
-    sources: tuple[str, ...]
-    forced: tuple[str, ...]
-    texts: Mapping[str, bytes]
-    flags: Mapping[str, Sequence[str]]
-    archives: tuple[str, ...]
-    include: tuple[str, ...]
-    inputs: Mapping[str, str]
-    toolchain: Mapping[str, str] | None
+    sources: tuple[str, ...]  # paths
+    forced: tuple[str, ...]  # paths of files that flags include
+    texts: Mapping[str, bytes]  # sources and headers that are no files, by path below GENERATED or INLINE
+    flags: Mapping[str, Sequence[str]]  # the words of the command line by language, without the paths of folders and files
+    archives: tuple[str, ...]  # paths of static libraries, which become part of the binary
+    include: tuple[str, ...]  # the folders of headers, except those that a version in the key covers
+    inputs: Mapping[str, str]  # the SHA-256 of every source and header that the scan finds, by portable name
+    toolchain: Mapping[str, str] | None  # the compilers' versions; None if a compiler is missing
 
     @property
     def purpose(self) -> str:
@@ -126,11 +114,7 @@ def folder_name(made_by: str, name: str) -> str:
 
 
 def entries_folder(document: Mapping[str, Any]) -> str:
-    """The folder of an extension's or a library's entries below v1, by the document of any of them.
-
-    Raises:
-        EntryError: it is the document of neither.
-    """
+    """The folder of an extension's or a library's entries below v1, by the document of any. Raises EntryError if it is that of neither."""
     match document:
         case {"made_by": "opjit.build", "name": str(name), "host": "x86_64" | "aarch64" as target}:
             made_by = LIBRARY

@@ -19,6 +19,7 @@ from opjit.shared_library.content import GENERATED, LIBRARY, Content
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
+NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
 # Flags that make tools run or read what the key does not cover.
 _UNSEEN = re.compile(r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto-profile|profile-use|module)|-Wp,|-save-temps|-o$|-M|-c$|"
@@ -27,18 +28,12 @@ _UNSEEN = re.compile(r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto
 
 @dataclass(frozen=True)
 class Library(Content):
-    """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`.
-
-    Attributes:
-        given: the compilers' and the linker's flags by language, as they were given; the C++ compiler's have ``"c"``.
-        archs: such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them.
-        launcher: a program before each compiler, such as sccache. It is not part of the key.
-    """
+    """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`."""
 
     made_by = LIBRARY
-    given: Mapping[str, Sequence[str]]
-    archs: tuple[str, ...]
-    launcher: tuple[str, ...]
+    given: Mapping[str, Sequence[str]]  # the flags, by the parameters of `opjit.build`
+    archs: tuple[str, ...]  # such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them
+    launcher: tuple[str, ...]  # a program before each compiler, such as sccache; not part of the key
 
     @property
     def purpose(self) -> str:
@@ -108,7 +103,7 @@ def _problems(name: str, paths: Sequence[str], generated: Iterable[str], lists: 
 
 def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tuple[str, ...]:
     """Return the archs to compile CUDA code for; empty if the flags name them."""
-    if given is None and any(re.match("-gencode|--generate-code|-arch|--gpu-architecture", flag) for flag in flags):
+    if given is None and any(map(NAMES_ARCH.match, flags)):
         return ()
     if given is None:
         given = re.split(r"[;+ ](?!PTX)", os.environ.get("OPJIT_ARCH") or os.environ.get("TORCH_CUDA_ARCH_LIST") or "")

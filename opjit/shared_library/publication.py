@@ -21,36 +21,21 @@ from opjit.store.store import Store
 
 
 class Compiled(NamedTuple):
-    """What the compilers made of a content.
+    """What the compilers made of a content."""
 
-    Attributes:
-        content: with the versions of the compilers that made it.
-        read: the paths of all files that the compilers read.
-        trusted: the prefixes of real paths that a version in the key covers.
-        others: files that the entry gets, too.
-        remarks: for people.
-        check: raises an error if the library, at a path, must not be published.
-    """
-
-    content: Content
+    content: Content  # with the versions of the compilers that made it
     library: Path
     linked_by: str
-    read: Iterable[str]
-    trusted: tuple[str, ...]
-    others: Iterable[Path] = ()
-    remarks: Mapping[str, str] = {}
-    check: Callable[[Path], None] = lambda _: None
+    read: Iterable[str]  # the paths of all files that the compilers read
+    trusted: tuple[str, ...]  # the prefixes of real paths that a version in the key covers
+    others: Iterable[Path] = ()  # files that the entry gets, too
+    remarks: Mapping[str, str] = {}  # for people
+    check: Callable[[Path], None] = lambda _: None  # raises an error if the library, at a path, must not be published
 
 
 def build_and_publish(content: Content, store: Store, must_store: bool, compile_in: Callable[[Path, Path], Compiled]) -> Entry:
-    """Build and publish an entry in the store or, if the store cannot be written, for this process only.
-
-    Args:
-        compile_in: compiles in a folder; the second argument is the one for parts and logs.
-
-    Raises:
-        BuildError: the tools left no valid library, or a source changed during the build; and what `compile_in` raises.
-    """
+    """Build and publish an entry; see `publish`. `compile_in` compiles in a folder, with another for parts and logs. Raises BuildError if
+    the tools left no valid library, or a source changed during the build; and what `compile_in` raises."""
     subject = Subject(content.name, content.purpose, None, lambda store, manifest: store.base / entries_folder(manifest.document),
                       headers.unreadable(content.inputs), must_store)
 

@@ -64,18 +64,13 @@ def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> d
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBinary:
-    """Return the request that a recorded call makes; `folder` is the list's.
-
-    Raises:
-        RecordError: another user can write a file that only the list names, or the arguments are not those of `opjit.build`.
-        BuildError: an argument is wrong.
-    """
+    """Return the request that a recorded call makes; `folder` is the list's. Raises RecordError if another user can write a file that only
+    the list names, or the arguments are not those of `opjit.build`; BuildError if one is wrong."""
     try:
         given = arguments_of(recorded, folder)
-        positional = [given.pop(kind) for kind in ("name", "sources", "generated", "include")]
+        name, sources, generated, include = (given.pop(kind) for kind in ("name", "sources", "generated", "include"))
         if given.keys() != {"cflags", "cuda_cflags", "ldflags"}:
             raise TypeError("unknown arguments")
-        name, sources, generated, include = positional
         library = identity.describe(name, sources, generated, given, include, recorded.archs and recorded.archs.split(";"), (), store.notes)
         problem = next(filter(None, (files.swappable(Path(library.place(name))) for name in library.inputs
                                      if not name.startswith(GENERATED[1:]))), None)

@@ -8,7 +8,6 @@ import pytest
 
 from opjit import backends, resources
 from opjit.builder import cuda, glue, host_device_split, nvrtc
-from opjit.builder.host_device_split import Variable
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.schema import parse
 from tests.stub_device import Stub
@@ -45,7 +44,7 @@ def test_other_generated_text_has_another_number(tmp_path: Path, monkeypatch: py
              for text in glue.render(schema, backend, "op.c").values()]
     halves = host_device_split.split(CODE, host_device_split.macros_of([CODE]))
     found += [halves.host, halves.device, *sorted(halves.kernels), *map(str, halves.variables)]
-    found += [cuda._registration({"_Z1a": "_Z1b"}, [cuda._Symbols(Variable("c", True), 16, "_Z1c", "_Z1d")])]
+    found += [cuda._registration({"_Z1a": "_Z1b"}, [(True, 16, "_Z1c", "_Z1d")])]
     found += [f"{name}\n{text}" for name, text in {**nvrtc.headers(), "nv/target": nvrtc.own_header("nv_target.h")}.items()]
     digest = hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
     told = "increase recipe.GLUE_GENERATOR, which is part of the key, and enter it with this digest"

@@ -16,7 +16,6 @@ from opjit.builder import cuda as builder_cuda
 from opjit.builder import nvrtc
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.cuda import CudaFile
-from opjit.builder.host_device_split import Variable
 from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
@@ -204,8 +203,7 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
         unit = unit_of(code, work, [*FLAGS, "-O3", "-DOWN=1"])
         builder_cuda.compile_unit(unit, work / "cuda", compiler, cast("Any", SimpleNamespace(library="", headers="/nowhere")))
         told += [path.read_text(encoding="utf-8") for path in sorted((work / "cuda").rglob("*.c*")) if path.is_file()]
-    variable = Variable("own::v", constant=True)
-    told.append(builder_cuda._registration({"_Z1k": "_Z1kPf"}, [builder_cuda._Symbols(variable, 4, "_Z1v", "_Z1vE")]))
+    told.append(builder_cuda._registration({"_Z1k": "_Z1kPf"}, [(True, 4, "_Z1v", "_Z1vE")]))
     told += [light.code_of([path.read_text()]) for path in sorted((light.OWN.parent / "nvrtc").rglob("*.h"))]
     text = " ".join(" ".join(sorted(told)).split())
     for folder, name in ((tmp_path, "WORK"), (light.OWN.parent, "OPJIT"), (light.INCLUDE, "TORCH")):
