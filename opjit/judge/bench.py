@@ -1,17 +1,13 @@
 """The bench of the device tier: a process that stays, and so judges many candidates in the time in which one process starts.
 
-No host code of a candidate runs here, so inputs, clock and comparison can be where its kernel runs. The kernel can still write anywhere in
-the device's memory: nothing that lay there while it ran is believed. Afterwards inputs are drawn again from their seed, and what is
-expected is computed from these. A bench whose kernel wrote beside its results is not used again.
-
-Benches share the device, so each waits for it as rarely as possible: calls of the same shapes are compared in one go, and only where a
-result differs, one by one.
+No host code of a candidate runs here, but its kernel can write anywhere in the device's memory: nothing that lay there is believed. Inputs
+are drawn again from their seed afterwards. Benches share the device, so each waits for it rarely: calls of the same shapes are compared in
+one go, and only where a result differs, one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +17,9 @@ from opjit.backends import targets
 from opjit.builder import glue
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
-from opjit.judge import launch, referee, screen
+from opjit.judge import launch, referee, screen, wire
 from opjit.judge.burst import Burst, changed, storages
 from opjit.judge.task import Expected, Task, tolerances
-from opjit.judge.wire import described
 from opjit.testing.compare import Tolerance
 from opjit.testing.samples import replica
 
@@ -33,14 +28,9 @@ _CALLS = 32  # of a burst
 
 
 class Mistake(Exception):
-    """A candidate's results are wrong; the facts are its verdict's.
+    """A candidate's results are wrong ("raised"), or a cheat's ("refused"); reusable: the process may judge further candidates."""
 
-    Attributes:
-        kind: ``"raised"``, or ``"refused"`` for a cheat.
-        reusable: whether the process may judge further candidates.
-    """
-
-    def __init__(self, text: str, kind: str = "raised", reusable: bool = True, **facts: Any) -> None:
+    def __init__(self, text: str, kind: str, reusable: bool, facts: dict[str, Any]) -> None:
         super().__init__(text)
         self.kind, self.reusable, self.facts = kind, reusable, facts
 
@@ -64,7 +54,9 @@ class Bench:
         self.references: list[Burst] = []
 
     def on_open(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
-        """Read the task, and prepare the reference's calls."""
+        """Read the task, and prepare the reference's calls, if that is not done."""
+        if self.references:
+            return {}
         self.task = Task(message["task"], self.device, message["seed"], message["op"])
         assert self.task.op is not None
         if any(changed(one.values, other.values) for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True)):
@@ -72,16 +64,12 @@ class Bench:
         schema = self.task.op.schema
         self.made = len(glue.c_names(schema)) - len(schema.arguments)  # results that are not arguments
         results = self.task.results(self.task.timed.sample)
-        self.spec, self.within = _spec(results), tolerances(self.task.timed.sample, results)
-        for number in range(_ROUNDS):
-            calls = self._calls(number)
-            functions = [partial(self.task.reference, *call.args, **call.kwargs) for call in calls]
-            with torch.inference_mode():
-                self.references.append(Burst(functions, calls, self.spec, self.device))
+        self.spec, self.within = wire.spec(results), tolerances(self.task.timed.sample, results)
+        self.references = [Burst.of(self.task.reference, calls, self.spec, self.device) for calls in map(self._calls, range(_ROUNDS))]
         return {}
 
-    def _calls(self, seed: int) -> list[Sample]:
-        return self.task.burst(seed, _CALLS)
+    def _calls(self, seed: int) -> list[Any]:
+        return [call.values for call in self.task.burst(seed, _CALLS)]
 
     def on_kernel(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Compile and load device code."""
@@ -95,19 +83,19 @@ class Bench:
     def on_check(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Make each hidden call twice, and compare the results; then prepare the timed calls."""
         runs = [self._called_twice(sample) for sample in self.task.hidden(message["seed"])]
-        differ = [_differ(one, other, _EXACT) for run in runs if run is not None for one, other in zip(*self._results(run), strict=True)]
+        pairs = [pair for run in runs if run is not None for pair in zip(*self._results(run), strict=True)]
+        differ = torch.stack([referee.differ(one, other, _EXACT) for one, other in pairs]).any()
         facts = self._compared((run, [sample] * 2, None) for run, sample in zip(runs, self.task.hidden(message["seed"]), strict=True)
                                if run is not None)
-        self.runs = [self._bound([call.values for call in self._calls(number)], self.spec) for number in range(_ROUNDS)]
+        self.runs = [self._bound(self._calls(number), self.spec) for number in range(_ROUNDS)]
         self.bursts = [Burst(run.functions, run.inputs, self.spec, self.device) for run in self.runs]
-        return {**facts, "nondeterministic": bool(torch.stack(differ).any())}
+        return {**facts, "nondeterministic": bool(differ)}
 
     def on_time(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Time the bursts of the candidate and of the reference in turns. Answers with the seconds of a call in each."""
         found: dict[str, Any] = {"seconds": [], "references": []}
         for number, (run, reference, burst) in enumerate(zip(self.runs, self.references, self.bursts, strict=True)):
-            fresh = [call.values for call in self._calls(message["seed"] + 1 + number)]  # no kernel has seen these
-            for own, new in storages(run.inputs, fresh):
+            for own, new in storages(run.inputs, self._calls(message["seed"] + 1 + number)):  # no kernel has seen these
                 own.copy_(new)
             run.results.clear()
             for name, each in (("references", reference), ("seconds", burst)):
@@ -117,7 +105,8 @@ class Bench:
 
     def on_compare(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Compare the results of all timed calls."""
-        facts = self._compared((run, self._calls(message["seed"] + 1 + number), self.within) for number, run in enumerate(self.runs))
+        facts = self._compared((run, self.task.burst(message["seed"] + 1 + number, _CALLS), self.within)
+                               for number, run in enumerate(self.runs))
         self._forget()
         return facts
 
@@ -129,7 +118,7 @@ class Bench:
         Dtypes and shapes of the results come from other values, so that no expected result is in the device's memory.
         """
         try:
-            spec = _spec(self.task.results(sample.map(torch.zeros_like)))
+            spec = wire.spec(self.task.results(sample.map(torch.zeros_like)))
         except Exception:
             return None
         run = self._bound([sample.map(replica).values for _ in range(2)], spec)
@@ -165,7 +154,7 @@ class Bench:
             expected = [self.task.results(sample) for sample in samples]
             for limit, *columns in zip(within, zip(*self._results(run), strict=True), zip(*expected, strict=True), strict=True):
                 got, right = map(_stacked, columns)
-                doubts.append(_differ(got, right, limit))
+                doubts.append(referee.differ(got, right, limit))
                 errors.append(referee.max_difference(got, right))
             doubts.append(self._beside(run, samples))
         if torch.stack(doubts).any():
@@ -175,40 +164,27 @@ class Bench:
     def _beside(self, run: _Run, samples: list[Sample]) -> torch.Tensor:
         """Whether calls wrote to their inputs, or beside their results."""
         pairs = [] if self.task.mutates else storages(run.inputs, [sample.values for sample in samples])
-        return torch.stack([run.results.overrun(), *(_differ(own, new, _EXACT) for own, new in pairs)]).any()
+        return torch.stack([run.results.overrun(), *(referee.differ(own, new, _EXACT) for own, new in pairs)]).any()
 
     def _find_mistake(self, pairs: list[tuple[_Run, list[Sample], list[Tolerance]]]) -> None:
         """Raise Mistake for the first call that is wrong, in words. NaN where NaN is expected is none."""
         for run, samples, within in pairs:
             beside = bool(self._beside(run, samples))
             for index, (sample, results) in enumerate(zip(samples, self._results(run), strict=True)):
-                call = Expected.of(sample, self.task.results(sample), within, self.device)
+                call = Expected(sample, self.task.results(sample), within)
                 others = (self.task.results(other) for other in samples[:index])
                 found = referee.compare(results, call, others)
                 facts = {"max_error": referee.max_error(results, call.results), "sample": str(sample), "tolerance": list(within[0])}
                 if found is not None:
-                    raise Mistake(found.text, "refused" if found.cheat else "raised", not beside, **facts)
+                    raise Mistake(found.text, "refused" if found.cheat else "raised", not beside, facts)
                 if beside:
-                    raise Mistake("writes to its inputs, or beside its results", "raised", False, **facts)
+                    raise Mistake("writes to its inputs, or beside its results", "raised", False, facts)
 
 
 _EXACT = Tolerance(0, 0)
-
-
-def _spec(results: list[Any]) -> list[dict[str, Any]]:
-    return [described(each) for each in tensors_of(results)]
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors of one shape in one, or else as bytes of no meaning, which equal nothing."""
     same = all(each.shape == tensors[0].shape for each in tensors)
     return torch.stack(list(tensors)) if same else torch.full((1,), float("nan"), device=tensors[0].device)
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor, within: Tolerance) -> torch.Tensor:
-    """Whether any elements differ, as a tensor: nothing waits for the device. NaN differs from everything."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return torch.ones((), dtype=torch.bool, device=one.device)
-    if any(within):
-        return ((one - other).abs() <= within.atol + within.rtol * other.abs()).all().logical_not()
-    return one.contiguous().flatten().view(torch.uint8).ne(other.contiguous().flatten().view(torch.uint8)).any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,17 +18,18 @@ from opjit.testing.samples import storage_bytes
 
 class Burst:
     """On CUDA the calls are one graph, where they can be captured: its replay takes the device's time and not the host's.
-
-    Args:
-        functions: the calls.
-        inputs: the arguments of each call.
-        spec: dtypes and shapes of a call's results, as `wire.described` gives them.
-    """
+    A spec has the dtypes and shapes of a call's results."""
 
     def __init__(self, functions: Sequence[Callable[[], Any]], inputs: Sequence[Any], spec: Sequence[dict[str, Any]], device: str) -> None:
         self.functions, self.inputs, self.device, self._spec = functions, inputs, device, spec
         self.results: list[Any] = []
         self._graph = self._captured() if device == "cuda" else None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], inputs: Sequence[Any], spec: Sequence[dict[str, Any]], device: str) -> Burst:
+        """Calls of one function, without autograd."""
+        with torch.inference_mode():
+            return cls([partial(function, *args, **kwargs) for args, kwargs in inputs], inputs, spec, device)
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         found = machine.captured(lambda: [function() for function in self.functions])
@@ -72,9 +73,7 @@ class Burst:
             self.results = [function() for function in self.functions]
 
 
-@cache
-def _flusher(device: str) -> Callable[[], object]:
-    return machine.flusher(device)
+_flusher = cache(machine.flusher)
 
 
 def wait(device: str) -> None:

@@ -1,7 +1,4 @@
-"""One candidate's process: builds it, gives up its rights, and calls it with the tensors that the judge sends.
-
-Whatever it says of its results, the judge compares them, and the judge has the clock.
-"""
+"""One candidate's process: builds it, gives up its rights, and calls it with the tensors that the judge sends."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +78,7 @@ class JudgedCode:
         """Give up rights, and load the op."""
         assert self.op is not None
         reload.install([self.op])
-        self._give_up([])
+        self._give_up()
         request.ready(self.op, backends.for_device(self.device), self.entry)
         self.call = self.op.overload
         if self.device == "cpu" and sandbox.no_system_calls():
@@ -94,7 +90,7 @@ class JudgedCode:
         screen.check_python(message["text"])
         os.environ.update(OPJIT_LAYERS=str(default_root()), OPJIT_CACHE=str(self.folder / "cache"), HOME=str(self.folder),
                           TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"))
-        self._give_up([str(self.folder)])
+        self._give_up(str(self.folder))
         self.before = _functions()
         path = self.folder / "candidate.py"
         path.write_text(message["text"], "utf-8")
@@ -107,7 +103,7 @@ class JudgedCode:
             self.call = module.ModelNew(*args, **kwargs).to(self.device).eval()
         return {"isolation": self.held}
 
-    def _give_up(self, writable: list[str]) -> None:
+    def _give_up(self, *writable: str) -> None:
         if sandbox.no_writing(writable):
             self.held.append("landlock")
 
@@ -134,9 +130,7 @@ class JudgedCode:
         """Make a burst of calls ready to run."""
         _fill_memory(False)
         calls, self.sent = loaded(data[0], self.device), data[0]
-        with torch.inference_mode():
-            functions = [partial(self.call, *args, **kwargs) for args, kwargs in calls]
-            self.burst = Burst(functions, calls, message["results"], self.device)
+        self.burst = Burst.of(self.call, calls, message["results"], self.device)
         return {}
 
     def on_arm(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:

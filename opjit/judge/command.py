@@ -16,7 +16,7 @@ import torch
 
 from opjit.judge import referee
 from opjit.judge.scheduler import Judge
-from opjit.judge.task import Task
+from opjit.judge.task import Task, on
 from opjit.judge.verdict import Verdict
 
 _COLOURS = {"correct": "green", "noisy": "yellow", "cheat": "magenta"}
@@ -71,12 +71,9 @@ async def serve(judge: Judge, path: Path) -> None:
 def lint(task: Task) -> list[str]:
     """Say what would pass though it computes nothing: zeros, ones, the first input, the result of the call before."""
     def pretend(name: str, make: Any) -> str | None:
-        passed = sum(referee.compare([on_cpu(make(each, number, index)) for index, each in enumerate(call.results)], call) is None
+        passed = sum(referee.compare([on(make(each, number, index), "cpu") for index, each in enumerate(call.results)], call) is None
                      for number, call in enumerate(calls))
         return f"{name} would pass {passed} of {len(calls)} samples" if passed else None
-
-    def on_cpu(value: Any) -> Any:
-        return value.cpu() if isinstance(value, torch.Tensor) else value
 
     calls = [call for call in task.samples if any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)]
     return [text for text in (

@@ -26,18 +26,13 @@ from opjit.recipe import toolchain
 from opjit.recipe.schema import Schema, parse
 from opjit.store.store import Store, default_root
 
-_RULE = re.compile(r"//[ \t]*opjit:[ \t]*launch[ \t]+(?P<kernel>[\w:]+(?:<[^>]*>)?)[ \t]*\((?P<arguments>.*)\)[ \t]+"
-                   r"grid=(?P<grid>.+?)[ \t]+block=(?P<block>.+?)(?:[ \t]+shared=(?P<shared>.+?))?[ \t]*$", re.MULTILINE)
+RULE = re.compile(r"//[ \t]*opjit:[ \t]*launch[ \t]+(?P<kernel>[\w:]+(?:<[^>]*>)?)[ \t]*\((?P<arguments>.*)\)[ \t]+"
+                  r"grid=(?P<grid>.+?)[ \t]+block=(?P<block>.+?)(?:[ \t]+shared=(?P<shared>.+?))?[ \t]*$", re.MULTILINE)
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
                ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 _GUARD, _GUARDED = 512, 0xA5  # bytes on each side of a result, and their value
 _SHARED = 48 << 10  # bytes that a block may have without asking
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-
-
-def is_kernel(text: str) -> bool:
-    """Whether CUDA text has a rule by which to launch it."""
-    return _RULE.search(text) is not None
 
 
 class Kernel(NamedTuple):
@@ -99,7 +94,7 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     def refused(message: str) -> CompileError:
         return CompileError(message, op=schema.partition("(")[0], target=arch)
 
-    rule = _RULE.search(text)
+    rule = RULE.search(text)
     found = toolchain.find_nvrtc("", Store(default_root()).notes)
     if rule is None:
         raise refused("the text has no rule: // opjit: launch NAME(ARGUMENTS) grid=... block=...")
@@ -176,11 +171,7 @@ def _c_value(kind: str, value: Any) -> Any:
 
 
 class GuardedResults:
-    """Memory for the results of some calls: each result full of NaN's bytes, between guards.
-
-    Args:
-        spec: dtype and shape of each result of a call, as `wire.described` gives them.
-    """
+    """Memory for the results of some calls: each result full of NaN's bytes, between guards."""
 
     def __init__(self, spec: Sequence[dict[str, Any]], calls: int, device: str) -> None:
         self._device = device

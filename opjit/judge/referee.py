@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit.judge.task import Expected
-from opjit.testing.compare import assert_same
+from opjit.testing.compare import Tolerance, assert_same
 
 _LOW = 2.0**-7  # of the largest element, that half precision is off at most after a few operations
 
@@ -35,11 +35,7 @@ def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> Mismatch | None:
-    """Compare a call's results with the reference's.
-
-    Args:
-        others: results of other calls, which may have been returned for this one.
-    """
+    """Compare a call's results with the reference's, and where they differ with those of other calls."""
     if _agree(got, call):
         return None
     try:
@@ -54,9 +50,18 @@ def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) ->
 
 def _agree(got: list[Any], call: Expected) -> bool:
     """Whether all results are finite floats near enough, in a tenth of the time in which a difference is put into words."""
-    return len(got) == len(call.allowed) and all(
-        allowed is not None and isinstance(one, torch.Tensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
-        and bool(((one - other).abs() <= allowed).all()) for one, other, allowed in zip(got, call.results, call.allowed, strict=True))
+    return len(got) == len(call.within) and all(
+        any(within) and isinstance(one, torch.Tensor) and not differ(one, other, within)
+        for one, other, within in zip(got, call.results, call.within, strict=True))
+
+
+def differ(one: torch.Tensor, other: torch.Tensor, within: Tolerance) -> torch.Tensor:
+    """Whether any elements differ, as a tensor: nothing waits for the device. NaN differs from everything."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return torch.ones((), dtype=torch.bool, device=one.device)
+    if any(within):
+        return ((one - other).abs() <= within.atol + within.rtol * other.abs()).all().logical_not()
+    return one.contiguous().flatten().view(torch.uint8).ne(other.contiguous().flatten().view(torch.uint8)).any()
 
 
 def _looks(got: torch.Tensor, expected: torch.Tensor, call: Expected, others: Iterable[list[Any]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ _NEEDED = {
     "robust": (273, 99), "getrandom": (318, 278), "memfd_create": (319, 279), "membarrier": (324, 283), "rseq": (334, 293),
     "poll": (7, 73), "getrusage": (98, 165), "newfstatat": (262, 79), "clock_nanosleep": (230, 115),
 }
-_PROTECTING = {"mmap": (9, 222), "mprotect": (10, 226)}  # allowed where nothing becomes executable
+_MMAP, _MPROTECT = (9, 222), (10, 226)  # allowed where nothing becomes executable
 _TGKILL, _SIGACTION = (234, 131), (13, 134)  # allowed for this process: abort(); and for SIGINT: opjit_interrupted()
 
 _WRITES = 0b1111111111110 & ~0b1100 | 1 << 13 | 1 << 14  # Landlock: all but executing and reading of files and folders
@@ -46,12 +46,9 @@ def no_system_calls() -> bool:
         return False
     column, arch, seccomp = _MACHINE
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    for numbers in _PROTECTING.values():
-        code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, 32), (_ANY_BIT, 0, 1, _PROT_EXEC), (_RETURN, 0, 0, _KILL),
-                 (_RETURN, 0, 0, _ALLOW)]
-    for numbers, first in ((_TGKILL, os.getpid()), (_SIGACTION, signal.SIGINT)):
-        code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, first), (_RETURN, 0, 0, _KILL),
-                 (_RETURN, 0, 0, _ALLOW)]
+    executable, to_this, of_interrupt = (_ANY_BIT, 0, 1, _PROT_EXEC), (_EQUAL, 1, 0, os.getpid()), (_EQUAL, 1, 0, signal.SIGINT)
+    for numbers, at, test in (_MMAP, 32, executable), (_MPROTECT, 32, executable), (_TGKILL, 16, to_this), (_SIGACTION, 16, of_interrupt):
+        code += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, at), test, (_RETURN, 0, 0, _KILL), (_RETURN, 0, 0, _ALLOW)]
     for numbers in _NEEDED.values():
         code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ALLOW)]
     code.append((_RETURN, 0, 0, _KILL))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from opjit.judge import launch, referee
 from opjit.judge.burst import Burst
 from opjit.judge.task import ROUNDS, Expected, Task
 from opjit.judge.verdict import Verdict, Word
-from opjit.judge.wire import Channel, Untrusted, closing, content, described, saved, unpacked
+from opjit.judge.wire import Channel, Untrusted, closing, content, saved, spec, unpacked
 from opjit.measure import machine
 from opjit.recipe import toolchain
 from opjit.store.store import Store, default_root
@@ -112,7 +112,7 @@ class Judge:
                  seed: int | None = None, op: str | None = None) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.workers, self.seconds = workers or budget.jobs(budget.GIB // 2), seconds
-        self.seed, self._fixed = random.SystemRandom().getrandbits(31) if seed is None else seed, seed is not None
+        self.seed, self.fixed = random.SystemRandom().getrandbits(31) if seed is None else seed, seed is not None
         self._where, self._op, self._gpus = task, op, gpus
         self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
         self._ahead: deque[_Lane] = deque()
@@ -172,10 +172,8 @@ class Judge:
         for number in range(ROUNDS):
             samples = self.task.burst(self.seed + number)
             calls = [Expected.of(sample, self.task.results(sample)) for sample in samples]
-            own = self.task.burst(self.seed + number)  # which the reference may write
-            with torch.inference_mode():
-                reference = Burst([partial(self.task.reference, *each.args, **each.kwargs) for each in own], own,
-                                  described_results(calls[0]), self.device)
+            own = [sample.values for sample in self.task.burst(self.seed + number)]  # which the reference may write
+            reference = Burst.of(self.task.reference, own, spec(calls[0].results), self.device)
             found.append(HiddenCalls(calls, saved([sample.values for sample in samples]), reference))
         return found
 
@@ -191,18 +189,14 @@ class Judge:
     def bench(self) -> Iterator[_Lane]:
         """Lend a process in which kernels without host code run, and which stays."""
         with self._forking:
-            lane = self._benches.pop() if self._benches else None
-            opened = lane is not None
-            lane = lane or self._fork(bench=True)
+            lane = self._benches.pop() if self._benches else self._fork(bench=True)
         keep = False
         try:
-            if not opened:
-                lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
-                opened = True
+            lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
             yield lane
             keep = True
         except _Ended as ended:
-            keep = opened and ended.reusable
+            keep = ended.reusable
             raise
         finally:
             if keep:
@@ -218,10 +212,6 @@ class Judge:
         its.end.close()
         self._lanes = [each for each in self._lanes if each.end.fileno() >= 0] + [leash, job]
         return _Lane(leash, job)
-
-    def new_seed(self) -> int:
-        """The seed of a candidate's hidden values: new for each, unless the caller chose one."""
-        return self.seed if self._fixed else random.SystemRandom().getrandbits(31)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -259,7 +249,7 @@ class _Trial:
 
     def __init__(self, judge: Judge, text: str, name: str) -> None:
         self.judge, self.task, self.text, self.name = judge, judge.task, text, name
-        self.tier = "python" if self.task.op is None else "device" if launch.is_kernel(text) else "op"
+        self.tier = "python" if self.task.op is None else "device" if launch.RULE.search(text) else "op"
         self.facts: dict[str, Any] = {"seconds": {}}
 
     def run(self) -> Verdict:
@@ -277,7 +267,8 @@ class _Trial:
 
     def _on_bench(self) -> tuple[Word, str]:
         """Judge a kernel in a process that stays: whatever it answers is the judge's own."""
-        judge, hidden = self.judge, {"seed": self.judge.new_seed()}
+        judge = self.judge
+        hidden = {"seed": judge.seed if judge.fixed else random.SystemRandom().getrandbits(31)}  # new for each
         limit = 4 * judge.seconds  # of all calls of a stage
         with judge.bench() as lane:
             with self._stage("build"):
@@ -328,7 +319,7 @@ class _Trial:
     def _check(self, call: Expected) -> None:
         self.facts["sample"] = str(call.sample)
         with closing(saved(call.sample.values)) as inputs:
-            answer, [data] = self.lane.ask({"do": "call", "results": described_results(call)}, inputs, seconds=self.judge.seconds)
+            answer, [data] = self.lane.ask({"do": "call", "results": spec(call.results)}, inputs, seconds=self.judge.seconds)
         at = [0]
         one, other = (unpacked(each, data, at) for each in answer["results"])
         for got in (one, other):
@@ -355,7 +346,7 @@ class _Trial:
         limit = self.judge.seconds
         for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
             with self.judge._slots:
-                self.lane.ask({"do": "prepare", "results": described_results(burst.calls[0])}, burst.descriptor, seconds=limit * 2)
+                self.lane.ask({"do": "prepare", "results": spec(burst.calls[0].results)}, burst.descriptor, seconds=limit * 2)
             with self.judge.alone():  # no longer than it takes: the others wait
                 with torch.inference_mode():
                     burst.reference.arm()
@@ -365,18 +356,15 @@ class _Trial:
                 self.lane.ask({"do": "run"}, seconds=limit * len(burst.calls))
                 times.append((time.perf_counter() - started) / len(burst.calls))
             with self.judge._slots:
-                self._compare_timed(burst)
+                answer, [data] = self.lane.ask({"do": "results"}, seconds=limit * 2)
+                at = [0]
+                for description, call in zip(answer["results"], burst.calls, strict=True):
+                    self._compare(unpacked(description, data, at), call, burst.calls)
+                if answer["changed"]:
+                    raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
             if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
                 break
         return self._rated(times, references)
-
-    def _compare_timed(self, burst: HiddenCalls) -> None:
-        answer, [data] = self.lane.ask({"do": "results"}, seconds=self.judge.seconds * 2)
-        at = [0]
-        for description, call in zip(answer["results"], burst.calls, strict=True):
-            self._compare(unpacked(description, data, at), call, burst.calls)
-        if answer["changed"]:
-            raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
 
     def _rated(self, times: list[float], references: list[float]) -> tuple[Word, str]:
         """Return the verdict on a candidate whose results are right, by the seconds of a call in each burst."""
@@ -399,11 +387,6 @@ class HiddenCalls(NamedTuple):
     calls: list[Expected]
     descriptor: int
     reference: Burst
-
-
-def described_results(call: Expected) -> list[dict[str, Any]]:
-    """The shapes and dtypes of results, for a kernel that makes none itself."""
-    return [described(each) for each in tensors_of(call.results)]
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -76,10 +76,7 @@ def check_source(text: str) -> None:
 
 def check_library(path: Path, operators: Sequence[str]) -> None:
     """Hold a library against the list of what it may import; nothing of it runs. Raises RefusedCandidate.
-
-    Args:
-        operators: those of torch that the reference calls: a candidate may call some of them, not all.
-    """
+    It may call some of torch's operators that the reference calls, not all."""
     table = run_tool(["readelf", "--wide", "--dyn-syms", "--dynamic", "--relocs", str(path)], path.parent)
     rows = [line.split() for line in table.splitlines()]
     names = sorted({row[7].partition("@")[0] for row in rows if len(row) > 7 and row[6] == "UND"})
@@ -125,12 +122,8 @@ _PYTHON = [(re.compile(names), reason) for names, reason in (
 
 
 def check_python(text: str) -> None:
-    """Refuse Python that reaches for what is not its own. It stops no determined program, and names what others do.
-
-    Raises:
-        RefusedCandidate: with the name that it uses, and the line.
-        SyntaxError: it is no Python.
-    """
+    """Refuse Python that reaches for what is not its own. It stops no determined program, and names what others do. Raises
+    RefusedCandidate, or SyntaxError."""
     tree = ast.parse(text)
     imported = {alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
                 for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
+from opjit.judge.burst import wait
 from opjit.judge.operators import Recorder
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
@@ -32,18 +34,16 @@ _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
 
 class Expected(NamedTuple):
-    """A call, the reference's results and, of tensors of floats, by how much each element may differ."""
+    """A call, the reference's results, and the largest difference of each result that counts as rounding."""
 
     sample: Sample
     results: list[Any]
-    allowed: Sequence[torch.Tensor | None] = ()
+    within: Sequence[Tolerance] = ()
 
     @classmethod
-    def of(cls, sample: Sample, results: list[Any], within: Sequence[Tolerance] | None = None, device: str = "cpu") -> Expected:
-        """Keep results on a device. Computing their tolerances takes longer than the call; calls of the same shapes can share them."""
-        within = within or tolerances(sample, results)
-        allowed = [limit.atol + limit.rtol * each.abs() if any(limit) else None for each, limit in zip(results, within, strict=True)]
-        return cls(sample, [_moved(each, device) for each in results], [_moved(each, device) for each in allowed])
+    def of(cls, sample: Sample, results: list[Any]) -> Expected:
+        """Keep results on the CPU."""
+        return cls(sample, [on(each, "cpu") for each in results], tolerances(sample, results))
 
 
 class TimedSample(NamedTuple):
@@ -56,22 +56,12 @@ class TimedSample(NamedTuple):
 
 
 class Task:
-    """What candidates are judged by.
-
-    Args:
-        where: the path of an op's folder, an op's name, or the path of a KernelBench file.
-        seed: decides the hidden values.
-        op: which op of a folder that declares several.
-
-    Raises:
-        DeclarationError, UnknownOp: there is no op, reference or sample, or the op waives what is no check.
-        BadSetting: the folder declares several ops, and `op` names none of them.
-    """
+    """What candidates are judged by: an op's folder or name, or a KernelBench file; the seed decides the hidden values.
+    Raises DeclarationError or UnknownOp without op, reference or sample, and BadSetting where `op` does not name one of several."""
 
     def __init__(self, where: str, device: str, seed: int, op: str | None = None) -> None:
         self.device, self.seed = device, seed
         self.op: Op | None = None
-        self.text = ""
         self.init: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         if where.endswith(".py") and Path(where).name != "op.py":
             self._read_kernelbench(Path(where))
@@ -80,7 +70,7 @@ class Task:
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
-        if next(self.expected(self.hidden(seed)), None) is None:
+        if next(self._expected(), None) is None:
             raise DeclarationError(f"{self.name} has no sample on {device}; add some to its op.py")
 
     def _read_kernelbench(self, path: Path) -> None:
@@ -91,7 +81,7 @@ class Task:
         if missing:
             raise DeclarationError(f"{path} defines no {', '.join(missing)}; a task is an op's folder, or a file with Model, "
                                    "get_inputs and get_init_inputs")
-        self.name, self.text = path.stem, path.read_text("utf-8")
+        self.name = path.stem
         given = module.get_init_inputs()
         self.init = ((), given) if isinstance(given, dict) else (tuple(given), {})
         torch.manual_seed(self.seed)
@@ -101,7 +91,7 @@ class Task:
     @cached_property
     def samples(self) -> list[Expected]:
         """The hidden calls, with results on the CPU; the largest first, as they show best what is wrong."""
-        return sorted(self.expected(self.hidden(self.seed)), key=lambda call: -call.sample.numel)
+        return sorted(self._expected(), key=lambda call: -call.sample.numel)
 
     @cached_property
     def operators(self) -> list[str]:
@@ -111,13 +101,11 @@ class Task:
             self.reference(*own.args, **own.kwargs)
         return sorted(recorder.names)
 
-    def expected(self, samples: Iterator[Sample], device: str = "cpu") -> Iterator[Expected]:
-        """Yield calls with the reference's results, but those that it refuses."""
-        for sample in samples:
-            try:
-                yield Expected.of(sample, self.results(sample), device=device)
-            except Exception:  # a size that the reference refuses
-                continue
+    def _expected(self) -> Iterator[Expected]:
+        """Yield hidden calls with the reference's results, but those that it refuses."""
+        for sample in self.hidden(self.seed):
+            with suppress(Exception):  # a size that the reference refuses
+                yield Expected.of(sample, self.results(sample))
 
     def results(self, sample: Sample) -> list[Any]:
         """What the reference returns, and the arguments that it writes."""
@@ -133,7 +121,7 @@ class Task:
         draw, generator = random.Random(seed), torch.Generator(self.device).manual_seed(seed)
         if self.op is None:
             for _ in range(5):
-                yield _varied(Sample(tuple(_moved(each, self.device) for each in self._inputs())), generator)
+                yield from _varied(Sample(tuple(on(each, self.device) for each in self._inputs())), generator)
             return
         declared = [each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE]
         kinds = {each.kind: number for number, each in enumerate(declared)}
@@ -141,24 +129,24 @@ class Task:
         yield from (declared[number] for number in sorted(order))
         small = [declared[number] for number in order if declared[number].numel <= SMALL]
         for sample in draw.sample(small, min(8, len(small))):
-            yield _varied(sample, generator)
+            yield from _varied(sample, generator)
             other = resized(sample, draw.sample(_SIZES, 4))
             if other is not None and "shapes" not in self.op.waived:
-                yield _varied(other, generator)
+                yield from _varied(other, generator)
 
     def burst(self, seed: int, most: int = _MOST_CALLS) -> list[Sample]:
         """Calls to time, each with values of its own."""
-        return _varied_copies(self.timed.sample, torch.Generator(self.device).manual_seed(seed), min(most, self.timed.calls))
+        return _varied(self.timed.sample, torch.Generator(self.device).manual_seed(seed), min(most, self.timed.calls))
 
     @cached_property
     def timed(self) -> TimedSample:
         sample, moved, flops = self._chosen_workload()
         each = _size(sample) + sum(t.nbytes for t in tensors_of(self.results(sample)))
-        self._wait()
+        wait(self.device)
         started = time.perf_counter()
         for _ in range(3):
             self.results(sample)
-        self._wait()
+        wait(self.device)
         seconds = (time.perf_counter() - started) / 3
         calls = min(_MOST_CALLS, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each)))
         return TimedSample(sample, moved, flops, max(2, calls))
@@ -173,28 +161,20 @@ class Task:
             return found[-2] if len(found) > 1 and _size(found[-1][0]) > most else found[-1]
         return max(self.hidden(self.seed), key=_size), 0, 0
 
-    def _wait(self) -> None:
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
-
 
 def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
     """The largest difference of each result that counts as rounding."""
     return [tolerance(each, sample) if isinstance(each, torch.Tensor) else Tolerance(0, 0) for each in results]
 
 
-def _varied(sample: Sample, generator: torch.Generator) -> Sample:
-    return _varied_copies(sample, generator, 1)[0]
-
-
-def _varied_copies(sample: Sample, generator: torch.Generator, count: int) -> list[Sample]:
+def _varied(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
     """The same call with other numbers, so many times: floats a little larger or smaller; if there are none, integers in another order.
 
     Copies of a tensor lie in one storage, so that drawing them takes a few calls of torch.
     """
     floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
 
-    def change(t: torch.Tensor) -> _Rows:
+    def change(t: torch.Tensor) -> Callable[[int], torch.Tensor]:
         memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())  # elements may share it
         rows = memory.expand(count, -1)
         if t.is_floating_point() or t.is_complex():
@@ -205,26 +185,15 @@ def _varied_copies(sample: Sample, generator: torch.Generator, count: int) -> li
         pitch = -(-len(memory) * t.element_size() // _ALIGNMENT) * _ALIGNMENT // t.element_size()
         own = t.new_zeros(count, pitch)
         own[:, :len(memory)] = rows
-        return _Rows(t, own, pitch)
+        return lambda number: moved(t, own, number * pitch + int(t.storage_offset()))
 
     drawn = [change(t) for t in sample.tensors()]
 
     def copy(number: int) -> Sample:
         rows = iter(drawn)
-        return sample.map(lambda _: next(rows).copy(number))
+        return sample.map(lambda _: next(rows)(number))
 
     return [copy(number) for number in range(count)]
-
-
-class _Rows(NamedTuple):
-    """Copies of a tensor's storage, one beside the other."""
-
-    tensor: torch.Tensor
-    memory: torch.Tensor
-    pitch: int
-
-    def copy(self, number: int) -> torch.Tensor:
-        return moved(self.tensor, self.memory, number * self.pitch + int(self.tensor.storage_offset()))
 
 
 def _chosen(where: str, name: str | None) -> Op:
@@ -237,7 +206,8 @@ def _chosen(where: str, name: str | None) -> Op:
     return found[0]
 
 
-def _moved(value: Any, device: str) -> Any:
+def on(value: Any, device: str) -> Any:
+    """A tensor on a device; any other value as it is."""
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from opjit.declare.sample import tensors_of
+
 _LARGEST = 60_000  # bytes of a message; longer ones go into a file of memory
 _LONGEST = 4 << 30  # bytes of a file that the judge reads
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -125,6 +127,11 @@ def packed(results: Any, into: bytearray) -> Any:
 def described(tensor: torch.Tensor) -> dict[str, Any]:
     """A tensor's dtype and shape in JSON's terms."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
+def spec(results: Any) -> list[dict[str, Any]]:
+    """The dtypes and shapes of all tensors of results."""
+    return [described(each) for each in tensors_of(results)]
 
 
 def unpacked(description: Any, data: bytearray, at: list[int]) -> Any:

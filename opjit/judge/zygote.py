@@ -78,7 +78,9 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
 
         with Child(run) as process:
             job.end.close()
-            said = {"ended": _watched(process, leash), "stderr": process.stderr()[-2000:]}
+            with os.fdopen(os.pidfd_open(process.pid)) as ended:  # or the judge lets go
+                ready, _, _ = select.select([ended.fileno(), leash.end.fileno()], [], [])
+                said = {"ended": process.end() if ended.fileno() in ready else "was ended", "stderr": process.stderr()[-2000:]}
             if first:
                 os.kill(first, signal.SIGKILL)  # and with it all processes of the namespace
         files.remove_tree(folder)
@@ -107,13 +109,6 @@ def _first_process() -> int:
     os.read(reading, 1)  # until it is ready
     os.close(reading)
     return found
-
-
-def _watched(process: Child, leash: Channel) -> str:
-    """Wait for the child's end, or for the judge to let go. Returns how the child ended."""
-    with os.fdopen(os.pidfd_open(process.pid)) as ended:
-        ready, _, _ = select.select([ended.fileno(), leash.end.fileno()], [], [])
-        return process.end() if ended.fileno() in ready else "was ended"
 
 
 def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
