@@ -28,7 +28,7 @@ _CALLS = 32  # of a burst
 
 
 class Mistake(Exception):
-    """A candidate's results are wrong ("raised"), or a cheat's ("refused"); reusable: the process may judge further candidates."""
+    """A candidate's results are "wrong", or those of a "cheat"; reusable: the process may judge further candidates."""
 
     def __init__(self, text: str, kind: str, reusable: bool, facts: dict[str, Any]) -> None:
         super().__init__(text)
@@ -110,13 +110,9 @@ class Bench:
         self._forget()
         return facts
 
-    # --- calls ---
-
     def _called_twice(self, sample: Sample) -> _Run | None:
-        """Call with a sample's tensors in other memory; None if the reference refuses the sample.
-
-        Dtypes and shapes of the results come from other values, so that no expected result is in the device's memory.
-        """
+        """Call with a sample's tensors in other memory; None if the reference refuses the sample. The results' dtypes and shapes come
+        from other values, so that no expected result is in the device's memory."""
         try:
             spec = wire.spec(self.task.results(sample.map(torch.zeros_like)))
         except Exception:
@@ -138,8 +134,6 @@ class Bench:
         if self.kernel is not None:
             self.kernel.unload()
             self.kernel = None
-
-    # --- comparisons ---
 
     def _results(self, run: _Run) -> list[list[torch.Tensor]]:
         """The results of each call, and the arguments that it wrote."""
@@ -176,9 +170,9 @@ class Bench:
                 found = referee.compare(results, call, others)
                 facts = {"max_error": referee.max_error(results, call.results), "sample": str(sample), "tolerance": list(within[0])}
                 if found is not None:
-                    raise Mistake(found.text, "refused" if found.cheat else "raised", not beside, facts)
+                    raise Mistake(found.text, "cheat" if found.cheat else "wrong", not beside, facts)
                 if beside:
-                    raise Mistake("writes to its inputs, or beside its results", "raised", False, facts)
+                    raise Mistake("writes to its inputs, or beside its results", "wrong", False, facts)
 
 
 _EXACT = Tolerance(0, 0)

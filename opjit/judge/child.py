@@ -21,7 +21,7 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import sandbox, screen
 from opjit.judge.burst import Burst, changed, poison, wait
-from opjit.judge.operators import Recorder
+from opjit.judge.task import Recorder
 from opjit.judge.wire import content, loaded, packed, saved
 from opjit.live import inline, reload
 from opjit.store.entry import Entry
@@ -57,8 +57,6 @@ class JudgedCode:
         with suppress(Exception):  # the first use of the device says why
             torch.ones(1 << 17, device=device).exp().sum().item()  # starts the threads and contexts that torch needs
         _fill_memory(False)
-
-    # --- from text to something to call ---
 
     def on_build(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Build an op from C or CUDA text, and screen its library; nothing of it runs."""
@@ -106,8 +104,6 @@ class JudgedCode:
     def _give_up(self, *writable: str) -> None:
         if sandbox.no_writing(writable):
             self.held.append("landlock")
-
-    # --- calls ---
 
     def on_call(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Call twice with the same tensors in other memory. Answers with both results, and whether the tensors changed."""

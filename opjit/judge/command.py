@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,15 @@ async def serve(judge: Judge, path: Path) -> None:
 
 def lint(task: Task) -> list[str]:
     """Say what would pass though it computes nothing: zeros, ones, the first input, the result of the call before."""
-    def pretend(name: str, make: Any) -> str | None:
-        passed = sum(referee.compare([on(make(each, number, index), "cpu") for index, each in enumerate(call.results)], call) is None
-                     for number, call in enumerate(calls))
-        return f"{name} would pass {passed} of {len(calls)} samples" if passed else None
-
     calls = [call for call in task.samples if any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)]
-    return [text for text in (
-        pretend("zeros", lambda each, *_: torch.zeros_like(each) if isinstance(each, torch.Tensor) else each),
-        pretend("ones", lambda each, *_: torch.ones_like(each) if isinstance(each, torch.Tensor) else each),
-        pretend("the first input", lambda each, number, index: next(iter(calls[number].sample.tensors()), each)),
-        pretend("the result of the call before", lambda each, number, index: calls[number - 1].results[index])) if text]
+    ways: dict[str, Callable[[Any, int, int], Any]] = {
+        "zeros": lambda each, *_: torch.zeros_like(each) if isinstance(each, torch.Tensor) else each,
+        "ones": lambda each, *_: torch.ones_like(each) if isinstance(each, torch.Tensor) else each,
+        "the first input": lambda each, number, index: next(iter(calls[number].sample.tensors()), each),
+        "the result of the call before": lambda each, number, index: calls[number - 1].results[index]}
+    passed = {name: sum(referee.compare([on(make(each, number, index), "cpu") for index, each in enumerate(call.results)], call) is None
+                        for number, call in enumerate(calls)) for name, make in ways.items()}
+    return [f"{name} would pass {count} of {len(calls)} samples" for name, count in passed.items() if count]
 
 
 def run(judge: Judge, files: Sequence[Path], out: Any, socket: Path | None) -> None:

@@ -35,10 +35,6 @@ _WRITES = 0b1111111111110 & ~0b1100 | 1 << 13 | 1 << 14  # Landlock: all but exe
 _LANDLOCK = (444, 445, 446)
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def no_system_calls() -> bool:
     """Have this process, with all of its threads, die of a system call that computing does not need: no files, processes, threads,
     signals, sockets, nor executable memory. Only x86-64 and arm64."""
@@ -54,13 +50,13 @@ def no_system_calls() -> bool:
     code.append((_RETURN, 0, 0, _KILL))
     program = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in code))
     header = ctypes.create_string_buffer(struct.pack("<H6xQ", len(code), ctypes.addressof(program)))
-    libc = _libc()
+    libc = ctypes.CDLL(None)
     return not (libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(seccomp, _SECCOMP_SET_MODE_FILTER, _FLAG_TSYNC, header))
 
 
 def no_writing(writable: Sequence[str] = ()) -> bool:
     """Have this process change no file but below some folders, open no connection, and neither trace nor signal a process outside."""
-    libc = _libc()
+    libc = ctypes.CDLL(None)
     abi = libc.syscall(_LANDLOCK[0], None, 0, 1)
     if abi < 1:
         return False
@@ -94,7 +90,7 @@ def can_have_own_processes(device: str) -> bool:
 def own_processes() -> bool:
     """Give the children that this process forks from now on a namespace of process ids: when the first one dies, all die."""
     new_user, new_ids, new_mounts = 0x10000000, 0x20000000, 0x20000
-    libc, user, group = _libc(), os.geteuid(), os.getegid()
+    libc, user, group = ctypes.CDLL(None), os.geteuid(), os.getegid()
     if libc.unshare(new_ids | new_mounts) == 0:
         return True
     if libc.unshare(new_user | new_ids | new_mounts) != 0:
@@ -109,7 +105,7 @@ def own_processes() -> bool:
 def own_proc() -> bool:
     """In the first process of a namespace: have /proc show its processes, to all of them. Not every container lets it."""
     private, unsafe = ctypes.c_ulong(0x44000), ctypes.c_ulong(0xE)  # recursive, and neither programs nor devices
-    libc = _libc()
+    libc = ctypes.CDLL(None)
     return not (libc.mount(None, b"/", None, private, None) or libc.mount(b"proc", b"/proc", b"proc", unsafe, None))
 
 

@@ -34,6 +34,7 @@ from opjit.judge.task import ROUNDS, Expected, Task
 from opjit.judge.verdict import Verdict, Word
 from opjit.judge.wire import Channel, Untrusted, closing, content, saved, spec, unpacked
 from opjit.measure import machine
+from opjit.measure.plan import median_and_spread
 from opjit.recipe import toolchain
 from opjit.store.store import Store, default_root
 from opjit.testing.compare import import_all, tolerance
@@ -72,8 +73,8 @@ class _Lane(NamedTuple):
         except EOFError:
             raise self._death() from None
         if "error" in answer:
-            words: dict[str, Word] = {"compile": "compile", "refused": "cheat", "crash": "crash"}
-            raise _Ended(words.get(answer["error"], "wrong"), str(answer["message"]), answer.get("facts"), answer["reusable"])
+            word: Word = answer["error"] if answer["error"] in ("compile", "cheat", "crash") else "wrong"
+            raise _Ended(word, str(answer["message"]), answer.get("facts"), answer["reusable"])
         return answer, data
 
     def _death(self) -> _Ended:
@@ -166,15 +167,15 @@ class Judge:
         self._pool.shutdown(cancel_futures=True)
 
     @cached_property
-    def bursts(self) -> list[HiddenCalls]:
-        """Calls to time in processes of their own; no such process sees one twice."""
+    def bursts(self) -> list[tuple[list[Expected], int, Burst]]:
+        """Calls to time in processes of their own, of which none sees one twice; a file of their arguments; and the reference's calls."""
         found = []
         for number in range(ROUNDS):
             samples = self.task.burst(self.seed + number)
             calls = [Expected.of(sample, self.task.results(sample)) for sample in samples]
             own = [sample.values for sample in self.task.burst(self.seed + number)]  # which the reference may write
             reference = Burst.of(self.task.reference, own, spec(calls[0].results), self.device)
-            found.append(HiddenCalls(calls, saved([sample.values for sample in samples]), reference))
+            found.append((calls, saved([sample.values for sample in samples]), reference))
         return found
 
     def lane(self) -> _Lane:
@@ -319,7 +320,7 @@ class _Trial:
     def _check(self, call: Expected) -> None:
         self.facts["sample"] = str(call.sample)
         with closing(saved(call.sample.values)) as inputs:
-            answer, [data] = self.lane.ask({"do": "call", "results": spec(call.results)}, inputs, seconds=self.judge.seconds)
+            answer, [data] = self.lane.ask({"do": "call"}, inputs, seconds=self.judge.seconds)
         at = [0]
         one, other = (unpacked(each, data, at) for each in answer["results"])
         for got in (one, other):
@@ -344,32 +345,32 @@ class _Trial:
         times: list[float] = []
         references: list[float] = []
         limit = self.judge.seconds
-        for burst in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
+        for calls, arguments, reference in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
             with self.judge._slots:
-                self.lane.ask({"do": "prepare", "results": spec(burst.calls[0].results)}, burst.descriptor, seconds=limit * 2)
+                self.lane.ask({"do": "prepare", "results": spec(calls[0].results)}, arguments, seconds=limit * 2)
             with self.judge.alone():  # no longer than it takes: the others wait
                 with torch.inference_mode():
-                    burst.reference.arm()
-                    references.append(burst.reference.run() / len(burst.calls))
+                    reference.arm()
+                    references.append(reference.run() / len(calls))
                 self.lane.ask({"do": "arm"}, seconds=limit)
                 started = time.perf_counter()
-                self.lane.ask({"do": "run"}, seconds=limit * len(burst.calls))
-                times.append((time.perf_counter() - started) / len(burst.calls))
+                self.lane.ask({"do": "run"}, seconds=limit * len(calls))
+                times.append((time.perf_counter() - started) / len(calls))
             with self.judge._slots:
                 answer, [data] = self.lane.ask({"do": "results"}, seconds=limit * 2)
                 at = [0]
-                for description, call in zip(answer["results"], burst.calls, strict=True):
-                    self._compare(unpacked(description, data, at), call, burst.calls)
+                for description, call in zip(answer["results"], calls, strict=True):
+                    self._compare(unpacked(description, data, at), call, calls)
                 if answer["changed"]:
                     raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
-            if len(times) > _ROUNDS and _spread(times[1:]) <= _STEADY:
+            if len(times) > _ROUNDS and median_and_spread(times[1:])[1] <= _STEADY:
                 break
         return self._rated(times, references)
 
     def _rated(self, times: list[float], references: list[float]) -> tuple[Word, str]:
         """Return the verdict on a candidate whose results are right, by the seconds of a call in each burst."""
         device, timed = self.judge.device, self.task.timed
-        median, spread = statistics.median(times[1:]), _spread(times[1:])  # the first warms up
+        median, spread = median_and_spread(times[1:])  # the first warms up
         bound = machine.bound(device, timed.bytes, timed.flops, 4)
         self.facts |= {"median_us": median * 1e6, "reference_us": statistics.median(references[1:]) * 1e6, "spread": spread, "sample": None,
                        "roofline": bound / median if bound else None, "clock_mhz": machine.clock(device)}
@@ -379,17 +380,3 @@ class _Trial:
         if spread > _NOISY:
             return "noisy", "right; the machine is too busy to say how fast"
         return "correct", "nondeterministic" * self.facts["nondeterministic"]
-
-
-class HiddenCalls(NamedTuple):
-    """Calls with their results, a file of memory with their arguments, and the reference's calls."""
-
-    calls: list[Expected]
-    descriptor: int
-    reference: Burst
-
-
-def _spread(times: Sequence[float]) -> float:
-    """Half of the distance between the quartiles, relative to the median."""
-    low, middle, high = statistics.quantiles(times, n=4)
-    return (high - low) / 2 / middle

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit import testing
 from opjit.declare import arguments
@@ -18,7 +19,6 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
 from opjit.judge.burst import wait
-from opjit.judge.operators import Recorder
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 
@@ -32,6 +32,12 @@ _MOST_CALLS = 128  # of a burst
 _ALIGNMENT = 512  # bytes, as torch's allocator gives
 _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
+# Operators that make, move or view tensors, and compute nothing.
+_FREE = frozenset("""
+empty empty_strided empty_like new_empty zeros ones full zeros_like ones_like full_like clone copy copy_ _to_copy to set_ view _unsafe_view
+reshape expand permute transpose t unsqueeze squeeze slice select detach alias as_strided unbind split cat stack contiguous item
+_local_scalar_dense resize_ fill_ zero_ arange scalar_tensor lift_fresh""".split())  # noqa: SIM905 - a list of words
+
 
 class Expected(NamedTuple):
     """A call, the reference's results, and the largest difference of each result that counts as rounding."""
@@ -44,6 +50,20 @@ class Expected(NamedTuple):
     def of(cls, sample: Sample, results: list[Any]) -> Expected:
         """Keep results on the CPU."""
         return cls(sample, [on(each, "cpu") for each in results], tolerances(sample, results))
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the names of torch's operators that compute in its block: a candidate that calls those of the reference has no own kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "aten" and name not in _FREE:
+            self.names.add(name)
+        return func(*args, **(kwargs or {}))
 
 
 class TimedSample(NamedTuple):
@@ -113,10 +133,8 @@ class Task:
         with torch.inference_mode():
             return [*as_list(self.reference(*own.args, **own.kwargs)), *(own.tensors() if self.mutates else [])]
 
-    # --- calls with hidden values; a seed draws the same ones again ---
-
     def hidden(self, seed: int) -> Iterator[Sample]:
-        """Yield the task's calls: as declared, with other values, and with other sizes."""
+        """Yield the task's calls: as declared, with other values, and with other sizes. A seed draws the same ones again."""
         torch.manual_seed(seed)
         draw, generator = random.Random(seed), torch.Generator(self.device).manual_seed(seed)
         if self.op is None:

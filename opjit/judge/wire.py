@@ -121,17 +121,12 @@ def packed(results: Any, into: bytearray) -> Any:
         return {"value": results if isinstance(results, (bool, int, float, type(None))) else repr(results)}
     tensor = results.detach().resolve_conj().resolve_neg().cpu().contiguous()
     into += memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B") if tensor.numel() else b""
-    return described(tensor)
-
-
-def described(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor's dtype and shape in JSON's terms."""
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    return spec(tensor)[0]
 
 
 def spec(results: Any) -> list[dict[str, Any]]:
-    """The dtypes and shapes of all tensors of results."""
-    return [described(each) for each in tensors_of(results)]
+    """The dtypes and shapes of all tensors of results, in JSON's terms."""
+    return [{"dtype": str(each.dtype).removeprefix("torch."), "shape": list(each.shape)} for each in tensors_of(results)]
 
 
 def unpacked(description: Any, data: bytearray, at: list[int]) -> Any:

@@ -79,8 +79,13 @@ class Measurement:
 
 
 def ratio(one: Measurement, other: Measurement) -> tuple[float, float]:
-    """Return the median of one side's time over the other's, and half of the distance between the quartiles, relative to it."""
-    low, middle, high = _quartiles([mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)])
+    """Return the median of one side's time over the other's, and its spread."""
+    return median_and_spread([mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)])
+
+
+def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median, and half of the distance between the quartiles, relative to it."""
+    low, middle, high = _quartiles(values)
     return middle, (high - low) / 2 / middle
 
 

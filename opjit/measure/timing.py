@@ -46,16 +46,14 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
             seconds[name].append(bursts[name]())
     after = machine.clock(plan.device)
     clock = None if before is None or after is None else (before, after)
-    return {name: _measurement(plan, name, tuple(seconds[name]), burst, clock) for name, burst in bursts.items()}
-
-
-def _measurement(plan: TimingPlan, side: str, seconds: tuple[float, ...], burst: _HostBurst | _DeviceBurst,
-                 clock: tuple[int, int] | None) -> Measurement:
-    sizes = [each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()]
-    held = machine.cache_bytes(plan.device) // (burst.calls if plan.cold else 1)  # bytes of a call that stay in the cache
-    return Measurement(side, seconds, burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes, plan.flops,
-                       machine.bound(plan.device, plan.bytes, plan.flops, min(sizes, default=4)),
-                       machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0, burst.agrees, clock)
+    size = min((each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()), default=4)
+    bound, found = machine.bound(plan.device, plan.bytes, plan.flops, size), dict[str, Measurement]()
+    for name, burst in bursts.items():
+        held = machine.cache_bytes(plan.device) // (burst.calls if plan.cold else 1)  # bytes of a call that stay in the cache
+        floor = machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0
+        found[name] = Measurement(name, tuple(seconds[name]), burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes,
+                                  plan.flops, bound, floor, burst.agrees, clock)
+    return found
 
 
 def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
