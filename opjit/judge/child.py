@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import os
 import sys
 import warnings
@@ -21,7 +20,7 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import sandbox, screen
 from opjit.judge.burst import Burst, changed, poison, wait
-from opjit.judge.task import Recorder
+from opjit.judge.task import Recorder, run_file
 from opjit.judge.wire import content, loaded, packed, saved
 from opjit.live import inline, reload
 from opjit.store.entry import Entry
@@ -159,16 +158,6 @@ class JudgedCode:
     def _wrote(self, values: Any, data: bytearray) -> bool:
         """Whether calls wrote to their inputs."""
         return not self.mutates and changed(values, loaded(data, "cpu"))
-
-
-def run_file(path: Path) -> Any:
-    """Run a file of Python as a module of its own."""
-    spec = importlib.util.spec_from_file_location("opjit_judged", path)
-    assert spec is not None
-    assert spec.loader is not None  # a file has one
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _fill_memory(fill: bool) -> None:

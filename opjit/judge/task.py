@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -94,8 +96,6 @@ class Task:
             raise DeclarationError(f"{self.name} has no sample on {device}; add some to its op.py")
 
     def _read_kernelbench(self, path: Path) -> None:
-        from opjit.judge.child import run_file
-
         module = run_file(path)
         missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not hasattr(module, name)]
         if missing:
@@ -178,6 +178,16 @@ class Task:
                     break  # the next may fill the memory
             return found[-2] if len(found) > 1 and _size(found[-1][0]) > most else found[-1]
         return max(self.hidden(self.seed), key=_size), 0, 0
+
+
+def run_file(path: Path) -> Any:
+    """Run a file of Python as a module of its own."""
+    spec = importlib.util.spec_from_file_location("opjit_judged", path)
+    assert spec is not None
+    assert spec.loader is not None  # a file has one
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:

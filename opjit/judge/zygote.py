@@ -30,7 +30,6 @@ from opjit.judge.wire import Channel, closing, content, sealed
 from opjit.testing.isolation import Child, end_with_parent
 
 _MOST_PROCESSES = 256  # and threads, that a candidate may have started; compilers need a dozen
-_KINDS = {CompileError: "compile", DeclarationError: "compile", SyntaxError: "compile", screen.RefusedCandidate: "cheat"}  # of verdicts
 
 
 def main(control: Channel, scratch: Path) -> None:
@@ -132,11 +131,13 @@ def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
 def _problem(error: Exception) -> dict[str, Any]:
     if isinstance(error, Mistake):
         return {"error": error.kind, "message": str(error), "facts": error.facts, "reusable": error.reusable}
-    kind = next((kind for of, kind in _KINDS.items() if isinstance(error, of)), "wrong")
+    if isinstance(error, screen.RefusedCandidate):
+        return {"error": "cheat", "message": str(error)[:4000], "reusable": True}
+    kind = "compile" if isinstance(error, (CompileError, DeclarationError, SyntaxError)) else "wrong"
     if "CUDA error" in str(error):  # the process can use the device no more; torch adds five lines of advice
         kind, error = "crash", RuntimeError(str(error).splitlines()[0])
-    name = "" if isinstance(error, (OpjitError, screen.RefusedCandidate)) else f"{type(error).__name__}: "
-    return {"error": kind, "message": f"{name}{error}"[:4000], "reusable": kind in ("compile", "cheat")}
+    name = "" if isinstance(error, OpjitError) else f"{type(error).__name__}: "
+    return {"error": kind, "message": f"{name}{error}"[:4000], "reusable": kind == "compile"}
 
 
 if __name__ == "__main__":
