@@ -125,7 +125,8 @@ def test_a_reload_chooses_anew_among_variants_of_the_newer_source(numbered: opji
     assert measured == [8, 8, 200]
 
 
-def test_opjit_test_checks_each_variant(numbered: opjit.Op) -> None:
+def test_opjit_test_checks_each_variant(numbered: opjit.Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_TUNE", "0")  # another test may have left a choice
     numbered.reference(lambda x: x + 1)
     numbered.samples(lambda device: [torch.zeros(3)])
     check = next(check for check in opjit.testing.CHECKS if check.name == "results")
