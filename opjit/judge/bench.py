@@ -20,19 +20,12 @@ from opjit.errors import DeclarationError
 from opjit.judge import launch, referee, screen, wire
 from opjit.judge.burst import Burst, changed, storages
 from opjit.judge.task import Expected, Task, tolerances
+from opjit.judge.verdict import Ended
 from opjit.testing.compare import Tolerance
 from opjit.testing.samples import replica
 
 _ROUNDS = 7  # bursts, the one to warm up included
 _CALLS = 32  # of a burst
-
-
-class Mistake(Exception):
-    """A candidate's results are "wrong", or those of a "cheat"; reusable: the process may judge further candidates."""
-
-    def __init__(self, text: str, kind: str, reusable: bool, facts: dict[str, Any]) -> None:
-        super().__init__(text)
-        self.kind, self.reusable, self.facts = kind, reusable, facts
 
 
 class _Run(NamedTuple):
@@ -141,7 +134,7 @@ class Bench:
                 for made, inputs in zip(run.results.of_calls, run.inputs, strict=True)]
 
     def _compared(self, pairs: Iterable[tuple[_Run, list[Sample], list[Tolerance] | None]]) -> dict[str, Any]:
-        """Hold calls against what they must be: inputs as drawn again, results within tolerances, and guards. Raises Mistake."""
+        """Hold calls against what they must be: inputs as drawn again, results within tolerances, and guards. Raises Ended."""
         doubts, errors = list[torch.Tensor](), [torch.zeros((), dtype=torch.float64, device=self.device)]
         known = [(run, samples, within or tolerances(samples[0], self.task.results(samples[0]))) for run, samples, within in pairs]
         for run, samples, within in known:
@@ -161,7 +154,7 @@ class Bench:
         return torch.stack([run.results.overrun(), *(referee.differ(own, new, _EXACT) for own, new in pairs)]).any()
 
     def _find_mistake(self, pairs: list[tuple[_Run, list[Sample], list[Tolerance]]]) -> None:
-        """Raise Mistake for the first call that is wrong, in words. NaN where NaN is expected is none."""
+        """Raise Ended for the first call that is wrong, in words. NaN where NaN is expected is none."""
         for run, samples, within in pairs:
             beside = bool(self._beside(run, samples))
             for index, (sample, results) in enumerate(zip(samples, self._results(run), strict=True)):
@@ -170,9 +163,9 @@ class Bench:
                 found = referee.compare(results, call, others)
                 facts = {"max_error": referee.max_error(results, call.results), "sample": str(sample), "tolerance": list(within[0])}
                 if found is not None:
-                    raise Mistake(found.text, "cheat" if found.cheat else "wrong", not beside, facts)
+                    raise Ended(*found, facts, not beside)
                 if beside:
-                    raise Mistake("writes to its inputs, or beside its results", "wrong", False, facts)
+                    raise Ended("wrong", "writes to its inputs, or beside its results", facts)
 
 
 _EXACT = Tolerance(0, 0)

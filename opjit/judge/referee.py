@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from opjit.judge.task import Expected
+from opjit.judge.verdict import Word
 from opjit.testing.compare import Tolerance, assert_same
 
 _LOW = 2.0**-7  # of the largest element, that half precision is off at most after a few operations
-
-
-class Mismatch(NamedTuple):
-    """What is wrong with results, and whether that is no mistake but a cheat."""
-
-    text: str
-    cheat: bool = False
 
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
@@ -34,8 +28,8 @@ def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (got.to(kind) - expected.to(kind)).abs().nan_to_num(0, 0, 0).max()
 
 
-def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> Mismatch | None:
-    """Compare a call's results with the reference's, and where they differ with those of other calls."""
+def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) -> tuple[Word, str] | None:
+    """Compare a call's results with the reference's, and where they differ with those of other calls: returns a verdict and its reason."""
     if _agree(got, call):
         return None
     try:
@@ -45,7 +39,7 @@ def compare(got: list[Any], call: Expected, others: Iterable[list[Any]] = ()) ->
         pairs = [(one, other) for one, other in zip(got, call.results, strict=False)
                  if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape and one.numel()]
         looks = next((text for one, other in pairs for text in _looks(one, other, call, others)), "")
-        return Mismatch(f"{looks}{'; ' * bool(looks)}{error}", looks.startswith("returns the result of"))
+        return "cheat" if looks.startswith("returns the result of") else "wrong", f"{looks}{'; ' * bool(looks)}{error}"
 
 
 def _agree(got: list[Any], call: Expected) -> bool:

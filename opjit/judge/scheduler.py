@@ -31,7 +31,7 @@ from opjit.declare.sample import tensors_of
 from opjit.judge import launch, referee
 from opjit.judge.burst import Burst
 from opjit.judge.task import ROUNDS, Expected, Task
-from opjit.judge.verdict import Verdict, Word
+from opjit.judge.verdict import Ended, Verdict, Word
 from opjit.judge.wire import Channel, Untrusted, closing, content, saved, spec, unpacked
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
@@ -46,14 +46,6 @@ _REMEMBERED = 1000  # verdicts
 _MOST_AHEAD = 2  # children that wait for a candidate: on an H100, one verdict waited 12 s while eight made their CUDA contexts
 
 
-class _Ended(Exception):
-    """A candidate is judged."""
-
-    def __init__(self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False) -> None:
-        super().__init__(message)
-        self.word, self.message, self.facts, self.reusable = word, message, facts or {}, reusable
-
-
 class _Lane(NamedTuple):
     """The judge's ends of a child's sockets."""
 
@@ -61,7 +53,7 @@ class _Lane(NamedTuple):
     job: Channel
 
     def ask(self, message: dict[str, Any], *descriptors: int, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
-        """Send a message and wait for its answer. Raises _Ended if there is none, or if it is an error."""
+        """Send a message and wait for its answer. Raises Ended if there is none, or if it is an error."""
         with suppress(ConnectionError):  # the answer says why
             self.job.send(message, *descriptors)
         seconds *= max(1.0, min(10.0, os.getloadavg()[0] / budget.cpus()))  # a busy machine is nobody's endless loop
@@ -69,21 +61,21 @@ class _Lane(NamedTuple):
             answer, received = self.job.receive(seconds)
             data = [content(each) for each in received]
         except TimeoutError:
-            raise _Ended("timeout", f"did not return within {seconds:g} s") from None
+            raise Ended("timeout", f"did not return within {seconds:g} s") from None
         except EOFError:
             raise self._death() from None
         if "error" in answer:
             word: Word = answer["error"] if answer["error"] in ("compile", "cheat", "crash") else "wrong"
-            raise _Ended(word, str(answer["message"]), answer.get("facts"), answer["reusable"])
+            raise Ended(word, str(answer["message"]), answer.get("facts"), answer["reusable"])
         return answer, data
 
-    def _death(self) -> _Ended:
+    def _death(self) -> Ended:
         with suppress(EOFError, TimeoutError):
             said, _ = self.leash.receive(10)
             if "SIGSYS" in said["ended"]:
-                return _Ended("cheat", "makes a system call that computing does not need, for which the kernel ended it")
-            return _Ended("crash", ": ".join([said["ended"], *said["stderr"].strip().splitlines()[-1:]]))
-        return _Ended("crash", "its process ended")
+                return Ended("cheat", "makes a system call that computing does not need, for which the kernel ended it")
+            return Ended("crash", ": ".join([said["ended"], *said["stderr"].strip().splitlines()[-1:]]))
+        return Ended("crash", "its process ended")
 
     def end(self) -> None:
         self.job.end.close()
@@ -196,7 +188,7 @@ class Judge:
             lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
             yield lane
             keep = True
-        except _Ended as ended:
+        except Ended as ended:
             keep = ended.reusable
             raise
         finally:
@@ -257,7 +249,7 @@ class _Trial:
         word: Word
         try:
             word, message = self._on_bench() if self.tier == "device" else self._in_child()
-        except _Ended as ended:
+        except Ended as ended:
             word, message = ended.word, ended.message
             self.facts |= ended.facts
             if word == "compile" and (found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)):
@@ -326,11 +318,11 @@ class _Trial:
         for got in (one, other):
             self._compare(got, call, self.task.samples)
         if answer["changed"]:
-            raise _Ended("wrong", "writes to its inputs, or beside its results")
+            raise Ended("wrong", "writes to its inputs, or beside its results")
         if answer["replaced"]:
-            raise _Ended("cheat", f"replaces functions of others: {', '.join(answer['replaced'][:3])}")
+            raise Ended("cheat", f"replaces functions of others: {', '.join(answer['replaced'][:3])}")
         if self.tier == "python" and self.task.operators and {*self.task.operators} <= {*answer["operators"]}:
-            raise _Ended("cheat", f"calls torch's own operators for the result: {', '.join(self.task.operators)}")
+            raise Ended("cheat", f"calls torch's own operators for the result: {', '.join(self.task.operators)}")
         self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or data[:at[0] // 2] != data[at[0] // 2:at[0]]
 
     def _compare(self, got: list[Any], call: Expected, all_calls: Sequence[Expected]) -> None:
@@ -339,7 +331,7 @@ class _Trial:
         if found is not None:
             tensors = tensors_of(call.results)
             self.facts |= {"sample": str(call.sample), "tolerance": [*tolerance(tensors[0], call.sample)] if tensors else None}
-            raise _Ended("cheat" if found.cheat else "wrong", found.text)
+            raise Ended(*found)
 
     def _measure(self) -> tuple[Word, str]:
         times: list[float] = []
@@ -362,7 +354,7 @@ class _Trial:
                 for description, call in zip(answer["results"], calls, strict=True):
                     self._compare(unpacked(description, data, at), call, calls)
                 if answer["changed"]:
-                    raise _Ended("wrong", "writes to the inputs of timed calls, or beside its results")
+                    raise Ended("wrong", "writes to the inputs of timed calls, or beside its results")
             if len(times) > _ROUNDS and median_and_spread(times[1:])[1] <= _STEADY:
                 break
         return self._rated(times, references)

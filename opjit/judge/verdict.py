@@ -11,6 +11,14 @@ Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "nois
 Tier = Literal["device", "op", "python", ""]
 
 
+class Ended(Exception):
+    """A candidate is judged. Reusable: its process may judge others."""
+
+    def __init__(self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False) -> None:
+        super().__init__(message)
+        self.word, self.message, self.facts, self.reusable = word, message, facts or {}, reusable
+
+
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """What a candidate is.

@@ -25,7 +25,8 @@ from opjit import files
 from opjit.builder import torch_builder
 from opjit.errors import CompileError, DeclarationError, OpjitError
 from opjit.judge import child, sandbox, screen
-from opjit.judge.bench import Bench, Mistake
+from opjit.judge.bench import Bench
+from opjit.judge.verdict import Ended
 from opjit.judge.wire import Channel, closing, content, sealed
 from opjit.testing.isolation import Child, end_with_parent
 
@@ -129,8 +130,8 @@ def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    if isinstance(error, Mistake):
-        return {"error": error.kind, "message": str(error), "facts": error.facts, "reusable": error.reusable}
+    if isinstance(error, Ended):
+        return {"error": error.word, "message": str(error), "facts": error.facts, "reusable": error.reusable}
     if isinstance(error, screen.RefusedCandidate):
         return {"error": "cheat", "message": str(error)[:4000], "reusable": True}
     kind = "compile" if isinstance(error, (CompileError, DeclarationError, SyntaxError)) else "wrong"

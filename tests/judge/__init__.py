@@ -5,7 +5,6 @@ burst: judge/test_judge.py
 child: judge/test_judge.py
 command: judge/test_judge.py
 launch: judge/test_judge.py
-: judge/test_judge.py
 referee: judge/test_judge.py
 sandbox: judge/test_judge.py
 scheduler: judge/test_judge.py

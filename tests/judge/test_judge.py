@@ -27,9 +27,10 @@ from click.testing import CliRunner
 from opjit.cli import main
 from opjit.declare.sample import Sample
 from opjit.judge import Judge, Verdict, burst, child, launch, referee, schema, screen
-from opjit.judge.bench import Bench, Mistake
+from opjit.judge.bench import Bench
 from opjit.judge.command import lint
 from opjit.judge.task import Expected, Task
+from opjit.judge.verdict import Ended
 from opjit.recipe import toolchain
 from opjit.recipe.schema import parse
 from tests.helpers import ROOT
@@ -226,7 +227,7 @@ def test_the_referee_says_what_wrong_results_look_like() -> None:
                       (torch.full((100,), 0xFE, dtype=torch.uint8).repeat_interleave(4).view(torch.float32), "unwritten")):
         found = referee.compare([got], call, [[x.sin()]])
         assert found is not None
-        assert text in found.text, (text, found)
+        assert text in found[1], (text, found)
     rounded = [torch.cat((torch.zeros(1), x[1:].sin()))], [torch.cat((torch.full((1,), 5e-7), x[1:].sin()))]
     assert "the result of another call" in str(referee.compare(rounded[0], call, rounded[1:])), "one whose sum is rounded otherwise near 0"
     assert referee.compare([x.exp()], call) is None
@@ -355,7 +356,7 @@ def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_comput
     for work, text, reusable in ((lambda x, a, out: None, "unwritten", True), (lambda x, a, out: out.zero_(), "all zeros", True),
                                  (lambda x, a, out: out.copy_(x.mul_(a)), "writes to its inputs", False),
                                  (lambda x, a, out: (x.zero_(), out.zero_()), "all zeros", False), (keeps, "another call", True)):
-        with pytest.raises(Mistake, match=text) as raised:
+        with pytest.raises(Ended, match=text) as raised:
             on_bench(work)
         assert raised.value.reusable is reusable, text
 
