@@ -5,8 +5,7 @@ A compiler's share is a file, locked with flock(2), which the kernel unlocks whe
     <tmp>/opjit-<uid>/shares-<limits of the process>/<bytes>.<bytes of all>.<process>.<random>
 
 A program of this file waits for a share and runs a compiler, so a build that is interrupted ends it as it ends a compiler. More compilers
-than CPUs are not faster, and the kernel kills those that run out of memory.
-"""
+than CPUs are not faster, and the kernel kills those that run out of memory."""
 
 from __future__ import annotations
 

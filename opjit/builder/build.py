@@ -158,12 +158,13 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
         linking_to, found = _with_stubs(recipe, nvrtc, tools.compiler, work) if toolchain.is_other(recipe.target.host) else (recipe, nvrtc)
         with ThreadPoolExecutor(1) as pool:
             linking = pool.submit(_parts, base, tools.compiler, flags, work)
-            kernels = cuda.compile_kernels(recipe, [*sources[1:], *_including(recipe, work)], work, tools.compiler, found)
+            every = [*sources[1:], *_including(recipe, work)]
+            registrations, kernels, said = cuda.compile_kernels(recipe, every, work, tools.compiler, found)
             linked = linking.result()
-        objects = [*kernels.objects, *(linked / part for part in runtime_objects.OBJECTS)]
-        every = [sources[0], *kernels.sources]
-        output = _link(linking_to, name, every, objects, kernels.link, linked, work, tools._replace(nvcc=None), base)
-        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), kernels.output + output)
+        objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
+        runtime = f"-L{found.runtime}", f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
+        said += _link(linking_to, name, [sources[0], *registrations], objects, runtime, linked, work, tools._replace(nvcc=None), base)
+        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), said)
 
     def by_others() -> _CompiledLibrary:
         shown = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)))

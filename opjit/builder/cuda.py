@@ -1,12 +1,7 @@
 """A CUDA kernel without nvcc: NVRTC compiles the device's part of a .cu file in this process, the C++ compiler the host's.
 
 nvcc parses CUDA's headers three times, in five processes one after another: 0.6 to 0.9 s for an empty file. This takes 0.2 to 0.3 s
-(tests/benchmarks/cold.py --cuda), and needs no CUDA Toolkit. Files that it does not take are left to nvcc.
-
-    work/host/, device/       the split files, below `files` with their paths
-    opjit_host.o              the host's part
-    opjit_kernel.fatbin       machine code for each arch
-    opjit_fatbin.c            registers it with the CUDA runtime, as code that nvcc generates does"""
+(tests/benchmarks/cold.py --cuda), and needs no CUDA Toolkit. Files that it does not take are left to nvcc."""
 
 from __future__ import annotations
 
@@ -34,15 +29,6 @@ _MATH = re.compile(r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|exp
                    r"ldexp|frexp|scalbl?n|div)\s*\()")
 
 
-class CompiledKernels(NamedTuple):
-    """Files for the link, flags for it, and the compilers' output."""
-
-    sources: list[Path]
-    objects: list[Path]
-    link: tuple[str, ...]
-    output: str
-
-
 class CudaFile(NamedTuple):
     """A .cu file to compile."""
 
@@ -58,22 +44,21 @@ class CudaFile(NamedTuple):
     spaces: Mapping[str, set[str]] = MappingProxyType({})  # execution spaces of macros from headers that are not split
 
 
-def compile_kernels(recipe: Recipe, sources: Iterable[Path], work: Path, compiler: Compiler, found: Nvrtc) -> CompiledKernels:
-    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own. Raises NvccOnly if only nvcc takes
-    a file or a flag, CompilerFailed if a compiler refused it, OSError if the disk is full."""
-    runtime = f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
-    compiled = CompiledKernels([], [], (f"-L{found.runtime}", runtime), "")
+def compile_kernels(recipe: Recipe, sources: Iterable[Path], work: Path, compiler: Compiler,
+                    found: Nvrtc) -> tuple[list[Path], list[Path], str]:
+    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own. Returns sources and objects for
+    the link, and the output. Raises NvccOnly if only nvcc takes a file or flag, CompilerFailed, or OSError if the disk is full."""
+    registrations, objects, output = list[Path](), list[Path](), ""
     for source in sources:
         folder = work / source.stem
         folder.mkdir()
-        output = compile_unit(_unit(recipe, source, folder), folder, compiler, found)
+        output += compile_unit(_unit(recipe, source, folder), folder, compiler, found)
         registration = work / f"{source.stem}_fatbin.c"  # torch's builder takes no two files of one name
         text = (folder / "opjit_fatbin.c").read_text("utf-8")
         registration.write_text(text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8")
-        compiled.sources.append(registration)
-        compiled.objects.append(folder / "opjit_host.o")
-        compiled = compiled._replace(output=compiled.output + output)
-    return compiled
+        registrations.append(registration)
+        objects.append(folder / "opjit_host.o")
+    return registrations, objects, output
 
 
 def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
@@ -90,7 +75,8 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
 
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Compile a .cu file into opjit_host.o, opjit_fatbin.c and opjit_kernel.fatbin. Returns the compilers' output. Raises as above."""
+    """Compile a .cu file into opjit_host.o, opjit_kernel.fatbin with machine code for each arch, and opjit_fatbin.c, which registers that
+    with the CUDA runtime, as code that nvcc generates does. Returns the compilers' output. Raises as above."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
     parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
     _write(parts, unit, work)

@@ -80,9 +80,11 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
     device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
+    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")  # it lacks some of torch's tags
     literal = re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", schema.text.partition("::")[2])
     text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
-            "name": schema.name, "schema_literal": f'"{literal}"', "tags": _tags(schema),
+            "name": schema.name, "schema_literal": f'"{literal}"',
+            "tags": ", ".join(f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim),
             "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
             "dispatch_key": backend.dispatch_key, "function": function, "source": source}
     device = _device(stream, backend.name) if stream else ""
@@ -95,12 +97,6 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     kernel = f"/* compiled beside this file, from {beside} */"
     c_glue = _c_glue(schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None)
     return {"opjit_glue.c": c_glue, beside: _wrapper(schema, text, stream)}
-
-
-def _tags(schema: Schema) -> str:
-    """Return the functions that give torch's numbers of the op's tags, without the tags that torch's stable C interface does not have."""
-    known = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
-    return ", ".join(f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in known)
 
 
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:

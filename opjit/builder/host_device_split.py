@@ -4,10 +4,8 @@
     host            launches it     declarations             as they are      configure(grid, block), then kernel(x)
     device          as it is        as they are              removed          removed with its function
 
-Variables of the host go with its functions.
-
-Both parts keep every line of the file at its number, so that messages point into it. Files that the split does not understand raise
-`NvccOnly`, and nvcc compiles them."""
+Variables of the host go with its functions. Both parts keep every line of the file at its number, so that messages point into it. Files
+that the split does not understand raise `NvccOnly`, and nvcc compiles them."""
 
 from __future__ import annotations
 
@@ -225,8 +223,9 @@ class _Splitter:
             at = other_angle(self.tokens, at) - 1
         name = self.tokens[at].text
         arguments = "" if not declared or at != parameters - 1 else _template_arguments(self.tokens[begin:begin + declared])
-        named = [_parameter(group) for group in self._groups(parameters)]
-        types = ", ".join(self.text[group[0].start:end] for group, (_, end) in zip(self._groups(parameters), named, strict=True))
+        groups = self._groups(parameters)
+        named = [_parameter(group) for group in groups]
+        types = ", ".join(self.text[group[0].start:end] for group, (_, end) in zip(groups, named, strict=True))
         addresses = "".join(f"(void *)&{name}, " for name, _ in named)
         callee = self.text[self.tokens[at].start:self.tokens[parameters].start].strip() + arguments
         start, end = self.tokens[body].start, self.tokens[self.closing[body]].end

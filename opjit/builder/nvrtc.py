@@ -44,7 +44,7 @@ def headers() -> dict[str, str]:
 
 
 class DeviceCode(NamedTuple):
-    """Machine code for one arch, the symbols of the expressions that were asked for, and the compiler's warnings."""
+    """Machine code, the symbols of the expressions that were asked for, and the compiler's warnings."""
 
     code: bytes
     symbols: Mapping[str, str]

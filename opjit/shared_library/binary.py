@@ -41,12 +41,10 @@ class ContentBinary(Generic[C]):
         return (self.content,)
 
     @property
-    def lock(self) -> str:
-        return self.name
-
-    @property
     def name(self) -> str:
         return self.ways[0].key
+
+    lock = name
 
     @property
     def buildable(self) -> bool:
@@ -102,9 +100,6 @@ class ContentBinary(Generic[C]):
             return _fits(way, wanted, document)
 
         return remote.fetch(remote.Query(str(self), f"v1/{way.place_of_entries}", (), f"{way.key}.key", None, is_wanted), store)
-
-    def build(self, store: Store) -> Entry:
-        raise NotImplementedError
 
 
 class LibraryBinary(ContentBinary[Library]):
