@@ -54,8 +54,7 @@ def mark(plan: Plan) -> None:
 
 
 def _look(plan: Plan) -> dict[str, Any]:
-    """Return what decides whether a request would find each entry of a plan: ops, targets and files. Raises LookupError if an entry is
-    missing, or of an extension, whose key has more."""
+    """Return what decides whether a request finds each entry. Raises LookupError if one is missing or an extension, whose key has more."""
     ops, found, paths, scan = dict[str, list[Any]](), set[tuple[str, str, str]](), set[str](), Scan()
     for wanted in plan.wanted:
         entry = wanted.find(plan.store, warn=False, hashed=False)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import opjit.cpp_extension.binary as recorded_calls  # not "from": that asks the package, which asks torch
+import opjit.cpp_extension.binary as extension_binary  # not "from": that asks the package, which asks torch
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.declare import arguments, oplist, registry
@@ -114,8 +114,8 @@ def _plan_extensions(listed: Sequence[RecordedExtension], path: Path, store: Sto
         return []
     for each in listed:
         try:
-            of_list = recorded_libraries if each.function == recorded_libraries.FUNCTION else recorded_calls
-            wanted: Wanted = of_list.request(each, os.path.dirname(os.path.abspath(path)), store)
+            of_list = recorded_libraries.request if each.function == recorded_libraries.FUNCTION else extension_binary.of_recorded
+            wanted: Wanted = of_list(each, os.path.dirname(os.path.abspath(path)), store)
             found.setdefault(wanted.name, wanted.in_store() if shared else wanted)
         except OpjitError as error:
             failed.append((each.name, error))
@@ -148,8 +148,7 @@ def _require_closed(op: Op, target: Target, scan: Scan) -> None:
 
 
 def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
-    """Return the op of a list, and whether anything but the list declares it. `absent` keeps the namespaces whose packages have been
-    searched in vain: all their ops are declared by then."""
+    """Return a list's op, and whether anything but the list declares it. `absent`: namespaces that have been searched, and lack an op."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")

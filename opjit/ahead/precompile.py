@@ -125,8 +125,7 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
 
 def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None,
                write: Callable[[str], object] = lambda line: logger().info(line)) -> Report:
-    """Carry out a plan. A rank of a job (srun, mpirun, torchrun) shares the work with the other ranks; see `distributed.share`. Builds are
-    shown in place if `stream` is a terminal, else by a line for each."""
+    """Carry out a plan; a job's ranks share it, see `distributed.share`. A line is written for each build if `stream` is no terminal."""
     started = time.perf_counter()
     rank = ranks.current()
     report = Report([], [], plan.skipped, list(plan.failed), 0.0)
@@ -185,10 +184,8 @@ def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> t
     try:
         with progress.on(progress.STATUS, lambda text: display.changed(number, text)):
             built = request.obtain(wanted.in_store(), store).origin == "built"
-    except OpjitError as caught:
-        error = caught
     except Exception as caught:
-        error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+        error = caught if isinstance(caught, OpjitError) else wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
     display.ended(number, str(wanted), "failed" if error else "built" if built else "already there")
     return built, error
 

@@ -20,8 +20,7 @@ from opjit.errors import CacheWarning, RecordError
 
 
 def record(command: Sequence[str], output: Path) -> int:
-    """Run a command and write the list of the ops that it used; returns its exit code, or 128 plus the signal that killed it. Raises
-    RecordError if the list cannot be written, or the command cannot be run."""
+    """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
     raw = output.absolute().with_name(f".{output.name}.{files.unique()}")  # beside the list, where a job's other nodes may see it
     document = raw.with_name(f"{raw.name}.json")
     try:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from opjit import builder, loader, progress
-from opjit.cpp_extension import binary, delivery, static_init
+from opjit.cpp_extension import binary, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
@@ -130,8 +130,7 @@ def patched() -> Iterator[None]:
 
 
 def run_program(words: Sequence[str]) -> NoReturn:
-    """Become ``python WORDS`` with opjit's functions in torch's module, for `opjit run`: arguments, tracebacks and the exit code are
-    Python's. Children inherit the environment; see site/sitecustomize.py."""
+    """Become ``python WORDS`` with opjit's functions in torch's module, for `opjit run`, and in children; see site/sitecustomize.py."""
     path = [str(Path(__file__).parent / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *words], {**os.environ, "PYTHONPATH": os.pathsep.join(path)})
@@ -174,7 +173,7 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    loaded = delivery.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
+    loaded = binary.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
     note_call(wanted.call.function, wanted.call.for_torch(), wanted.content.archs)
     return loaded
 
@@ -185,7 +184,7 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
         print(f"opjit: {name} is in the cache: {entry.folder}", file=sys.stderr)
     if directory:
         delivered = Path(directory, f"{name}.so")
-        delivery.copy_entry(entry, delivered)
+        binary.copy_entry(entry, delivered)
     from_there = directory and any("ORIGIN" in word for word in wanted.content.flags["link"])  # its folder is part of its run path
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)

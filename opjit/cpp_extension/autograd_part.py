@@ -16,8 +16,7 @@ from opjit.store.store import Store, default_root
 
 
 def make(store: Store | None = None) -> None:
-    """Fetch or build it, unless it is there: in the store or, without one, in a layer or the cache. An error is no error of the caller's,
-    as the kernel in Python serves."""
+    """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves."""
     must_store, store = store is not None, store or Store(default_root())
     call = LoadCall(name=cpp_autograd.NAME, sources=[str(cpp_autograd.source())], extra_cflags=["-O1"], with_cuda=False,
                     is_python_module=False, fast=False)  # light headers bring more than it includes

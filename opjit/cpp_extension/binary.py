@@ -1,23 +1,29 @@
-"""A request for an extension's binary: the ways to build it, of which any is as good as the others."""
+"""A request for an extension's binary: the ways to build it, of which any is as good as the others, and what is done with its entry."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
+from opjit import files, loader, request
 from opjit.cpp_extension import identity, light, stable
 from opjit.cpp_extension.arguments import CALLS, InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.cpp_extension.light import policy
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
-from opjit.errors import RecordError
+from opjit.errors import LoadError, RecordError
 from opjit.shared_library.binary import ContentBinary
 from opjit.shared_library.recorded import arguments_of
+from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
+
+_R = TypeVar("_R")
 
 
 def of_call(call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None) -> ExtensionBinary:
@@ -25,7 +31,7 @@ def of_call(call: LoadCall | InlineCall, notes: Path | None, archs: str | None =
     return ExtensionBinary(identity.describe(call, notes, archs), call=call, fast=call.fast and is_on("OPJIT_FAST", unset=True))
 
 
-def request(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
+def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
     """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's. Raises RecordError if
     a source is missing or only torch can build the extension, BuildError if an argument is wrong."""
     try:
@@ -69,8 +75,7 @@ class ExtensionBinary(ContentBinary[Extension]):
         return next(filter(None, (self.fetch_way(way, store) for way in (*self._stable, *tried, self.content))), None)
 
     def build(self, store: Store) -> Entry:
-        """Build with light headers and opjit's binding or, if that does not know a type, pybind11's; if they may lack something, with
-        torch/extension.h."""
+        """Build with light headers and opjit's binding or, if that lacks a type, pybind11's; if these lack something, torch/extension.h."""
         from opjit.cpp_extension import build
 
         reason, first, refused = self.without_light(), self._light[0], None
@@ -84,3 +89,36 @@ class ExtensionBinary(ContentBinary[Extension]):
         if refused is not None and self.content.toolchain is None:  # there is no nvcc for torch/extension.h
             raise refused.error
         return build.build(replace((*self._stable, self.content)[0], reason=reason or ""), self.call, store, self.must_store)
+
+
+def with_entry(wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None) -> _R:
+    """Find or build an extension, unless the caller has `found` it, and use its entry: another one, if it is removed before that."""
+    for store in request.stores():
+        entry = found or request.look(wanted, store) or request.obtain(wanted, store)
+        try:
+            return use(entry)
+        except (OSError, ImportError, LoadError) as error:
+            if entry.library.exists() and not isinstance(error, loader.Gone):
+                raise
+            gone, found = error, None
+    raise gone
+
+
+def copy_library(entry: Entry, place: Path) -> None:
+    """Copy the binary that was verified."""
+    with loader.pinned(entry) as path:
+        _put(Path(path).read_bytes(), place, 0o755)
+
+
+def copy_entry(entry: Entry, place: Path) -> None:
+    """Copy the binary, and the files beside it under their names. Equal files are not written again."""
+    copy_library(entry, place)
+    for source in entry.folder.iterdir():
+        if source != entry.library and source.name != manifest.NAME:
+            _put(source.read_bytes(), place.parent / source.name, 0o644)
+
+
+def _put(content: bytes, place: Path, mode: int) -> None:
+    if not place.exists() or place.read_bytes() != content:
+        files.write_whole(place, content)
+        place.chmod(mode)

@@ -15,7 +15,7 @@ import torch
 from setuptools.errors import CompileError  # type: ignore[import-untyped,unused-ignore]
 
 from opjit.builder import torch_builder
-from opjit.cpp_extension import binary, delivery
+from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Unsupported
 from opjit.errors import OpjitError
@@ -73,7 +73,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             wanted = binary.of_call(self._call(ext), Store(default_root()).notes)
-            delivery.with_entry(wanted, lambda entry: delivery.copy_library(entry, place))
+            binary.with_entry(wanted, lambda entry: binary.copy_library(entry, place))
         except OpjitError as error:
             raise CompileError(str(error)) from None  # setuptools shows it without frames
         except (Unsupported, TypeError):

@@ -143,10 +143,7 @@ def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path)
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
     """nvcc's flags: folders of headers, flags for the host's compiler, others, and archs."""
-    include: list[str] = []
-    host: list[str] = []
-    others: list[str] = []
-    archs: list[str] = []
+    include, host, others, archs = list[str](), list[str](), list[str](), list[str]()
     for flag in flags:
         arch, part = _ARCH.fullmatch(flag), nvcc_flags.part_of(flag)
         name, _, value = flag.partition("=")

@@ -1,5 +1,4 @@
-"""``opjit why`` for a C++ extension or a shared library: its entries in the cache, what each was made from, and what changed from one to
-the next."""
+"""``opjit why`` for a C++ extension or a shared library: its entries in the cache, what each was made from, and what changed since."""
 
 from __future__ import annotations
 

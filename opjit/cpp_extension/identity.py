@@ -69,8 +69,7 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
     name = call.name
     if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
         raise Unsupported
-    sources: tuple[str, ...] = ()
-    texts: dict[str, bytes] = {}
+    sources, texts = tuple[str, ...](), dict[str, bytes]()
     if isinstance(call, LoadCall):
         if call.is_standalone:
             raise Unsupported
@@ -175,8 +174,7 @@ def _sources(given: object) -> tuple[str, ...]:
 
 def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
-    found: dict[str, Any] = {}
-    texts: dict[str, bytes] = {}
+    found, texts = dict[str, Any](), dict[str, bytes]()
     for parameter, given in (("cpp_sources", call.cpp_sources), ("cuda_sources", call.cuda_sources)):
         sources = [given] if isinstance(given, str) else given or []
         if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
@@ -194,15 +192,13 @@ def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
 def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that only torch interprets. Unknown ones are included: torch must see them, so they must not be a cache hit."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+        return dict(json.loads(json.dumps(dict(arguments))))
     except (TypeError, ValueError):
         raise Unsupported from None
-    return found
 
 
 def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
-    """The compilers' identity for the key, None if one is missing; those with light headers; and the prefixes of headers that a version
-    covers."""
+    """The compilers' identity for the key, None if one is missing; those with light headers; and the trusted prefixes."""
     python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
     try:
         cxx = toolchain.find_cxx(memory)
@@ -225,14 +221,8 @@ def find_nvrtc(memory: Path | None) -> Nvrtc | None:
 
 def compiler_identity(cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvrtc | None) -> dict[str, str]:
     """The compilers' versions, which enter the key; their paths do not. `compiler` is nvcc's for the host."""
-    versions = {"cxx.version": cxx.version, "cxx.machine": cxx.machine}
-    if isinstance(cuda, Nvrtc):
-        versions["nvrtc.version"] = cuda.version
-    elif cuda is not None:
-        versions["nvcc.build"] = cuda.build
-    if compiler is not None:
-        versions["cc.version"] = compiler.version
-    return versions
+    of_cuda = {} if cuda is None else {"nvrtc.version": cuda.version} if isinstance(cuda, Nvrtc) else {"nvcc.build": cuda.build}
+    return {"cxx.version": cxx.version, "cxx.machine": cxx.machine, **of_cuda, **({"cc.version": compiler.version} if compiler else {})}
 
 
 def trusted_prefixes(tools: Iterable[Compiler | Nvcc | Nvrtc | None], *more: str) -> tuple[str, ...]:

@@ -30,8 +30,7 @@ _SYSTEMS = re.compile(r"@(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|libcu\w+\.so)[_.\d
 
 
 def target(extension: Extension, implicit: bool) -> str:
-    """Return the version of torch that all sources of an extension name first, such as ``"2.10"``; empty if they do not, if torch is older,
-    or if torch's builder adds torch/extension.h (`implicit`)."""
+    """Return the torch that all sources name first, such as ``"2.10"``; empty if not, if torch is older, or with torch/extension.h."""
     try:
         found = set() if implicit else {_named(extension, path) for path in (*extension.sources, *extension.texts)}
     except OSError:  # others say what is wrong

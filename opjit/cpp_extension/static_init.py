@@ -19,8 +19,7 @@ _SHOWN = 500  # characters of the child's output in the error
 
 
 def check_in_child(path: str, name: str) -> bool:
-    """Open a library in a forked child. Return whether that works, or there can be no child: else this process will get the same error.
-    Raises LoadError with the exception's text if the child died."""
+    """Whether a library opens in a forked child, or there can be none. Raises LoadError with the exception's text if the child died."""
     if torch.cuda.is_initialized():
         return True  # a forked child cannot use CUDA, which an initialiser may need
     with tempfile.TemporaryFile() as output:

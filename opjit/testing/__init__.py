@@ -27,14 +27,14 @@ from opjit import backends, request
 from opjit.declare import registry
 from opjit.declare.op import Op
 from opjit.errors import DeclarationError
-from opjit.testing import cuda, gradients, integration, memory, numerics
+from opjit.testing import gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
 from opjit.testing.samples import Skipped
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
-CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *gradients.CHECKS, *integration.CHECKS, *cuda.CHECKS]  # in the table's order
+CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *gradients.CHECKS, *integration.CHECKS]  # in the table's order
 
 
 def load(folder: str | os.PathLike[str]) -> list[Op]:

@@ -52,8 +52,7 @@ def as_list(result: Any) -> list[Any]:
 
 
 def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str = "", within: Tolerance | None = None) -> None:
-    """Compare structure, dtypes, devices and values, of results or of `what`; raise AssertionError with the first difference in one line.
-    The tolerance is `within`, or else the sample's."""
+    """Raise AssertionError with the first difference in one line, of results or of `what`. `within`: in place of the sample's tolerance."""
     mine, theirs = as_list(got), as_list(expected)
     where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"
     assert len(mine) == len(theirs), f"got {len(mine)} results, expected {len(theirs)}{where}"

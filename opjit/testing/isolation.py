@@ -111,8 +111,7 @@ def apart(work: Callable[[], object]) -> None:
 
 
 def _is_late(child: Child, limit: float) -> bool:
-    """Whether no message comes until a thread has run for so many seconds, or all have slept for as many: a wait for a processor, which
-    other processes may have, is not the call's."""
+    """Whether no message comes until a thread has run for so long, or all have slept: a wait for a processor is not the call's."""
     slept, start = 0.0, dict[str, float]()
     while not child.messages.poll(limit / _LOOKS):
         now = _threads(child.pid)

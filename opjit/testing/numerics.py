@@ -117,8 +117,7 @@ def _strides(op: Op, device: str) -> str:
 @add(CHECKS, "dtypes")
 def _dtypes(op: Op, device: str) -> str:
     """Each dtype gives the reference's results, or a one-line error; float8 those of float32 where the reference takes none."""
-    taken: list[str] = []
-    rejected: list[str] = []
+    taken, rejected = list[str](), list[str]()
     small = distinct_samples(op, device, 2, lambda sample: 0 < sample.numel <= 1000, "of 1 to 1000 elements")
 
     def change(sample: Sample, dtype: torch.dtype) -> Sample:

@@ -22,8 +22,7 @@ class Skipped(unittest.SkipTest):
 
 
 class CallWatch:
-    """Hears of a check's calls: the number and the sample before each, and what runs from then on, "reference" or "kernel".
-    `only` is the number of the only call to make, and `number` that of the last call."""
+    """Hears of a check's calls, and whether "reference" or "kernel" runs. `only` is the one call to make, `number` that of the last."""
 
     def __init__(self, say: Callable[[object], object] = lambda what: None, only: int | None = None) -> None:
         self.say, self.only = say, only

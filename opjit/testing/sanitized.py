@@ -223,8 +223,7 @@ def _report() -> Iterator[Callable[[], str]]:
 
 
 def _error(text: str, folder: Path) -> str | None:
-    """The error that a report tells of, such as ``scale.c:12: heap-buffer-overflow, WRITE of size 4, 0 bytes after a 20-byte region``.
-    None if there is no report. The place is the innermost one in the op's folder."""
+    """A report's error, as ``scale.c:12: heap-buffer-overflow, WRITE of size 4``, at the op's innermost place; None without a report."""
     undefined, address = _UBSAN.search(text), _ASAN.search(text)
     if undefined and (address is None or undefined.start() < address.start()):
         return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"

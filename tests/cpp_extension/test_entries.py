@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 import opjit
 from opjit import loader
 from opjit.cli import main
-from opjit.cpp_extension import delivery
+from opjit.cpp_extension import binary
 from opjit.cpp_extension.entries import entries
 from opjit.errors import CompileError
 from opjit.store.store import Store
@@ -75,5 +75,5 @@ def test_a_library_that_was_replaced_after_its_verification_is_not_delivered(op:
     entry = helpers.built(op, tmp_path / "cache")
     entry.library.write_bytes(b"another")
     with pytest.raises(loader.Gone, match="was replaced after it was verified"):
-        delivery.copy_library(entry, tmp_path / "late.so")
+        binary.copy_library(entry, tmp_path / "late.so")
     assert not (tmp_path / "late.so").exists()

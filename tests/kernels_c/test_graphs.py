@@ -15,7 +15,7 @@ import torch
 
 import opjit
 from opjit.declare import registry
-from opjit.testing import cuda
+from opjit.testing import integration
 from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import effects, effects_in_place
 from tests import helpers
@@ -43,7 +43,7 @@ class Calls:
     def __init__(self, every: int = 1) -> None:
         ops = [registry.find(name) for name in helpers.BUNDLED]
         self._calls = [(op, sample) for op in ops if "cuda" in op.backends() for sample in op.samples_on("cuda")][::every]
-        self._zeros = [sample.map(cuda._zeros) for _, sample in self._calls]
+        self._zeros = [sample.map(integration._zeros) for _, sample in self._calls]
         self._branches = [torch.cuda.Stream() for _ in range(3)]
 
     def capture(self, mode: str) -> None:
@@ -62,7 +62,7 @@ class Calls:
             trunk.wait_stream(branch)
 
     def check(self) -> None:
-        cuda._fill(self._zeros, [sample for _, sample in self._calls])
+        integration._fill(self._zeros, [sample for _, sample in self._calls])
         self._graph.replay()
         for (op, sample), found, expected in zip(self._calls, self._found, self._expected, strict=True):
             assert_same(found, expected, sample, f"{op.qualified}'s replay against eager", EXACT)

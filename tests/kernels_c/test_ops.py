@@ -29,7 +29,7 @@ def _cases() -> Iterator[Any]:
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
                     marks = [pytest.mark.gpu] if device == "cuda" else []
-                    marks += [pytest.mark.torch] if check.run.__module__ == integration.__name__ else []
+                    marks += [pytest.mark.torch] if check.run.__module__ == integration.__name__ and check.device is None else []
                     marks += [pytest.mark.slow] if check.name.startswith(("compile", "export")) and name not in TRACED else []
                     yield pytest.param(check, name, device, id=f"{check}-{name.partition('::')[2]}-{device}", marks=marks)
 

@@ -126,8 +126,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
 @functools.cache
 def closure(names: tuple[str, ...]) -> frozenset[str]:
     """Return the names of torch's headers that some include, as light headers do, without those of operators."""
-    found: set[str] = set()
-    rest = list(names)
+    found, rest = set[str](), list(names)
     while rest:
         name = rest.pop().removeprefix(API)
         text = None if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h" else _text(name)

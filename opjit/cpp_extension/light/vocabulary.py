@@ -65,10 +65,8 @@ def _preprocessed(folders: Sequence[str], cxx: Compiler, flags: Sequence[str]) -
 
 
 def declared(text: str) -> set[str]:
-    """Return the names that a preprocessed text declares in namespaces; a few more do no harm. It reads statements outside of functions and
-    classes, and leaves out parameters and the arguments of templates."""
-    found: set[str] = set()
-    scopes: list[tuple[str, bool]] = []
+    """Return the names that a preprocessed text declares in namespaces, outside of functions and classes; a few more do no harm."""
+    found, scopes = set[str](), list[tuple[str, bool]]()
     statement, hidden, start = "", False, 0
     for token in _TOKEN.finditer(text):
         statement += f" {text[start:token.start()]}"
