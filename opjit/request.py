@@ -36,8 +36,7 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
     with op.lock:
         if backend.name not in op.loaded:
             target = targets.here(backend)
-            op.loaded[backend.name] = op.with_autograd(_load(op, target, found), backend)
-            op.choose(backend.name)
+            op.keep(backend, _load(op, target, found))
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
 

@@ -12,21 +12,21 @@ from torch.autograd import forward_ad
 
 from opjit.declare import transforms
 from opjit.declare.sample import tensors_of
-from opjit.declare.transforms import Rules
 from opjit.recipe.schema import Schema
 
+Op = Any  # of op.py, which imports this file
 Function = Callable[..., Any]
 
 
-def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> bool:
+def bind(op: Op) -> bool:
     """Make the op differentiable, also in torch.func. Its backward may be an error: without any kernel, torch would only warn, and treat
     the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument.
     Returns whether there is a kernel that does nothing to a call which needs no derivative; then `cpp_autograd` has the same in C++."""
+    schema, overload = op.schema, op.overload
     if schema.mutates and not schema.returned and not any(result.kind == "Tensor" for result in schema.results):
         return False  # no result could have a derivative
-    differentiate = make_autograd_impl(overload, Info(_trimmed(rules.backward), rules.setup_context))
+    differentiate = make_autograd_impl(overload, Info(_trimmed(op.run_backward), op.run_setup_context))
     by_keyword = any(argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments)
-
     no_handles = schema.draws and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -39,9 +39,9 @@ def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, r
                                       "leave it out and seed the device's own, with torch.manual_seed")
         return differentiate(keys, *args, **kwargs)
 
-    library.impl(schema.name, kernel, "Autograd", with_keyset=True)
+    op.handle.impl(schema.name, kernel, "Autograd", with_keyset=True)
     if not schema.mutates and not transforms.has_list(schema):
-        transforms.bind(library, schema, overload, rules)
+        transforms.bind(op)
     return not no_handles
 
 

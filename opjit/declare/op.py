@@ -59,7 +59,7 @@ class Op:
         self.folder = folder
         self.fake = fake
         self.extra = self._own = extra  # its author's additions to a backend's flags; without the definitions of its first variant
-        self.definitions: dict[str, variants.Definitions] = {}  # its variants, by language
+        self.definitions: dict[bool, variants.Definitions] = {}  # its variants, in C and (True) in CUDA
         self.code = code  # its sources, if they are text
         self.where = where or str(folder)  # for messages
         self.file = file  # the Python file of its declaration; None for inline code
@@ -81,7 +81,6 @@ class Op:
         self.waived: dict[str, str] = {}  # checks of ``opjit test`` that the op need not pass, and why
         self._passes = False  # whether autograd's kernel in Python does nothing to a call that needs no derivative
         self._bound: set[str] = set()  # rules that torch knows
-        self._forget_sharding: Callable[[], None] | None = None  # set once DTensor knows the rule
 
     def __repr__(self) -> str:
         return f"<opjit op {self.schema.text}>"
@@ -173,9 +172,9 @@ class Op:
     def _vary(self, device: str | None, combinations: Sequence[Mapping[str, object]]) -> None:
         if not combinations:
             raise DeclarationError(f"{self.qualified} has no variant: no combination of values is one")
-        found = {variants.label(each): each for each in combinations}
-        self.definitions = {**self.definitions, **dict.fromkeys(variants.languages(device), found)}
-        self.extra = self._with(*(next(iter(self.definitions.get(language, {}).values()), {}) for language in variants.LANGUAGES))
+        found = {" ".join(f"{name}={value}" for name, value in each.items()): each for each in combinations}
+        self.definitions = {**self.definitions, **dict.fromkeys((False, True) if device is None else (device == "cuda",), found)}
+        self.extra = self._with(*(next(iter(self.definitions.get(for_nvcc, {}).values()), {}) for for_nvcc in (False, True)))
         self.bind_rules()
 
     def _with(self, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
@@ -185,21 +184,21 @@ class Op:
 
     def labels(self, backend: Backend) -> list[str]:
         """Return the names of its variants for a backend, ``"TILE=64 UNROLL=1"``; none if it has only one."""
-        found = list(self.definitions.get(variants.language(backend), ()))
+        found = list(self.definitions.get(backend.uses_nvcc, ()))
         return [] if backend.compiler or len(found) < 2 else found  # the flags of other compilers are not the author's to know
 
     def variant(self, backend: Backend, label: str) -> "Op":
         """Return a variant as an op of its own, which torch does not know; the first is the op itself."""
-        found = self.definitions[variants.language(backend)]
+        found = self.definitions[backend.uses_nvcc]
         if label == next(iter(found)):
             return self
         return Op(self.schema.text, self.fake, self.folder, self._with(found[label], found[label]), self.code, self.where,
                   tags=self.schema.tags)
 
-    def choose(self, backend: str) -> None:
+    def _choose(self, backend: Backend) -> None:
         """Let variants run, where the op has them for a backend on which it was loaded."""
-        if self.labels(backends.for_device(backend)):
-            self.loaded[backend].registered.opjit_vary()
+        if self.labels(backend):
+            self.loaded[backend.name].registered.opjit_vary()
 
     def vmap(self, function: Function) -> Function:
         """Declare the batching rule, ``vmap(info, in_dims, *args)``, as torch.library.register_vmap takes it. Without one, torch.vmap calls
@@ -238,7 +237,7 @@ class Op:
         """
         if self.schema.mutates:
             raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
-        self._autocast = transforms.AutocastRule(dtype, None if only is None else transforms.places(self.schema, only))
+        self._autocast = dtype, None if only is None else transforms.places(self.schema, only)
         self.bind_rules()
 
     def sharding(self, function: Function) -> Function:
@@ -262,7 +261,7 @@ class Op:
         if self.constant:
             self.handle.impl(self.schema.name, torch.library.fallthrough_kernel, "Autograd")
         else:
-            self._passes = autograd.bind(self.handle, self.schema, self.overload, self._rules)
+            self._passes = autograd.bind(self)
         self.bind_rules()
 
     def bind_rules(self) -> None:
@@ -270,46 +269,39 @@ class Op:
         if self.handle is None:
             return
         if (self._vmap is not None or self.elementwise) and "vmap" not in self._bound:
-            torch.library.register_vmap(self.qualified, self._run_vmap, lib=self.handle)
+            torch.library.register_vmap(self.qualified, self.run_vmap, lib=self.handle)
             self._bound.add("vmap")
         if self._autocast is not None and "autocast" not in self._bound:
-            transforms.bind_autocast(self.handle, self.schema, self.overload, self._rules)
+            transforms.bind_autocast(self)
             self._bound.add("autocast")
         if self.definitions and "variants" not in self._bound:
             variants.bind(self)
             self._bound.add("variants")
         self.forget_sharding()
 
-    def bind_sharding(self) -> None:
-        """Tell DTensor the op's rule, once, if the process uses DTensor."""
-        if self._forget_sharding is None and (self._sharding is not None or self.elementwise):
-            self._forget_sharding = sharding.bind(self.overload, self._run_sharding)
-
-    def feed_inductor(self) -> None:
-        """Give torch's compiler the op's variants, once, if the process uses it."""
+    def bind_late(self) -> None:
+        """Tell DTensor the op's rule, and torch's compiler its variants, each once, if the process uses it."""
+        if (self._sharding is not None or self.elementwise) and "sharding" not in self._bound and sharding.bind(self.overload, self._shard):
+            self._bound.add("sharding")
         if self.definitions and "inductor" not in self._bound and variants.feed_inductor(self):
             self._bound.add("inductor")
 
     def forget_sharding(self) -> None:
-        """Take the op's rule back from DTensor, which keeps what it said."""
-        if self._forget_sharding is not None:
-            self._forget_sharding()
-            self._forget_sharding = None
+        """Take the op's rule back from DTensor, if that knows it."""
+        if "sharding" in self._bound:
+            sharding.forget(self.overload)
+            self._bound.remove("sharding")
 
-    @property
-    def _rules(self) -> transforms.Rules:
-        return transforms.Rules(self._run_backward, self._run_setup_context, self._run_vmap, self._cast)
-
-    def _run_backward(self, ctx: Any, *grads: Any) -> Any:
+    def run_backward(self, ctx: Any, *grads: Any) -> Any:
         if self._backward is None:
             raise RuntimeError(f"derivative for {self.qualified} is not implemented; add one with @{self.schema.name}.backward")
         return self._backward(ctx, *grads)
 
-    def _run_setup_context(self, **context: Any) -> None:
+    def run_setup_context(self, **context: Any) -> None:
         if self._setup_context is not None:
             self._setup_context(**context)
 
-    def _run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
+    def run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
         if self._vmap is not None:
             return self._vmap(info, in_dims, *args, **kwargs)
         if self.schema.draws and info.randomness != "different":  # torch's words and default
@@ -318,10 +310,10 @@ class Op:
         rule = transforms.elementwise if self.elementwise else transforms.loop
         return rule(self.overload, info, in_dims, args, kwargs)
 
-    def _run_sharding(self, *args: Any, **kwargs: Any) -> Any:
+    def _shard(self, *args: Any, **kwargs: Any) -> Any:
         return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
 
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast)
 
     @property
@@ -336,18 +328,18 @@ class Op:
 
     def use(self, backend: str, entry: Entry, libraries: Sequence[str] = ()) -> None:
         """Make torch call an entry's kernel, in place of one that is loaded. The caller holds the op's lock."""
-        loaded = self.loaded.get(backend)
-        if loaded is None:
-            self.loaded[backend] = self.with_autograd(loader.load(entry, self.qualified, libraries), backends.for_device(backend))
+        if backend in self.loaded:
+            self.loaded[backend].replace(entry, self.qualified)
+            self._choose(backends.for_device(backend))
         else:
-            loaded.replace(entry, self.qualified)
-        self.choose(backend)
+            self.keep(backends.for_device(backend), loader.load(entry, self.qualified, libraries))
 
-    def with_autograd(self, loaded: Loaded, backend: Backend) -> Loaded:
-        """Let calls on a backend that need no derivative pass without Python, where that is compiled."""
+    def keep(self, backend: Backend, loaded: Loaded) -> None:
+        """Note a backend's kernel, let calls that need no derivative pass without Python, where that is compiled, and let variants run."""
         if self._passes:
             loaded.unbind_autograd = cpp_autograd.bind(self.qualified, f"Autograd{backend.dispatch_key}")
-        return loaded
+        self.loaded[backend.name] = loaded
+        self._choose(backend)
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
@@ -360,7 +352,7 @@ class Op:
             setattr(self, name, getattr(newer, name))
         self.bind_rules()
         for backend in self.loaded:
-            self.choose(backend)
+            self._choose(backends.for_device(backend))
 
     @property
     def reference_function(self) -> Function:

@@ -177,8 +177,7 @@ def _fake_kernel(op: Op) -> Function:
         if len(devices) > 1:
             raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
                                "move them with .to()")
-        op.bind_sharding()  # DTensor calls this before it looks for a rule
-        op.feed_inductor()  # which calls this before it compiles
+        op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
         result = op.fake(*args, **kwargs)
         return _returned(op.schema, args, kwargs) if op.schema.returned else result
 

@@ -15,23 +15,23 @@ Function = Callable[..., Any]
 Rule = list[tuple[list[Any], list[Any]]]
 
 
-def bind(overload: OpOverload, rule: Function) -> Callable[[], None] | None:
-    """Make a rule the op's, as torch.distributed.tensor.experimental.register_sharding takes it, if this process uses DTensor. Returns a
-    function that takes it back."""
+def bind(overload: OpOverload, rule: Function) -> bool:
+    """Make a rule the op's, as torch.distributed.tensor.experimental.register_sharding takes it, if this process uses DTensor."""
     if "torch.distributed.tensor" not in sys.modules:
-        return None
-    from torch.distributed.tensor import DTensor, debug
+        return False
     from torch.distributed.tensor.experimental import register_sharding
 
     register_sharding(overload)(rule)
-    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    return True
 
-    def take_back() -> None:
-        strategies.pop(overload, None)
-        debug._clear_python_sharding_prop_cache()
-        debug._clear_fast_path_sharding_prop_cache()
 
-    return take_back
+def forget(overload: OpOverload) -> None:
+    """Take the op's rule back from DTensor, which keeps what it said."""
+    from torch.distributed.tensor import DTensor, debug
+
+    DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.pop(overload, None)
+    debug._clear_python_sharding_prop_cache()
+    debug._clear_fast_path_sharding_prop_cache()
 
 
 def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:

@@ -6,7 +6,7 @@ jacrev, vmap and their nestings, with the op's own backward; an op of torch.libr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -15,18 +15,9 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Schema
 
-Function = Callable[..., Any]
+Op = Any  # of op.py, which imports this file
 Dims = tuple[int | None, ...]
-
-
-class Rules(NamedTuple):
-    """What torch does with a call: methods of the op, so that a reload can exchange the author's functions."""
-
-    backward: Function  # backward, setup_context: as torch.library.register_autograd takes them
-    setup_context: Function
-    vmap: Function  # as torch.library.register_vmap takes it
-    # Gives a call's arguments as autocast converts them, which torch would do below the transforms.
-    cast: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+AutocastRule = tuple["torch.dtype | None", "frozenset[int | str] | None"]  # None is the region's dtype, and all arguments
 
 
 def has_list(schema: Schema) -> bool:
@@ -34,21 +25,21 @@ def has_list(schema: Schema) -> bool:
     return any(each.list and each.kind == "Tensor" for each in schema.arguments) or any(each.list for each in schema.results)
 
 
-def bind(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
+def bind(op: Op) -> None:
     """Register what torch.func does with an op that has a backward."""
 
     def transform(*args: Any, **kwargs: Any) -> Any:
         from torch._functorch.autograd_function import custom_function_call
 
-        args, kwargs = rules.cast(args, kwargs)
-        return custom_function_call(_function(overload, rules, kwargs), *args)
+        args, kwargs = op.cast(args, kwargs)  # which torch would do below the transforms
+        return custom_function_call(_function(op, kwargs), *args)
 
-    library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
+    op.handle.impl(op.schema.name, transform, "FuncTorchDynamicLayerFrontMode")
 
 
-def _function(overload: OpOverload, rules: Rules, kwargs: dict[str, Any]) -> Any:
+def _function(op: Op, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
-    arguments = overload._schema.arguments
+    overload, arguments = op.overload, op.overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
     named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
 
@@ -58,18 +49,18 @@ def _function(overload: OpOverload, rules: Rules, kwargs: dict[str, Any]) -> Any
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         inputs += positional[len(inputs):]  # torch drops trailing arguments that equal their defaults
         if named:
-            rules.setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output)
+            op.run_setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output)
         else:
-            rules.setup_context(ctx=ctx, inputs=inputs, output=output)
+            op.run_setup_context(ctx=ctx, inputs=inputs, output=output)
 
     def batched(info: Any, in_dims: Dims, *args: Any) -> Any:
-        return rules.vmap(info, in_dims, *args, **kwargs)
+        return op.run_vmap(info, in_dims, *args, **kwargs)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise no_forward_mode(overload)
 
-    functions = {"forward": forward, "setup_context": keep, "backward": rules.backward, "vmap": batched, "jvp": jvp}
-    return type(overload._schema.name.replace("::", "_"), (torch.autograd.Function,),
+    functions = {"forward": forward, "setup_context": keep, "backward": op.run_backward, "vmap": batched, "jvp": jvp}
+    return type(op.qualified.replace("::", "_"), (torch.autograd.Function,),
                 {name: staticmethod(function) for name, function in functions.items()})
 
 
@@ -112,27 +103,20 @@ def elementwise(overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any,
     return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
 
-def bind_autocast(library: torch.library.Library, schema: Schema, overload: OpOverload, rules: Rules) -> None:
+def bind_autocast(op: Op) -> None:
     """Convert floating-point arguments in regions of torch.autocast."""
     for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
-        library.impl(schema.name, _cast_first(overload, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), rules), key)
+        op.handle.impl(op.schema.name, _cast_first(op, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))), key)
 
 
-def _cast_first(overload: OpOverload, keys: torch._C.DispatchKeySet, rules: Rules) -> Function:
+def _cast_first(op: Op, keys: torch._C.DispatchKeySet) -> Callable[..., Any]:
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = rules.cast(args, kwargs)
+        args, kwargs = op.cast(args, kwargs)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*args, **kwargs)
+            return op.overload(*args, **kwargs)
 
     return autocast
-
-
-class AutocastRule(NamedTuple):
-    """A conversion of the arguments at some places to a dtype; None is the region's dtype, and all arguments."""
-
-    dtype: torch.dtype | None
-    only: frozenset[int | str] | None
 
 
 def places(schema: Schema, names: Sequence[str]) -> frozenset[int | str]:
@@ -149,11 +133,11 @@ def cast(args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule) -> t
     """Convert a call's floating-point tensors, if autocast is on for their device."""
     from torch.amp.autocast_mode import _cast
 
-    device = next((tensor.device.type for tensor in tensors_of((args, kwargs))), "cpu")
+    device, (dtype, only) = next((tensor.device.type for tensor in tensors_of((args, kwargs))), "cpu"), rule
     if not torch.is_autocast_enabled(device):
         return args, kwargs
 
     def converted(place: int | str, value: Any) -> Any:
-        return _cast(value, device, rule.dtype or torch.get_autocast_dtype(device)) if rule.only is None or place in rule.only else value
+        return _cast(value, device, dtype or torch.get_autocast_dtype(device)) if only is None or place in only else value
 
     return tuple(map(converted, range(len(args)), args)), {name: converted(name, value) for name, value in kwargs.items()}

@@ -22,26 +22,9 @@ from opjit.recipe.schema import Result
 Op = Any  # of op.py, which imports this file
 Definitions = Mapping[str, Mapping[str, object]]  # by the name of their variant
 Choose = Callable[[Op, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
-LANGUAGES = ("c", "cuda")
 
 
-def _first(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return int(op.loaded[backend.name].kernel)
-
-
-choose: Choose = _first  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
-
-
-def language(backend: Backend) -> str:
-    return LANGUAGES[backend.uses_nvcc]
-
-
-def languages(device: str | None) -> Sequence[str]:
-    return LANGUAGES if device is None else LANGUAGES[device == "cuda":][:1]
-
-
-def label(definitions: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in definitions.items())
+choose: Choose | None = None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
 
 
 def combinations(op: Op, device: str | None, values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
@@ -111,6 +94,7 @@ def _kernel(op: Op, numbered: bool) -> Callable[..., Any]:
         backend = next((each for each in backends.all_backends() if each.dispatch_key == key), None)
         if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
             raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
+        assert choose is not None  # once `import opjit` has ended
         kernel = choose(op, backend, number, args, kwargs)
         force = op.loaded[backend.name].registered.opjit_force
         force(kernel)
