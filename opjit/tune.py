@@ -149,26 +149,22 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
-    target, loaded = targets.here(backend), op.loaded[backend.name]
+    target, known, failed = targets.here(backend), op.loaded[backend.name].variants, list[OpjitError]()
     wanted = dict(zip(op.labels(backend), batch.requests([(op, target)], store), strict=True))
-    found: dict[str, Entry | OpjitError | None] = {label: request.look(each, store) for label, each in wanted.items()}
-    missing = [label for label, entry in found.items() if entry is None]
-    if missing:
-        size = budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB)
-        with processes.pool(min(size, len(missing))) as pool:
-            found.update(zip(missing, pool.map(lambda label: _obtain(wanted[label], store), missing), strict=True))
-    loaded.variants.update((label, loader.open_kernel(entry, op.qualified, op.libraries(target)))
-                           for label, entry in found.items() if isinstance(entry, Entry))
-    failed = [entry for entry in found.values() if isinstance(entry, OpjitError)]
+
+    def obtain(each: OpBinary) -> Entry | None:
+        try:
+            return request.look(each, store) or request.obtain(each, store)
+        except OpjitError as error:
+            failed.append(error)
+            return None
+
+    with processes.pool(min(budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB), len(wanted))) as pool:
+        for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
+            if entry is not None:
+                known[label] = loader.open_kernel(entry, op.qualified, op.libraries(target))
     if failed:
         progress.logger().warning(f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}")
-
-
-def _obtain(wanted: OpBinary, store: Store) -> Entry | OpjitError:
-    try:
-        return request.obtain(wanted, store)
-    except OpjitError as error:
-        return error
 
 
 def _running(op: Op, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
@@ -200,5 +196,5 @@ def _best(sides: Sides, inputs: Inputs, device: str) -> Choice:
         found = measure(replace(plan, sides=group, rounds=3, seconds=0.002))
         ratios |= {each: ratio(found[each], found[first])[0] for each in group}
     near = [each for each in sorted(ratios, key=ratios.__getitem__) if ratios[each] <= _NEAR * min(ratios.values())][:_FINALISTS]
-    found = measure(replace(plan, sides={each: sides[each] for each in near}))
+    found = measure(replace(plan, sides={each: sides[each] for each in near}, seconds=0.01))
     return Choice(best := min(near, key=lambda each: found[each].median), found[best].median)

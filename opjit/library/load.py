@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from opjit import backends, files, processes
 from opjit.backends.targets import Target
@@ -17,14 +17,6 @@ from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, check_library, read
 from opjit.store.manifest import Manifest
-
-
-class OpInLibrary(NamedTuple):
-    """One op of a library, verified."""
-
-    entry: Entry
-    schema: Schema
-    target: Target
 
 
 def load_library(path: str | os.PathLike[str]) -> Any:
@@ -62,16 +54,17 @@ def load_library(path: str | os.PathLike[str]) -> Any:
                  for folder in _folders(place, shown, path)}
     except (OSError, EntryError) as error:
         raise LoadError(f"{shown} is not loaded: {error}; build it again with opjit.build_library") from error
-    for binary in (each for binaries in found.values() for each in binaries):
-        _refuse_elsewhere(shown, binary.schema, binary.target)
+    for _, schema, target in (each for binaries in found.values() for each in binaries):
+        _refuse_elsewhere(shown, schema, target)
     with processes.reading:
-        ops = [(_declared(shown, folder, each), each) for folder, binaries in found.items() for each in binaries]
-    for op, binary in ops:
+        ops = [(_declared(shown, folder, schema), entry, target)
+               for folder, binaries in found.items() for entry, schema, target in binaries]
+    for op, entry, target in ops:
         with op.lock:
-            op.use(binary.target.backend.name, binary.entry, op.libraries(binary.target))
+            op.use(target.backend.name, entry, op.libraries(target))
     if place.is_file():
-        return next(op.overload for op, binary in ops if binary.entry.library == place)
-    return [op.overload for op in sorted({op for op, _ in ops}, key=lambda op: op.qualified)]
+        return next(op.overload for op, entry, _ in ops if entry.library == place)
+    return [op.overload for op in sorted({op for op, *_ in ops}, key=lambda op: op.qualified)]
 
 
 def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Path]:
@@ -97,7 +90,7 @@ def _refuse_swappable(shown: Path, path: Path) -> None:
         raise LoadError(f"{shown} is not loaded: {problem}")
 
 
-def _verified(shown: Path, folder: Path) -> OpInLibrary:
+def _verified(shown: Path, folder: Path) -> tuple[Entry, Schema, Target]:
     """Verify one op's entry."""
     _refuse_swappable(shown, folder)
     manifest, content, identity = read(folder)
@@ -108,7 +101,7 @@ def _verified(shown: Path, folder: Path) -> OpInLibrary:
         check_library(content, target, manifest.link)
     except OpjitError as error:
         raise LoadError(f"{shown} is not loaded: {error}") from error
-    return OpInLibrary(Entry(folder, manifest.key, folder / manifest.library, verified=identity), schema, target)
+    return Entry(folder, manifest.key, folder / manifest.library, verified=identity), schema, target
 
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
@@ -139,23 +132,17 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
                         f"opjit.build_library({schema.qualified!r}, DIR, arch={here.arch!r})")
 
 
-def _declared(shown: Path, folder: Path, binary: OpInLibrary) -> Op:
+def _declared(shown: Path, folder: Path, schema: Schema) -> Op:
     """Return the op of a binary: as this process declares it, else as the library does. The caller holds `processes.reading`."""
-    op = registry.declared(binary.schema.qualified)
-    if op is None:
-        _run(shown, folder)
-        op = registry.declared(binary.schema.qualified)
-    if op is None or op.schema.text != binary.schema.text:
+    if registry.declared(schema.qualified) is None:
+        try:
+            registry.add_trusted(folder)
+        except Exception as error:
+            reason = error if isinstance(error, OpjitError) else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
+            raise LoadError(f"{shown} is not loaded: {reason}") from error
+    op = registry.declared(schema.qualified)
+    if op is None or op.schema.text != schema.text:
         declares = f"this process declares {op.schema.text!r} (in {op.folder})" if op else f"its {folder.name}/op.py does not"
-        raise DeclarationError(f"{shown} is not loaded: it was built for {binary.schema.text!r}, but {declares}; build the library "
+        raise DeclarationError(f"{shown} is not loaded: it was built for {schema.text!r}, but {declares}; build the library "
                                "again, or import the declaration that it was built from")
     return op
-
-
-def _run(shown: Path, folder: Path) -> None:
-    """Run an op.py of a library."""
-    try:
-        registry.add_trusted(folder)
-    except Exception as error:
-        reason = error if isinstance(error, OpjitError) else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
-        raise LoadError(f"{shown} is not loaded: {reason}") from error
