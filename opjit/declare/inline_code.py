@@ -23,7 +23,10 @@ class Code(NamedTuple):
     def write(self, name: str) -> Path:
         """Write the sources of an op, unless they are there, to a folder that is named after them, so that no compiler sees them change."""
         content = "\0".join([name, *(part for item in sorted(self.texts.items()) for part in item)])
-        folder = _private_folder() / hashlib.sha256(content.encode()).hexdigest()[:20]
+        private = _folders.get(os.getpid())  # a forked child makes its own: the parent removes its folder when it exits
+        if private is None or not private.is_dir():
+            private = _folders[os.getpid()] = files.until_exit("opjit-inline-")
+        folder = private / hashlib.sha256(content.encode()).hexdigest()[:20]
         for suffix, text in self.texts.items():
             path = folder / f"{name}{suffix}"
             if not path.exists():
@@ -32,11 +35,3 @@ class Code(NamedTuple):
                 temporary.write_text(text, encoding="utf-8")
                 os.replace(temporary, path)
         return folder
-
-
-def _private_folder() -> Path:
-    """Return this process's folder for sources. A forked child makes its own: the parent removes its folder when it exits."""
-    folder = _folders.get(os.getpid())
-    if folder is None or not folder.is_dir():
-        folder = _folders[os.getpid()] = files.until_exit("opjit-inline-")
-    return folder

@@ -92,11 +92,6 @@ def _has_op_py(op: Op) -> bool:
     return op.code is None and op.file is not None and op.file.name == "op.py"
 
 
-def _folder(op: Op) -> str:
-    """Return the name of the op's folder in a library."""
-    return op.folder.name if _has_op_py(op) else _dotted(op)
-
-
 def _together(requested: Sequence[Op], target: Target) -> list[Op]:
     """Return the requested ops, and the others of their op.py files that have a kernel for the target, sorted by name."""
     found = {op.qualified: op for op in requested}
@@ -150,7 +145,7 @@ def _write(first: Op, target: Target, entries: dict[Op, Entry], directory: Path,
 
 def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
     """Copy an op's folder, unless it is there, and its binary into a library. An op without an op.py gets one, with its schema."""
-    to = root / _folder(op)
+    to = root / (op.folder.name if _has_op_py(op) else _dotted(op))
     if not to.exists() and _has_op_py(op):
         shutil.copytree(op.folder, to, ignore=_left_out, copy_function=shutil.copyfile)
     elif not to.exists():
