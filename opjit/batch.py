@@ -16,8 +16,7 @@ from opjit.wanted import OpBinary
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
-    """Return the targets of archs, each once, and for each processor in `hosts` if the arch does not name its own. Without archs, return
-    this machine's, one for each kind of device. Raises UnknownArch if no backend builds for one of them."""
+    """Return the targets of archs, each once, for each processor in `hosts`; without archs, this machine's, one for each kind of device."""
     if archs:
         return list(dict.fromkeys(toolchain.target_of(arch, store.notes, None, host) for arch in archs for host in hosts or (None,)))
     if hosts:
@@ -36,8 +35,7 @@ def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target
 
 def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool = False,
              failed: list[tuple[str, OpjitError]] | None = None, scan: Scan | None = None) -> list[OpBinary]:
-    """Return the requests of pairs of an op and a target, and of the op's variants after its own. Shared headers and compilers are examined
-    once. `failed` gets the names of pairs whose sources cannot be read or compiled, with the errors."""
+    """Return the requests of pairs, with the ops' variants; `failed` gets the errors of those whose sources cannot be read or compiled."""
     scan, compilers, found = scan or Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
     for op, target in pairs:
         name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)

@@ -43,8 +43,7 @@ def digest(path: str) -> str:
 
 @contextmanager
 def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file of a cache to read it: everything from a cache is read by this function or by `read`. Raises EntryError if it is no
-    regular file, has more than `most` bytes, or others can write it; for `trusted_as`, see `distrusted`."""
+    """Open a file of a cache. Raises EntryError if it is no regular file, has more than `most` bytes, or is `distrusted`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not block
     except OSError as error:
@@ -136,9 +135,8 @@ def let_read(folder: Path, top: Path) -> None:
 
 
 def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None) -> str | None:
-    """None if only this user or root can have written a file or folder, whose `status` is given if it is open; else the reason. `path` must
-    lie where `swappable` finds no problem. No symbolic link is followed. `trusted_as` is a file that this process runs anyway; its owner
-    and its writers are trusted with `path` too."""
+    """Why others can have written a file or folder, whose `status` is given if it is open; None if only this user or root can. `path`
+    must lie where `swappable` finds no problem. The owner and writers of `trusted_as`, a file that this process runs, are trusted, too."""
     status = os.lstat(path) if status is None else status
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
@@ -149,9 +147,8 @@ def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_resul
 
 
 def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
-    """None if no other user can write a file or folder, or put another one in its place; else who can, and what to do. It is the rule for
-    whatever opjit compiles, runs or loads: each parent folder (of a new path, each that exists) and each link in the path must belong to
-    this user or root and not be writable by others, unless its sticky bit is set. For `trusted_as`, see `distrusted`."""
+    """Who can write a file or folder, or put another in its place, and what to do; None if no other user can. Each folder and link on
+    the way must belong to this user or root and not be writable by others, unless its sticky bit is set. `trusted_as`: see `distrusted`."""
     here, links, rest = "/", 0, [part for part in reversed(str(path).split("/")) if part]
     try:
         known = os.stat(trusted_as) if trusted_as is not None else None
@@ -194,9 +191,8 @@ def _writer(path: str, status: os.stat_result, last: bool, known: os.stat_result
 
 
 def _own_group(path: str, group: int) -> bool:
-    """Whether only this user may write what a group may write. The group is the user's private one, as most systems make it: it has the
-    user's name, no other member, and no other account has it. Where there is an access control list, the mode shows what all groups
-    and users in it may do, so it may name others."""
+    """Whether only this user may write what a group may write: it is the user's private one, by its name and members. With an access
+    control list, the mode shows what all groups and users in it may do, so it may name others."""
     import grp
     import pwd
 

@@ -1,9 +1,6 @@
-"""Verified libraries in this process: dlopen, registration with torch, reload and unregistration.
-
-The file that is opened is the one whose bytes were verified, whatever has taken its place since: see `pinned`.
-
-Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is opened
-beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone."""
+"""Verified libraries in this process: dlopen, registration with torch, reload and unregistration. `pinned` opens the very file that was
+verified. Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is
+opened beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ class Gone(LoadError):
 
 
 class Loaded:
-    """An op's registration for one backend: the key and the kernel of the binary that runs now, or whose variants do, and the library that
-    torch calls."""
+    """An op's registration for one backend: key and kernel of the binary that runs now, and the library that torch calls."""
 
     def __init__(self, key: str, registered: ctypes.CDLL) -> None:
         self.key = key
@@ -56,8 +52,7 @@ class Loaded:
 
 
 def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
-    """Open an entry's library and register its kernel with torch. For `before`, see `open_library`. Raises Gone if the library was removed,
-    LoadError if the dynamic loader or torch rejected it."""
+    """Open an entry's library, as `open_library` does, and register its kernel. Raises Gone, or LoadError if torch rejects it."""
     library = open_library(entry, qualified, before)
     if library.opjit_register() != 0:
         raise LoadError(f"torch rejected the kernel of {qualified} in {entry.library}; torch's own message is on stderr")
@@ -76,8 +71,7 @@ def _kernel(library: ctypes.CDLL) -> int:
 
 
 def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ctypes.CDLL:
-    """Map an entry's library, without registering it. `before` are paths of shared libraries that it needs; the dynamic loader finds a
-    loaded one by its soname. Raises Gone if it was removed, LoadError if the dynamic loader rejected it."""
+    """Map an entry's library, unregistered, after the shared ones in `before`. Raises Gone if it was removed, LoadError if it fails."""
     global _interrupts
     path = str(entry.library)
     try:

@@ -1,8 +1,6 @@
-"""Commands that end with the process that waits for them, and what must not be interrupted by a fork in another thread.
-
-A forked child has its parent's locks, modules and pipes, but none of its threads. So a lock that another thread held would never be
-free, a module that it was importing would stay locked, and a command that it was starting would seem to run for as long as the child does.
-"""
+"""Commands that end with the process that waits for them, and what a fork in another thread must not interrupt: the child has no other
+thread. A lock that one held would never be free, a module that it was importing would stay locked, and a command that it was starting
+would seem to run for as long as the child does."""
 
 from __future__ import annotations
 
@@ -77,8 +75,7 @@ watch_forks()
 
 
 def run(command: Any, *, check: bool = False, limit: float | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run`, but an interrupt terminates the command, which can end what it started, and kills it only if that fails. After
-    `limit` seconds it is ended in the same way; it has failed then, and the last line of its output says so. stdin is no pipe."""
+    """`subprocess.run`, but an interrupt or `limit` seconds end the command gently; it failed then, and its output's last line says so."""
     with importing:
         import subprocess
 

@@ -1,7 +1,5 @@
-"""What a user sees of a request: a status line on a terminal during a build, and records of the logger ``opjit``.
-
-A build or a wait that takes LONG is logged as a warning, so that no program seems to hang without a reason. Many builds share one live
-display on a terminal. Elsewhere, each gets a line when it ends."""
+"""What a user sees of a request: a status line on a terminal, records of the logger ``opjit``, and a warning after LONG seconds. Many
+builds share one live display on a terminal; elsewhere, each gets a line when it ends."""
 
 from __future__ import annotations
 

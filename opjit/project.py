@@ -36,8 +36,7 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
     PLUGIN_NAME = "opjit"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the ops. An editable install gets no binaries: its ops are built when they are first used. Raises WheelError if no arch is
-        named, or there is no package with ops; UnknownArch, NoKernel, ToolMissing or CompileError if a binary cannot be built here."""
+        """Build the ops, unless the install is editable. Raises WheelError without archs or ops, and the errors of a build."""
         if self.target_name != "wheel" or version == "editable":
             return
         found = {package: _ops(Path(self.root, package)) for package in self.build_config.packages}

@@ -1,7 +1,4 @@
-"""Why a request hits or misses, and which input of a build changed; ``opjit why``. Builds and changes nothing.
-
-A miss is explained by the nearest entry of the same op: its document (see Recipe.document) differs in the fewest inputs from the
-requested one."""
+"""``opjit why``: why a request hits or misses, by the nearest entry of the op, whose document differs in the fewest inputs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import json
 import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, BinaryIO, TextIO
@@ -32,8 +31,7 @@ _NOISY = 0.1  # a spread above which a ratio is not to be trusted
 
 @dataclass(frozen=True)
 class Comparison:
-    """One workload, measured in turns on the op and on the other side, which is ``"torch"`` for the op's reference.
-    `error` and `reference_error` are the largest difference from the reference's result for float64 inputs, relative to that result."""
+    """One workload, measured in turns on the op and on `against`; errors are relative to the reference's result for float64 inputs."""
 
     op: str
     device: str
@@ -85,9 +83,8 @@ def _compiled(op: Op) -> Callable[..., Any]:
 
 def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, plot_file: BinaryIO | None = None,
               against: str | None = None, cold: bool | None = None) -> int:
-    """Measure the workloads of ops in inference mode, and print a table and its sum for each op and device.
-    `only` is a part of a label, `against` as in `_side`, and `cold` None means cold on CUDA and hot on the CPU. Returns the command's exit
-    code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
+    """Measure the workloads of ops whose labels contain `only`; print a table and its sum for each op and device. `cold` None: cold on
+    CUDA. Returns the exit code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
     if plot_file is not None and find_spec("matplotlib") is None:
         raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib")
     side = _side(against)
@@ -102,8 +99,11 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
-                with _ended_by_ctrl_c():
+                before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for a kernel that never returns
+                try:
                     rows.append(_measure(op, called, each, workload, side, cold))
+                finally:
+                    signal.signal(signal.SIGINT, before)
                 console.print(_format(rows[-1]))
         if rows:
             console.print("\n".join((summary(rows), *_doubts(rows), "")))
@@ -160,16 +160,6 @@ def summary(rows: Sequence[Comparison]) -> str:
             f"worst {worst.ratio:.2f} ({worst.label})")
 
 
-@contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process while kernels run: Python's handler would wait for a kernel that never returns."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _row(label: str, *cells: str) -> str:
     """Format a line of the table, 80 columns wide; an empty cell has no column."""
     widths = (8, 8, 8, 6, 5, 13, 5, 6, 8)
@@ -198,8 +188,7 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
 
 
 def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None) -> tuple[float, float]:
-    """Measure the errors of the op, or of another function, and of its reference, relative to the exact result.
-    Raises AssertionError if the result is wrong."""
+    """Return the errors of `called` and of the reference, relative to the exact result. Raises AssertionError if a result is wrong."""
     sample = Sample(workload.args, workload.kwargs)
     result, expected = effects(called, op, sample), effects(op.reference_function, op, sample)
     # The error of a sum over many elements grows like a random walk.

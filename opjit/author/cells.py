@@ -27,8 +27,7 @@ Sides = Mapping[str, Callable[..., Any]]  # the op, and perhaps a reference, by 
 
 
 def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of `opjit test` for an op, as they come, with one sample and on the device of its first tensor.
-    Raises ToolMissing without cloudpickle, which carries the notebook's functions there, and BadSetting if it cannot carry them."""
+    """Yield the lines of `opjit test` as they come, for one sample. Raises ToolMissing or BadSetting if cloudpickle cannot carry it."""
     if find_spec("cloudpickle") is None:
         raise ToolMissing("cloudpickle", "--test needs cloudpickle, which is not installed: pip install cloudpickle")
     import cloudpickle  # type: ignore[import-untyped]

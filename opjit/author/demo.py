@@ -1,7 +1,5 @@
-"""``opjit demo``: builds, loads and times an op on every device of the machine, in a few seconds.
-Two fresh processes do the same; this one does without torch, whose import takes seconds on a cold disk. In an empty cache the first builds
-allreduce for every device, and the second loads it from there. Each calls it on a million random numbers, and compares it with torch.
-Without a GPU, a machine with a compiler for CUDA builds the CUDA op and runs nothing. In the end the binaries are in the user's cache."""
+"""``opjit demo``: two fresh processes get allreduce for every device, one with an empty cache and one with what the first built; each
+compares it with torch. This process does without torch, whose import takes seconds. Without a GPU, the CUDA op is built only."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _NAMESPACES = {"aten", "c10d", "export", "inductor", "mkl", "mkldnn", "onednn", 
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write the folder of a new op, whole or not at all: op.py, kernels, a test, an editor's settings.
-    Raises DeclarationError, as the others do, where the name is invalid or taken, or the folder exists."""
+    """Write the folder of a new op, whole or not at all. Raises DeclarationError for a bad name or a folder that exists."""
     namespace, name = _split(qualified)
     _write(parent / name, _op_files(namespace, name, backward, cuda))
     return parent / name

@@ -121,8 +121,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 
 
 def binary_tag(folder: Path) -> dict[str, Any]:
-    """Return a wheel's tag for the libraries in a folder, such as ``py3-none-manylinux_2_17_x86_64``, with each processor that they are
-    for."""
+    """Return a wheel's tag for the libraries in a folder, ``py3-none-manylinux_2_17_x86_64``, with a part for each of their processors."""
     contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
     oldest = max([_OLDEST_GLIBC, *(int(version) for content in contents for version in _GLIBC.findall(content))])
     platforms = sorted(f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)})

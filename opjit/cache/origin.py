@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from opjit.backends.targets import Target
@@ -27,10 +26,6 @@ class Origin(NamedTuple):
     def name(self) -> str:
         """The name of its object in a remote."""
         return f"{self.folder}/{self.key}.opjit"
-
-    def pointing(self, before: Sequence[str]) -> bytes:
-        """Return the content of a pointer that held these keys, with this entry's in front."""
-        return "\n".join([self.key, *(key for key in before if key != self.key)][:self.most]).encode("ascii")
 
 
 def of(manifest: Manifest) -> Origin:

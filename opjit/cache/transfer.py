@@ -1,5 +1,4 @@
-"""Transfer entries: push them to a remote, and pull them from one. Only commands do so, never a build. Ops and C++ extensions are
-transferred alike. A pack is a tar of what push writes into a folder."""
+"""Push entries to a remote, pull them from one, or pack them: a tar of what push writes. Only commands do so, never a build."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class TransferReport(NamedTuple):
 
 
 class _Remote:
-    """A remote with a time limit for every request; `url` None is OPJIT_REMOTE's. Raises RemoteError if none is named, or if a request
-    failed for another reason than a missing object."""
+    """A remote, by default OPJIT_REMOTE's, with a time limit for each request. Raises RemoteError without one, and for each failure."""
 
     def __init__(self, url: str | None, shown: str | None = None) -> None:
         url = url or os.environ.get("OPJIT_REMOTE")
@@ -96,9 +94,8 @@ def _silent(line: str) -> None:
 
 
 def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
-    """Upload the cache's entries of some ops and extensions (``cpp_extension::NAME``), or all, that a remote (OPJIT_REMOTE's) does not
-    have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. `say` hears each object's name. Raises RemoteError if the
-    remote cannot be reached or written, or the key cannot be read."""
+    """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a remote, OPJIT_REMOTE's by default, does
+    not have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. Raises RemoteError for a bad remote or key."""
     place, report = _Remote(url), TransferReport([], 0, [])
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
@@ -113,7 +110,7 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), 
         for pointer in entry.pointers:
             before = place.pointed(pointer)
             if not known or not before or (entry.most > 1 and entry.key not in before):
-                place.write(pointer, entry.pointing(before))
+                place.write(pointer, "\n".join([entry.key, *(key for key in before if key != entry.key)][:entry.most]).encode("ascii"))
         report = report._replace(there=report.there + known)
     return report
 
@@ -143,8 +140,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
 
 
 def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
-    """Fetch a remote's entries that the cache does not have, for every arch; arguments as of `push`. Raises RemoteError if the remote
-    cannot be reached, or is a web server, which cannot list its entries; if OPJIT_TRUST is not set, or the cache cannot be written."""
+    """Fetch a remote's entries that the cache does not have, for every arch; arguments and errors as of `push`."""
     place = _Remote(url)
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "

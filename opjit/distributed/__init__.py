@@ -117,9 +117,8 @@ def _load(call: LoadCall | InlineCall) -> Any:
 
 
 def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
-    """Find or build entries together with the job's other ranks, which also call this, perhaps for other entries. Nothing is loaded, and
-    errors are in the tasks. `ahead`: what is built must be in the store, and what this node had before is not sent to nodes that lack it.
-    Raises OpjitError if the environment's variables for ranks are invalid."""
+    """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded, and errors are in the tasks.
+    `ahead`: what is built must be in the store, and what this node had before is not sent to nodes that lack it."""
     tasks = [RankTask(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
     rank = ranks.current()
     if rank is not None and rank.needs_store:

@@ -30,7 +30,7 @@ from opjit import progress, request
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import JobStore, StoreLost
 from opjit.environment import is_on
-from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
+from opjit.errors import CacheWarning, CompileError, EntryError, OpjitError
 from opjit.store import bundle, manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -67,10 +67,6 @@ class RankResult(NamedTuple):
 
     def dump(self) -> str:
         return json.dumps(self._asdict())
-
-    def error_for(self, wanted: Wanted) -> BuildError:
-        error = wanted.fault(self.error)
-        return CompileError(self.error, op=error.op, target=error.target) if self.in_source else error
 
 
 class RankTask:
@@ -109,8 +105,7 @@ class RankTask:
             self.error = error
 
     def accept(self, content: bytes) -> None:
-        """Put an entry's bytes into the store or, if that cannot be written, into a folder that lasts as long as this process. Raises
-        EntryError if they are not this entry's, OSError if there is no space for them."""
+        """Keep an entry's bytes in the store, or else for this process. Raises EntryError if they are another's, OSError without space."""
         received = bundle.parse(content)
         described = manifest.parse(received.manifest)
         if not self.wanted.accepts(described):
@@ -233,7 +228,8 @@ class Job:
         if task.look():
             return
         if result.error:
-            task.error = result.error_for(task.wanted)
+            error = task.wanted.fault(result.error)
+            task.error = CompileError(result.error, op=error.op, target=error.target) if result.in_source else error
             return
         if result.parts:
             self._fetch(task, result)

@@ -31,8 +31,7 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank | None:
-    """Return this process's rank; None if it is not part of a job. An existing process group comes first, then the variables of torchrun,
-    Open MPI, other MPIs and Slurm's srun. Raises OpjitError if a variable makes no sense."""
+    """Return this process's rank, by its process group, else by the launcher's variables, or OpjitError; None if it is in no job."""
     distributed: Any = sys.modules.get("torch.distributed")
     in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     pair = (distributed.get_rank(), distributed.get_world_size()) if in_group else _pair("RANK", "WORLD_SIZE") \

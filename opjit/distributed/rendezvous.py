@@ -1,7 +1,5 @@
-"""The store in which the ranks of a job meet: torch.distributed's own, which every job has or creates anyway.
-
-A thread sends each request, because torch's calls have no time limit. If the store's host has exited, frozen or lost its network, the
-rank gets `StoreLost` after ANSWER_TIMEOUT instead of hanging."""
+"""The store in which the ranks of a job meet: torch.distributed's own. A thread sends each request, because torch's calls have no time
+limit: if the store's host has exited, frozen or lost its network, the rank gets `StoreLost` after ANSWER_TIMEOUT."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ class StoreLost(Exception):
 
 
 class JobStore:
-    """A connection to the job's store. Its keys are opjit's own; torch's are never touched. `connect` makes torch's store at the first
-    request; a `hosted` store ends with this process."""
+    """The job's store, under keys of opjit's own. The first request calls `connect`; a `hosted` store ends with this process."""
 
     def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
         self.hosted = hosted

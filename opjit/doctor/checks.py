@@ -146,8 +146,7 @@ def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
 
 
 def _in_subprocess(about: str, where: str) -> Observation:
-    """Build and run an op in a subprocess with a cache of its own, so that a crash harms neither the doctor nor the user's cache.
-    That cache lies in the user's, if it can be written: what its filesystem does not allow shows here."""
+    """Build and run an op in a subprocess, which may crash, with a cache of its own on the user's filesystem, whose limits show here."""
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
     with _temporary_folder(nearest_existing(default_root())) as cache:

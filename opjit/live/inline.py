@@ -85,8 +85,7 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
 
 def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str] | None, fake: Function | None, module: str, where: str,
          shown: str | None = None, extras: Sequence[Sequence[Any]] = (), differentiable: bool = True, elementwise: bool = False) -> Op:
-    """Make an op from strings, by backend name, without declaring it. For `module`, `where` and `shown`, see `Code` and `Op`; `extras` are
-    the author's flags, libraries and files, as `flags.check` takes them."""
+    """Make an op from strings, by backend name, undeclared. See `Code` and `Op` for `module` to `shown`, `flags.check` for `extras`."""
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
     texts = {backends.for_device(name).suffix: source for name, source in sources.items() if source is not None}
     if not texts:

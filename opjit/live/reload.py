@@ -1,8 +1,6 @@
-"""Replaces an op's code while torch and other threads keep calling the op.
-
-All that can fail comes first: op.py runs again without effect on its ops, and every binary is built and opened. Changes follow only
-then, so an error leaves the op as it was. torch notices only a changed schema: it looks up the fake kernel and the backward at each
-call, and storing one function pointer replaces a loaded kernel (see loader.py)."""
+"""Replaces an op's code while torch and other threads keep calling it. All that can fail comes first: op.py runs again without effect on
+its ops, and every binary is built and opened, so an error leaves the op as it was. torch looks up the fake kernel and the backward at
+each call, and storing one function pointer replaces a loaded kernel (see loader.py)."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
 
 
 def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
-    """Replace declarations by newer ones of the same names, with binaries for every device that the ops were used on. The op named `wanted`
-    gets binaries for the backends in `extra`, too."""
+    """Replace declarations by newer ones of the same names, built for the devices in use; for `wanted` also for the backends in `extra`."""
     with _reloading, ExitStack() as locks:
         changes = []
         for op in sorted(newer, key=lambda op: op.qualified):

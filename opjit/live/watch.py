@@ -1,6 +1,4 @@
-"""Reloads ops when their files are saved.
-
-A thread compares the files' dates. A check during calls would slow down every call, as torch calls the C kernel directly."""
+"""Reloads ops when their files are saved. A thread compares the files' dates, as a check during calls would slow down every call."""
 
 from __future__ import annotations
 
@@ -71,20 +69,16 @@ class FolderWatch:
     def _stamps(self, op: Op) -> _Stamps:
         """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
         if op.qualified not in self._headers:
-            self._headers[op.qualified] = _headers_of(op)
+            include = (str(op.folder), *(op.extra.include if op.extra else ()), str(resources.folder("kernels_c")))
+            found: list[str] = []
+            for backend in backends.all_backends():
+                with suppress(NoKernel, OSError):
+                    found += headers.closure([str(op.source(backend))], include)
+            self._headers[op.qualified] = found
         names: list[str] = []
         with suppress(OSError), os.scandir(op.folder) as entries:
             names = [entry.path for entry in entries if entry.is_file() and not entry.name.startswith(".")]
         return {path: files.stamp(path) for path in (*names, *self._headers[op.qualified])}
-
-
-def _headers_of(op: Op) -> list[str]:
-    include = (str(op.folder), *(op.extra.include if op.extra else ()), str(resources.folder("kernels_c")))
-    found: list[str] = []
-    for backend in backends.all_backends():
-        with suppress(NoKernel, OSError):
-            found += headers.closure([str(op.source(backend))], include)
-    return found
 
 
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:

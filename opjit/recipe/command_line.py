@@ -12,8 +12,7 @@ _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
 
 
 class CommandLine:
-    """Collects the folders and files that flags name: folders of headers, in order, and files that ``-include`` and ``-imacros`` force in.
-    Relative folders of libraries start from `work`, the folder where torch runs the linker."""
+    """Collects folders of headers, in order, and files forced in, as flags name them. Folders of libraries start from `work`."""
 
     def __init__(self, work: str) -> None:
         self._work = work

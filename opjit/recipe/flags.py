@@ -1,7 +1,5 @@
-"""The author's own flags, libraries and include folders, checked at declaration.
-
-An allowed flag keeps opjit's promises: a binary's bytes follow from its key, it runs on every machine of its arch, and loading it does
-not change the process. Any other flag is rejected with an alternative."""
+"""The author's own flags, libraries and include folders, checked at declaration. An allowed flag keeps opjit's promises: a binary's bytes
+follow from its key, it runs on every machine of its arch, and loading it does not change the process. Others are rejected."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-
 def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
           include_paths: Sequence[str | os.PathLike[str]], cuda_ldflags: Sequence[str] = (),
           sources: Sequence[str | os.PathLike[str]] = ()) -> Flags:
-    """Check the flags of an op's declaration and return them as Flags; relative paths start from the op's folder. Raises DeclarationError
-    for a rejected flag, with an alternative."""
+    """Return an author's flags as Flags; paths start from the op's folder. Raises DeclarationError with an alternative to a bad one."""
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
         _refuse_other_than_list(op, parameter, flags)
     return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
@@ -93,8 +90,7 @@ def join(flags: Flags, extra: Flags, target: Target) -> Flags:
 
 
 def for_debugger(flags: Flags) -> Flags:
-    """Change a backend's or an op's flags into those of a debug build: debug information that names the files where they lie, code that a
-    debugger can follow, frame pointers. Device code is not optimised (-G)."""
+    """Change flags into a debug build's: frame pointers, code that a debugger follows to the files where they lie, -G on devices."""
     host = ("-g", "-Og", "-fno-omit-frame-pointer", "-fdebug-prefix-map={staging}=/opjit")  # no random name of the build's own folder
     c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
     cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))

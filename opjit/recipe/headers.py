@@ -54,19 +54,14 @@ def read(path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
 
 
 def parsed(content: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return a text's SHA-256 and its #include lines."""
-    return hashlib.sha256(content).hexdigest(), _named(content)
-
-
-def _named(content: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers that a file includes or asks for, each with the opening quote; macros that it includes have none."""
-    return _INCLUDE.findall(content) + _BY_MACRO.findall(content) + (_ASKED.findall(content) if b"__has_include" in content else [])
+    """Return a text's SHA-256 and the headers that it includes or asks for; macros that it includes have no opening quote."""
+    asked = _ASKED.findall(content) if b"__has_include" in content else []
+    return hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content) + _BY_MACRO.findall(content) + asked
 
 
 def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None, flags: Iterable[str] = ()) -> dict[str, str]:
-    """Return the SHA-256 of the roots and of all files that they include, by path; of an unreadable file a unique text, see `unreadable`.
-    It follows every #include line, even where the preprocessor would skip it; names found nowhere are the compiler's. Raises
-    FileNotFoundError if a root is missing, DeclarationError for a pipe or a device. `flags`: the compiler's, whose -D may name a header."""
+    """Return the SHA-256, by path, of the roots and of what any #include line leads to, `flags`' -D included; names found nowhere are
+    the compiler's. Raises FileNotFoundError if a root is missing, DeclarationError for a pipe or a device; else see `unreadable`."""
     scan, waiting, flags = scan or Scan(), list(roots), tuple(flags)
     known = tuple(waiting), include_path, flags
     digests = dict(scan.closures.get(known, ()))
@@ -118,8 +113,7 @@ def normalized(path: str) -> str:
 
 
 def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] = ()) -> str:
-    """Return a file's name in a key, the same on every machine, by its place in the op's folder, in the one of opjit's headers, or in the
-    author's include folders, which may lie anywhere."""
+    """Return a file's name in a key, the same on every machine: by its place in the op's, opjit's or the author's include folders."""
     if path.startswith(folder + os.sep):
         return path[len(folder) + 1:]
     if path.startswith(include + os.sep):

@@ -30,9 +30,8 @@ _SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
 
 
 def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
-    """Check an author's linker arguments; relative paths start from the op's folder. Returns them with the absolute paths of objects,
-    archives, and libraries in folders that -L names. Raises DeclarationError for one that would tie the binary to this machine, or names no
-    file."""
+    """Return an author's linker arguments with the absolute paths of objects, archives, and libraries in folders that -L names. Raises
+    DeclarationError for one that would tie the binary to this machine, or names no file."""
     def refuse(flag: str, reason: str) -> DeclarationError:
         return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
 
@@ -95,8 +94,7 @@ def for_cuda(flags: Flags, runtime: str) -> Flags:
 
 
 def find_cuda_library(name: str, runtime: str) -> Shared | None:
-    """Find a CUDA library: as this process has loaded it, else where pip, the CUDA Toolkit or the system put it. One in a folder with
-    another version of CUDA's runtime than `runtime`, such as ``"cuda13"``, is left out."""
+    """Find a CUDA library that is loaded, or lies where pip, the Toolkit or the system put it, not beside another `runtime`."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         loaded = re.search(rf"^.* (/.*/(lib{re.escape(name)}\.so\.\d+)[\d.]*)$", maps.read(), re.MULTILINE)
     if loaded:

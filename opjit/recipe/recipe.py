@@ -40,8 +40,7 @@ class Recipe(NamedTuple):
         return self.source.parent
 
     def document(self) -> dict[str, Any]:
-        """Return the document whose SHA-256 is the key. It holds content only: no path, date, host or environment,
-        except for the folders of a debug build."""
+        """Return the document whose SHA-256 is the key: content only, no path, date or host, but for a debug build's folders."""
         flags, linked = self.flags, _linked(self.flags, str(self.folder))
         include = str(resources.folder("kernels_c"))
         sources = [headers.portable_name(path, str(self.folder), include, flags.include) for path in flags.sources]
@@ -117,8 +116,7 @@ def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: 
 
 
 def read_files(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
-    """Scan and hash the kernel, the author's other sources, the runtime, and all headers that they include; hash the files that `flags`
-    links with. Returns the SHA-256 by path. For `scan`, see `headers.closure`."""
+    """Return the SHA-256, by path, of all files that are compiled, included or linked with. For `scan`, see `headers.closure`."""
     added, more = (flags.include, flags.sources) if flags is not None else ((), ())
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME

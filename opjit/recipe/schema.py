@@ -149,8 +149,7 @@ def _argument(text: str, argument: Any) -> Argument:
 
 
 def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[int, ...]:
-    """Return the places of the arguments that an op returns, in the two forms of torch's own ops: ``add_(Tensor(a!) x) -> Tensor(a!)``, and
-    ``add(Tensor x, *, Tensor(a!) out) -> Tensor(a!)``."""
+    """Return the places of the arguments that an op returns, as torch's own do: the first one of ``add_``, or all keyword-only ones."""
     sets = [result.alias_info.after_set if result.alias_info else set() for result in parsed.returns]
     if not any(sets):
         return ()

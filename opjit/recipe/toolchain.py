@@ -29,8 +29,7 @@ INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-c
 
 
 class Compiler(NamedTuple):
-    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and the include folders, joined by ``:``.
-    """
+    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and include folders, joined by ``:``."""
 
     path: str
     version: str
@@ -161,8 +160,7 @@ def lacking(nvcc: Nvcc, folder: Path) -> str:
 
 
 def _nvrtc_version(library: Path, headers: str) -> str:
-    """Return the version that the name of a library's other file holds, and a digest of the sizes of its files and CUDA's headers: the
-    same with and without the CUDA Toolkit, whose headers come last."""
+    """Return NVRTC's release, and a digest of its files' and CUDA's headers' sizes, the same with and without the CUDA Toolkit."""
     builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
     sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
     sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file())
@@ -288,8 +286,7 @@ def time_limit() -> float:
 
 
 def listing(compiler: Compiler, name: str) -> list[str]:
-    """Return the flags that make the assembler list what it reads, also by .incbin, as ``<name>.assembled``. None for clang, which cannot.
-    """
+    """Return the flags that make gcc's assembler list what it reads, also by .incbin, as ``<name>.assembled``; clang has none."""
     return [f"-Wa,--MD,{name}{ASSEMBLED}"] if "gcc version" in compiler.version else []
 
 
@@ -355,8 +352,7 @@ def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str,
 
 
 def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
-    """Return the versions of a target's compilers: for CUDA, with NVRTC, then with nvcc, as far as they are here; for another device, with
-    its own compiler. Empty if one is missing or does not work: then any compiler's binary matches."""
+    """Return the versions of a target's compilers, NVRTC before nvcc. Empty if one is missing: then any compiler's binary matches."""
     backend = target.backend
     try:
         compiler = find_compiler(notes, target.host)

@@ -72,8 +72,7 @@ def query_for(recipe: Recipe) -> Query:
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
-    """Fetch an entry from OPJIT_REMOTE into the store, or into a folder of this process if the store is not writable. None if the remote
-    does not have it, and after any failure, too, with one CacheWarning that ends the use of the remote."""
+    """Fetch an entry from OPJIT_REMOTE; None if it is not there. A failure is None, too, with one warning that ends the remote's use."""
     objects = Objects(os.environ["OPJIT_REMOTE"])
     identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
     if identity in _failed:
@@ -142,8 +141,7 @@ def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_lea
 
 
 def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
-    """Return the key and the entry that is sought, after all checks that need no file of it; None if it is not there. Raises the errors of
-    `read`, and EntryError if an entry is not trusted or not the requested one."""
+    """Return the key and the entry that is sought, checked, or None. Raises `read`'s errors, EntryError if it is not trusted or another."""
     def keys() -> Iterator[str]:
         yield from wanted.keys
         if wanted.pointer is not None:

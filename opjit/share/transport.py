@@ -1,7 +1,5 @@
-"""The objects of a remote: bytes by name under a URL. HTTP(S) uses Python's standard library, other protocols use fsspec.
-
-fsspec's asynchronous HTTP client takes 0.2 s to import, reads bodies of any length into memory, and its thread does not survive a fork. A
-blocking request in a thread, with a timeout, has none of these problems."""
+"""The objects of a remote: bytes by name under a URL. HTTP(S) uses Python's standard library, other protocols fsspec, whose HTTP client
+takes 0.2 s to import and reads bodies of any length; its thread does not survive a fork."""
 
 from __future__ import annotations
 
@@ -65,8 +63,7 @@ class Objects(NamedTuple):
                               "protocol, such as s3fs for s3:// or gcsfs for gs://") from error
 
     def read(self, name: str, limit: int, until: float) -> bytes:
-        """Return an object's bytes, until time.monotonic() is `until`. Raises FileNotFoundError if there is no such object, EntryError if
-        it has more than `limit` bytes, and any other error if the network failed."""
+        """Return an object's bytes. Raises FileNotFoundError if there is none, EntryError beyond `limit`, others if the network failed."""
         if self.is_http:
             content = self._request(name, limit, until)
         else:
@@ -123,7 +120,12 @@ class Objects(NamedTuple):
         try:
             response: HTTPResponse
             with urllib.request.build_opener().open(request, timeout=max(until - time.monotonic(), 0.01)) as response:
-                return _read_body(response, limit, until)
+                content = bytearray()
+                while len(content) <= limit and (piece := response.read1(_CHUNK)):
+                    content += piece
+                    if time.monotonic() > until:
+                        raise TimeoutError("the answer arrives too slowly")
+                return bytes(content)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in (404, 410):
@@ -132,8 +134,7 @@ class Objects(NamedTuple):
 
 
 def with_timeout(call: Callable[[], _Result], seconds: float) -> _Result:
-    """Call a function in a thread. Return its result or raise its error, or raise TimeoutError and abandon the thread: a name server, a
-    connection or a network filesystem can block for minutes, and only a thread can be abandoned."""
+    """Call a function in a thread, which TimeoutError abandons: a name server or a network filesystem can block for minutes."""
     answer: Future[_Result] = Future()
 
     def run() -> None:
@@ -146,15 +147,3 @@ def with_timeout(call: Callable[[], _Result], seconds: float) -> _Result:
     if not wait([answer], seconds).done:
         raise TimeoutError(f"no answer in {seconds:.1f} s")
     return answer.result()
-
-
-def _read_body(response: HTTPResponse, limit: int, until: float) -> bytes:
-    content = bytearray()
-    while len(content) <= limit:
-        piece = response.read1(_CHUNK)
-        if not piece:
-            break
-        content += piece
-        if time.monotonic() > until:
-            raise TimeoutError("the answer arrives too slowly")
-    return bytes(content)

@@ -16,7 +16,7 @@ import re
 import stat
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, RemoteError
@@ -24,9 +24,6 @@ from opjit.store import bundle as bundles
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.manifest import Manifest
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 UNSIGNED = "unsigned"
 _INLINE = "ed25519"
@@ -41,15 +38,13 @@ class Trust(NamedTuple):
     keys: tuple[bytes, ...]
 
     def opened(self, content: bytes) -> tuple[Bundle, Manifest]:
-        """Split an object, check its signature, and only then parse its manifest. Raises the errors of `check`, and EntryError if it is
-        damaged."""
+        """Split an object, check its signature, and only then parse its manifest. Raises `check`'s errors, EntryError if it is damaged."""
         found = bundles.parse(content)
         self.check(found)
         return found, manifests.parse(found.manifest)
 
     def check(self, bundle: Bundle) -> None:
-        """Check that a trusted key has signed an entry, without parsing it. Raises EntryError if it has no signature, or none of these keys
-        made it, RemoteError if the package cryptography is missing."""
+        """Raise EntryError if no trusted key signed an entry, RemoteError without the package cryptography. Nothing is parsed."""
         if not self.keys:
             return
         if bundle.signature is None:
@@ -126,33 +121,29 @@ class Signer:
     """Signs bundles with a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none, or other users can read it."""
 
     def __init__(self, path: Path) -> None:
-        self._key = _read_private(path)
+        _need_cryptography()
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
+            key = load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+            raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
+                              f"keygen` writes it; {error}") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` "
+                              "writes it")
+        self._key = key
 
     def sign(self, bundle: Bundle) -> Bundle:
         return bundle._replace(signature=self._key.sign(bundle.manifest))
 
 
-def _read_private(path: Path) -> Ed25519PrivateKey:
-    _need_cryptography()
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
-        key = load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
-        raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
-                          f"keygen` writes it; {error}") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` writes it")
-    return key
-
-
 def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:
-    """Make a pair of keys: NAME.key, readable only by you, and NAME.pub, for everyone who trusts you. Returns the private key's path, and
-    the public key in the form for OPJIT_TRUST. Raises RemoteError if a file exists already, or if they cannot be written."""
+    """Write NAME.key, readable only by you, and NAME.pub; return the first one's path, and the public key in the form for OPJIT_TRUST."""
     if not _NAME.fullmatch(name):
         raise RemoteError(f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
     _need_cryptography()

@@ -41,7 +41,6 @@ def parse(content: bytes) -> Bundle:
 
 
 def of(folder: Path) -> Bundle:
-    """Return an entry's bytes, unsigned, after checking its owners, modes, size and hash. Raises FileNotFoundError if there is no entry,
-    EntryError or OSError if the entry must not be used."""
+    """Return an entry's bytes, unsigned, after checking its owners, modes, size and hash. Raises the errors of `entry.read`."""
     manifest, library, _ = entry.read(folder)
     return Bundle(manifest.dump(), library)

@@ -33,8 +33,7 @@ def inspect(content: bytes) -> Binary:
 
 
 def machine(content: bytes) -> str:
-    """The machine of an ELF library or program: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is neither.
-    """
+    """The machine of an ELF file: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is no ELF file."""
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
         raise EntryError("it is not a 64-bit little-endian ELF file")
     number = struct.unpack_from("<H", content, 18)[0]
@@ -121,8 +120,7 @@ def _link_name(library: str) -> str | None:
 
 def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str],
           declared: frozenset[str] = frozenset()) -> None:
-    """Check a library's machine, run path, needed libraries and CUDA archs. Raises EntryError if one of them is wrong. It may need those
-    that are allowed, and those that are declared by their linker names: ``"z"`` for ``libz.so.1``, or ``":libz.so.1"``."""
+    """Raise EntryError for a wrong machine, run path, CUDA arch, or a needed library neither `allowed` nor `declared` as ``"z"``."""
     found = inspect(content)
     if found.machine != machine:
         raise EntryError(f"the library is for {found.machine}, not {machine}")

@@ -25,9 +25,8 @@ FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redir
 
 @dataclass(frozen=True)
 class Entry:
-    """A binary that was verified when this object was made. Its origin is ``"layer"``, ``"store"``, ``"remote"`` or ``"built"``;
-    `verified` is the file of the library that was verified, see `files.identity`; of an entry that was not hashed it is empty, and the
-    loader refuses it. Comparison ignores both."""
+    """A binary that was verified when this object was made: in a ``"layer"`` or the ``"store"``, from the ``"remote"``, or ``"built"``.
+    `verified` is the library's `files.identity`; if nothing was hashed, it is empty, and the loader refuses it. Comparison ignores both."""
 
     folder: Path
     key: str
@@ -50,8 +49,7 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
 
 
 def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True) -> tuple[Manifest, bytes, tuple[int, ...]]:
-    """Return an entry's manifest and library, and the identity of its file: of one build, and written by no untrusted user. Raises
-    FileNotFoundError if one of them is missing, EntryError or OSError if they must not be used."""
+    """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)

@@ -41,8 +41,7 @@ def folder() -> Path:
 
 @contextmanager
 def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a key during the block. If locks do not work, or the holder hangs, warn and go on without it. `on_wait` of a waiter
-    is called with the holder's process, start time and step, as text, whenever one of them changes."""
+    """Hold the lock of a key during the block, or warn and go on. `on_wait` hears who holds it, since when and for which step."""
     thread = _LockThread(key)
     try:
         thread.acquire(on_wait)

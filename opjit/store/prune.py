@@ -84,8 +84,7 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
 
 
 def prune(store: Store, size: int, age: float = AGE) -> Pruned:
-    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left; see `opjit.cache.prune`.
-    """
+    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left."""
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
     staging, now = _staging(store), time.time()
@@ -148,8 +147,7 @@ def _take(path: Path, staging: Path) -> bool:
 
 
 def _sweep(store: Store, staging: Path, before: float | None = None) -> None:
-    """Remove compiler notes, logs of failed builds, complete sets and linked parts that were last used before a time; if it is None, all
-    but the parts, with which a build that is under way may be linking."""
+    """Remove notes, logs, sets and parts last used before a time; for None all but the parts, with which a build may be linking."""
     for kind in SPECIAL - {"staging"} - ({"parts"} if before is None else set()):
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:

@@ -124,8 +124,7 @@ class Store(NamedTuple):
             raise UntrustedFolder(problem)
 
     def staging(self) -> Path:
-        """Return the folder of builds in progress, without those that were killed a day ago. Raises OSError if it cannot be made,
-        UntrustedFolder if other users could replace the store."""
+        """Return the folder of builds in progress, without day-old ones. Raises OSError, or UntrustedFolder if others could replace it."""
         staging = self.base / "staging"
         self._require_trusted()  # before creating anything there
         files.make_private(staging)
@@ -144,8 +143,7 @@ class Store(NamedTuple):
         return folder
 
     def put(self, staged: Path, place: Path, manifest: Manifest, target: Target | None) -> Entry:
-        """Publish a staged folder at `place`. If another process has published a good entry there, return that one. Raises OSError if the
-        store is not writable, EntryError if the staged folder fails verification."""
+        """Publish a staged folder at `place`, unless a good entry is there. Raises OSError, or EntryError if it fails verification."""
         for _ in range(_TRIES):
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
@@ -156,8 +154,7 @@ class Store(NamedTuple):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
     def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
-        """Publish an entry from another machine at `place`, whose name must be its key. The caller has checked its signature. Raises
-        OSError if the store is not writable, EntryError if the bundle contradicts itself, `place` or `target`."""
+        """Publish an entry whose signature was checked. Raises OSError, or EntryError if it contradicts itself, `place` or `target`."""
         manifest = manifests.parse(bundle.manifest)
         staged = self.stage()
         try:
@@ -182,8 +179,7 @@ class Store(NamedTuple):
 
 def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
           trusted_as: Path | None = None, hashed: bool = True) -> Entry | None:
-    """Return the first verified entry in a folder of entries whose document fits, or None. `fits` may raise EntryError about a bad
-    document; `warn` is about entries that fail verification."""
+    """Return the first verified entry whose document `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:

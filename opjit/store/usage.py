@@ -1,6 +1,5 @@
-"""Counts of requests, which a process keeps in memory and appends to the cache as one line when it exits: when that was, in seconds since
-1970, and its hits, fetches and builds. One that is killed leaves no line, and so does one whose cache is missing, read-only or another
-user's."""
+"""Counts of requests, which a process appends to the cache as one line when it exits: the time, and its hits, fetches and builds. One
+that is killed leaves no line, nor does one whose cache is missing, read-only or another user's."""
 
 from __future__ import annotations
 
