@@ -21,12 +21,7 @@ def _unpickled(kind: type[OpjitError], args: tuple[Any, ...], facts: dict[str, A
 
 
 class UnknownOp(OpjitError, KeyError):
-    """No op of that name is declared.
-
-    Attributes:
-        name: the requested name, with its namespace.
-        closest: similar declared names, best first.
-    """
+    """No op of that name is declared: `name`, with its namespace; `closest` are similar declared names, best first."""
 
     def __init__(self, name: str, closest: list[str]) -> None:
         hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
@@ -62,11 +57,7 @@ class NoKernel(OpjitError, NotImplementedError):
 
 
 class ToolMissing(OpjitError):
-    """A compiler or build tool is missing; the message says what to install.
-
-    Attributes:
-        tool: its name, such as ``"nvcc"``.
-    """
+    """A compiler or build tool is missing: `tool`, such as ``"nvcc"``; the message says what to install."""
 
     def __init__(self, tool: str, message: str) -> None:
         super().__init__(message)
@@ -74,14 +65,8 @@ class ToolMissing(OpjitError):
 
 
 class BuildError(OpjitError):
-    """A build failed.
-
-    Attributes:
-        op: the op's qualified name.
-        target: the target of the build.
-        command: the compiler's command line, if the compiler failed.
-        log: the file with the complete output.
-    """
+    """A build failed: of `op`, by its qualified name, for `target`. If the compiler failed, `command` is its command line; `log` is the
+    file with the complete output."""
 
     def __init__(self, message: str, *, op: str, target: str, command: str | None = None, log: Path | None = None):
         super().__init__(message)
@@ -96,11 +81,8 @@ class CompileError(BuildError):
 
 
 class PrecompileError(OpjitError):
-    """`opjit.precompile` could not build some entries, or `opjit.ready` finds that some are missing.
-
-    Attributes:
-        failed: each error with the name of its op and target; all others are there.
-    """
+    """`opjit.precompile` could not build some entries, or `opjit.ready` misses some: `failed` has each error and the name of
+    its op and target; all others are there."""
 
     def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:
         super().__init__(message)

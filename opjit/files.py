@@ -23,7 +23,6 @@ _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the proce
 
 
 def unique() -> str:
-    """A random name."""
     return os.urandom(16).hex()
 
 
@@ -37,7 +36,6 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def digest(path: str) -> str:
-    """SHA-256 of a file; see `read_regular`."""
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
@@ -97,7 +95,6 @@ def until_exit(prefix: str = "opjit-") -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a path lies in one of this process's temporary folders."""
     return any(path.is_relative_to(folder) for folder, _ in _own)
 
 
@@ -206,7 +203,6 @@ def _own_group(path: str, group: int) -> bool:
 
 @cache
 def _accounts(group: int) -> frozenset[str]:
-    """The names of the accounts whose main group it is."""
     import pwd
 
     return frozenset(account.pw_name for account in pwd.getpwall() if account.pw_gid == group)

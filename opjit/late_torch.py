@@ -46,7 +46,6 @@ def needs_torch(module: str) -> bool:
 
 
 def call_when_imported(then: Callable[[], None]) -> None:
-    """Call a function now, or when torch is imported."""
     if "torch" in sys.modules:
         then()
     else:

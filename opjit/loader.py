@@ -45,7 +45,6 @@ class Loaded:
         self.variants.clear()
 
     def unload(self) -> None:
-        """Unregister the kernel; the library stays mapped."""
         if self.unbind_autograd is not None:
             self.unbind_autograd()
         self.registered.opjit_unregister()

@@ -66,7 +66,6 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
 
 
 def _ops(package: Path) -> list[Op]:
-    """Return the ops that a package declares when it is imported."""
     if not (package / "__init__.py").is_file():
         raise WheelError(f"expected a package in {package}, with an __init__.py that declares its ops")
     sys.path.insert(0, str(package.parent))  # an op.py may import from its package

@@ -85,8 +85,6 @@ class Wanted(Protocol):
 
 
 class OpBinary(NamedTuple):
-    """An op's binary for a target."""
-
     op: Op
     target: Target
     recipe: Recipe

@@ -42,19 +42,10 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a request for an op would hit, and why. str() fits a screen.
-
-    Attributes:
-        op, target: the requested op and target.
-        key: the requested binary's; None without a working compiler, and then any compiler's binary matches.
-        found: folder of the entry that the request would use; None for a miss.
-        place: describes where that is.
-        against: folder of the nearest entry, for a miss.
-        differences: that entry's, the likeliest reason first.
-        unusable: unusable entries of this op and target, and the reasons.
-        outcome: what a request would do.
-        compiler: the compiler of the entry's CUDA code: NVRTC, or nvcc and the reason; an empty text for others.
-    """
+    """Whether a request for an `op` and `target` would hit, and why; str() fits a screen. `key` is None without a working compiler: any
+    compiler's binary matches then. A hit has the folder `found`, its `place` and the `compiler` of its CUDA code (NVRTC, or nvcc and the
+    reason). A miss has the nearest entry, `against`, and its `differences`, the likeliest reason first; `unusable` are entries with
+    reasons. `outcome` is what a request would do."""
 
     op: str
     target: str
@@ -212,7 +203,6 @@ def _inputs(before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]
 
 
 def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:
-    """Yield flags that were added, removed or moved."""
     then = [str(flag) for flag in before] if isinstance(before, list) else []
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     for flags, verb in ((new, "is new"), (gone, "was removed")):

@@ -119,7 +119,6 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
 
 
 def draw(measurements: Sequence[Comparison], file: BinaryIO) -> None:
-    """Draw the ratios as bars with their numbers, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(6.0, 0.3 * len(measurements)), 5), layout="constrained")
@@ -200,7 +199,6 @@ def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | 
 
 
 def _double(value: Any) -> Any:
-    """Convert floating-point tensors and dtypes to float64."""
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, torch.Tensor) and value.dtype.is_floating_point else value

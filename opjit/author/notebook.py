@@ -82,13 +82,11 @@ class OpjitMagics(Magics):
 
     @property
     def _names(self) -> dict[str, Any]:
-        """The notebook's variables."""
         assert self.shell is not None  # it registered the magic
         names: dict[str, Any] = self.shell.user_ns
         return names
 
     def _recipe(self, schema: str, options: Mapping[str, Any], sources: Mapping[str, str]) -> Callable[[], Op]:
-        """Return a function that makes the op, in another process too."""
         fake = self._function("--fake", options["fake"]) if options["fake"] else None
         like = options["like"].split(",") if options["like"] else None
         flags = [shlex.split(options[name] or "") for name in _FLAGS]
@@ -162,7 +160,6 @@ def split(cell: str, cuda: bool) -> dict[str, str]:
 
 
 def _declare(op: Op, arch: str | None) -> Op:
-    """Build the op for the devices of its code, and declare it."""
     assert op.code is not None
     sources = [backend for backend in backends.all_backends() if backend.suffix in op.code.texts]
     missing = {backend.name: reason for backend in sources if (reason := backend.available())}

@@ -28,12 +28,8 @@ __all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "TransferReport", "c
 
 
 class Stats(NamedTuple):
-    """What requests came to, in all processes that have ended, and in this one.
-
-    Attributes:
-        since: when the first of them ended, in seconds since 1970; 0 if none did.
-        hits, fetches, builds: requests that found a binary in the cache or a layer, got one from the remote, or built one.
-    """
+    """What requests came to, in this process and in all that have ended, the first of them at `since` (seconds since 1970; 0 if none
+    did): `hits` in the cache or a layer, `fetches` from the remote, and `builds`."""
 
     since: int
     hits: int

@@ -13,8 +13,6 @@ from opjit.store.manifest import Manifest
 
 
 class Origin(NamedTuple):
-    """Where an entry belongs."""
-
     title: str  # the entry's name in messages
     folder: str  # of the entry and others like it, below a store's root; in a remote the folder of its objects
     key: str
@@ -24,7 +22,6 @@ class Origin(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its object in a remote."""
         return f"{self.folder}/{self.key}.opjit"
 
 

@@ -32,13 +32,8 @@ _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the c
 
 
 class TransferReport(NamedTuple):
-    """What a transfer did.
-
-    Attributes:
-        moved: the names of the objects that were written.
-        there: the number of entries that the destination already had.
-        problems: one line for each entry that was left out, with the reason.
-    """
+    """What a transfer did: the names of the objects that it `moved`, the number of entries that were `there` already, and `problems`, a
+    line with the reason for each entry that was left out."""
 
     moved: list[str]
     there: int
@@ -70,14 +65,12 @@ class _Remote:
         return self._in_time(lambda: self.objects.has(name))
 
     def pointed(self, name: str) -> list[str]:
-        """Read the keys in a pointer; none if it is missing or damaged."""
         try:
             return remote.pointed(self.read(name))
         except (FileNotFoundError, EntryError):
             return []
 
     def names(self) -> list[str]:
-        """List the names of all entries."""
         return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
 
     def _in_time(self, call: Callable[[], _Result]) -> _Result:
@@ -149,7 +142,6 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
 
 
 def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
-    """Add a remote's entries to the cache."""
     root, report = Store(default_root()), TransferReport([], 0, [])
     for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
         folder = root.root / name.removesuffix(".opjit")

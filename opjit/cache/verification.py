@@ -18,12 +18,7 @@ GOOD, BAD = "good", "bad"
 
 
 class Finding(NamedTuple):
-    """The result for one entry.
-
-    Attributes:
-        verdict: ``"good"`` or ``"bad"``.
-        reason: why the entry is bad, or was compared in part.
-    """
+    """The result for one entry: ``"good"`` or ``"bad"``, and the reason why it is bad, or was compared in part."""
 
     item: Item
     verdict: str
@@ -31,7 +26,6 @@ class Finding(NamedTuple):
 
 
 def verify(root: Store) -> Iterator[Finding]:
-    """Verify all entries. Nothing is changed."""
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
             finding = Finding(item, GOOD, _verify(root, item))

@@ -173,7 +173,6 @@ def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _print_report(done: str, report: TransferReport) -> None:
-    """Print what a transfer did; exit code 1 if it left an entry out."""
     for problem in report.problems:
         click.echo(problem, err=True)
     click.echo(f"{done} {len(report.moved)}, {report.there} already there, {len(report.problems)} left out")

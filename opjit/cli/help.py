@@ -31,7 +31,6 @@ FILE, FOLDER = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=
 
 
 def examples(*lines: str) -> str:
-    """Make the end of a command's help."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
@@ -46,8 +45,6 @@ class OpCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group that lists its commands under headings."""
-
     command_class = OpCommand
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -58,7 +55,6 @@ class Group(click.Group):
 
 
 def print_include(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print the folder of opjit.h, and end."""
     if asked:
         from opjit.resources import include_path
 

@@ -98,7 +98,6 @@ class RankTask:
         return self.entry is not None
 
     def build(self) -> None:
-        """Fetch or build the entry as `opjit.get` does."""
         try:
             self.entry, self.origin = request.obtain(self.wanted, self.store), "built"
         except OpjitError as error:

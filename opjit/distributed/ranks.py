@@ -13,8 +13,6 @@ _PORT = 29500  # torch's default
 
 
 class Rank(NamedTuple):
-    """A rank of a job."""
-
     number: int
     size: int  # how many ranks the job has
     leader: bool  # it acts for its node: the node's first rank, or every rank if none is known to be the first

@@ -57,7 +57,6 @@ def _from_error(about: str, error: Exception, todo: str) -> Observation:
 
 
 def versions() -> Iterator[Observation]:
-    """Check Python, torch and the CPU."""
     yield Observation("opjit", OK, f"{opjit.__version__} in {Path(opjit.__file__).parent}, Python {platform.python_version()}")
     torchs, oldest = (tuple(map(int, version.split(".")[:2])) for version in (torch.__version__, _OLDEST_TORCH))
     if torchs < oldest:
@@ -74,7 +73,6 @@ def versions() -> Iterator[Observation]:
 
 
 def tools() -> Iterator[Observation]:
-    """Check the C compiler and ninja."""
     try:
         compiler = toolchain.require_compiler(None)
         yield Observation("C compiler", OK, f"{compiler.path}: {compiler.version}, for {compiler.machine}")
@@ -87,12 +85,10 @@ def tools() -> Iterator[Observation]:
 
 
 def c_op() -> Iterator[Observation]:
-    """Check an op for the CPU."""
     yield _in_subprocess("C op", "cpu")
 
 
 def gpus() -> Iterator[Observation]:
-    """Check the GPUs that torch can use."""
     missing = backends.for_device("cuda").available()
     if missing is None:
         names = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
@@ -228,12 +224,10 @@ def cache() -> Iterator[Observation]:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return the path itself, or its nearest parent that exists."""
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def remote() -> Iterator[Observation]:
-    """Check whether the remote in OPJIT_REMOTE answers."""
     if not os.environ.get("OPJIT_REMOTE"):
         return
     from opjit.share import remote, trust

@@ -102,7 +102,6 @@ def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str]
 
 
 def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None) -> Function:
-    """Return the fake kernel for the arguments `like` and `fake`."""
     if like is not None and fake is not None:
         raise DeclarationError(f"{schema.qualified}: like= and fake= both describe the results; give one of them")
     if fake is not None:

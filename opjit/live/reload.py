@@ -24,8 +24,6 @@ _reloading = processes.Lock()  # one reload at a time, so that no two of them wa
 
 
 class _Change(NamedTuple):
-    """The change of one op."""
-
     current: Op | None  # the op so far; None if it is new
     newer: Op  # its new declaration; `current` itself if only its sources may have changed
     entries: dict[str, Entry | None]  # its new binaries, by backend name; None for a backend for which it has no source any more

@@ -124,12 +124,10 @@ def _refuse_other_than_list(op: str, parameter: str, flags: object) -> None:
 
 
 def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
-    """Return whether `values` is a list or tuple of such values, and not a string."""
     return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
 
 
 def _reason(flag: str, allowed: str) -> str | None:
-    """Return why a flag is rejected; None if it is allowed."""
     if not flag.isprintable():
         return "a flag has no line break or control character"
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)

@@ -31,7 +31,6 @@ class Scan:
         self.closures: dict[tuple[object, ...], dict[str, str]] = {}  # by the arguments of `closure`
 
     def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
-        """Return the file that an #include line refers to, or None."""
         folders = ((beside,) if kind == b'"' else ()) + include_path
         return next((path for folder in folders if (path := self.file(folder, name)) is not None), None)
 

@@ -96,7 +96,6 @@ class Recipe(NamedTuple):
         return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
 
     def inputs_now(self) -> dict[str, str]:
-        """Return the digests of the inputs as they are now."""
         return read_inputs(self.source, self.target, self.flags)
 
 

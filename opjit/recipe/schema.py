@@ -39,7 +39,6 @@ class Argument(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it is one Tensor."""
         return self.kind == "Tensor" and not (self.list or self.optional)
 
 

@@ -1,6 +1,5 @@
-"""Finding the compilers, and identifying them by the version and target that they print, not by path or date.
-
-Asking a compiler costs a process, so the cache keeps its answer under the executable's path, size, modification time and inode."""
+"""Finding the compilers, and identifying them by the version and target that they print. Asking one costs a process, so the cache keeps
+its answer under the executable's path, size, modification time and inode."""
 
 from __future__ import annotations
 
@@ -117,7 +116,6 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
 
 
 def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
-    """Find a device's own compiler; None if there is none."""
     kind = f"own-{hashlib.sha256(' '.join(wanted.version).encode()).hexdigest()[:8]}"
     return _find(notes, kind, [wanted.command], Own, lambda path: _probe_own(path, wanted))
 
@@ -291,7 +289,6 @@ def listing(compiler: Compiler, name: str) -> list[str]:
 
 
 def refuse_full_disk(output: str, work: Path) -> None:
-    """Raise OSError if a compiler or linker reports a full disk."""
     if any(os.strerror(code) in output for code in (errno.ENOSPC, errno.EDQUOT)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
 
@@ -340,7 +337,6 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
 
 
 def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str, str]:
-    """Return the versions of the compilers that made a binary, for its key."""
     versions = {"cc.version": compiler.version, "cc.machine": compiler.machine}
     if isinstance(device, Nvrtc):
         versions["nvrtc.version"] = device.version

@@ -1,10 +1,8 @@
-"""The remote: a store of entries from other machines, tried before an op is built here; FORMAT.md has the names of its objects.
-
-The key of a C++ extension also covers the headers that only its build finds. So a request asks for the pointer that is named by all that it
-knows, and the pointer names a few keys. Each of these entries is compared with what is here, as one in the store is.
-
-An answer is bounded in time and size, and its signature is checked before anything of it is parsed or written. After any failure except
-"not found", the process warns once and does not use the remote again."""
+"""The remote: a store of entries from other machines, tried before an op is built here; FORMAT.md has the names of its objects. The key
+of a C++ extension also covers headers that only its build finds. So a request asks for the pointer that is named by all that it knows;
+each of the few entries that the pointer names is compared with what is here, as one in the store is. An answer is bounded in time and
+size, and its signature is checked before anything of it is parsed or written. After any failure except "not found", the process warns
+once and does not use the remote again."""
 
 from __future__ import annotations
 
@@ -47,8 +45,6 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 
 
 class Query(NamedTuple):
-    """What to ask a remote for."""
-
     name: str  # its name in messages
     folder: str  # the common prefix of its objects' names
     keys: Sequence[str]  # keys of the entries that match, in the order to ask for them
@@ -59,7 +55,6 @@ class Query(NamedTuple):
 
 
 def query_for(recipe: Recipe) -> Query:
-    """Return what to ask a remote for an op's recipe."""
     def fits(key: str, document: dict[str, Any]) -> bool:
         made_by = document.get("toolchain")
         if document != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):

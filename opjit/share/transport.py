@@ -45,7 +45,6 @@ class Objects(NamedTuple):
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
     def check(self) -> None:
-        """Raise RemoteError if the URL is invalid."""
         if "://" not in self.url or (self.is_http and ("?" in self.url or "#" in self.url)):
             raise RemoteError(f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}")
 
@@ -84,7 +83,6 @@ class Objects(NamedTuple):
             system.pipe_file(path, content)
 
     def has(self, name: str) -> bool:
-        """Return whether there is such an object; not over HTTP."""
         system, path = self._system(name)
         return bool(system.exists(path))
 

@@ -53,7 +53,6 @@ def without_run_path(content: bytes) -> bytes:
 
 
 def _dynamic(content: bytes) -> range:
-    """Return the offsets of the entries of a library's dynamic section."""
     for kind, start, _, length in _segments(content):
         if kind == _PT_DYNAMIC:
             return range(start, start + length // 16 * 16, 16)
@@ -61,7 +60,6 @@ def _dynamic(content: bytes) -> range:
 
 
 def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the kind, offset, address and size in the file of each segment."""
     offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
     for at in range(offset, offset + size * count, size):
         kind, _, start, address, _, length = struct.unpack_from("<IIQQQQ", content, at)

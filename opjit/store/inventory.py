@@ -15,17 +15,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Item(NamedTuple):
-    """An entry's folder.
-
-    Attributes:
-        op: qualified name of an op, or ``cpp_extension::<name>``.
-        arch: name of the target's folder: ``x86-64-v3``, ``sm_90.cuda13.x86_64``.
-        key: the folder's name.
-        size: the bytes of all its files.
-        read, written: the library's access and modification time, in seconds since 1970. Linux updates the access time about once a
-            day, and never on a filesystem mounted with noatime.
-        published: when the folder appeared, by the filesystem's clock.
-    """
+    """An entry's folder: `op` is a qualified name or ``cpp_extension::<name>``, `arch` the target's folder (``sm_90.cuda13.x86_64``),
+    `key` the folder's name, `size` the bytes of all its files. `read` and `written` are the library's access and modification time, in
+    seconds since 1970, `published` is when the folder appeared. Linux updates access times about once a day, and never under noatime."""
 
     folder: Path
     op: str

@@ -29,7 +29,6 @@ def holds(library: Path) -> bool:
 
 
 def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
-    """Look in each layer, in order."""
     beside = recipe.folder / FOLDER
     if os.path.isdir(beside):
         store, wanted = Store(beside), _as_shipped(recipe.document())
@@ -41,7 +40,6 @@ def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
 
 
 def named() -> list[Path]:
-    """Return the layers in OPJIT_LAYERS, in order."""
     return [Path(os.path.abspath(os.path.expanduser(root))) for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep) if root]
 
 

@@ -75,7 +75,6 @@ class _LockThread(threading.Thread):
     # --- called by the building thread
 
     def acquire(self, on_wait: Callable[[str], None]) -> None:
-        """Return when the lock is held. If it cannot be, warn and return."""
         try:
             self.start()
         except RuntimeError as error:  # the system refuses another thread

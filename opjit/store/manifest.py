@@ -17,8 +17,6 @@ class AnotherFormat(EntryError):
 
 
 class Manifest(NamedTuple):
-    """An entry's description, as FORMAT.md specifies it."""
-
     key: str
     document: dict[str, Any]
     library: str

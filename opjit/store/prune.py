@@ -1,10 +1,7 @@
-"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound.
-
-An entry is renamed into the staging folder and deleted there. A process that has mapped its library keeps using it; one that was about to
-open it finds a miss and requests it again.
-
-A hit writes nothing, so the last use is the library's access time: accurate to a day on most filesystems. Under noatime, the build date
-is used. An entry that is less than an hour old stays, whatever its dates say."""
+"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound. An entry is renamed into
+the staging folder and deleted there. A process that has mapped its library keeps using it; one that was about to open it requests it
+again. A hit writes nothing, so the last use is the library's access time: accurate to a day on most filesystems; under noatime, it is
+the build's date."""
 
 from __future__ import annotations
 
@@ -49,14 +46,8 @@ class Cleared(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """The result of `prune`.
-
-    Attributes:
-        removed, freed: entries removed, and their bytes.
-        kept, size: entries left, and their bytes.
-        failed: entries that could not be removed.
-        fresh: entries spared because they are less than an hour old.
-    """
+    """The result of `prune`: entries `removed` and `kept`, their bytes, `freed` and `size`, `failed` ones, which could not be
+    removed, and `fresh` ones, which stay because they are less than an hour old."""
 
     removed: int
     freed: int
@@ -156,7 +147,6 @@ def _sweep(store: Store, staging: Path, before: float | None = None) -> None:
 
 
 def _last_use(entry: os.DirEntry[str]) -> float:
-    """Return when a file, or a file in a folder, was last read or written."""
     try:
         status = entry.stat(follow_symlinks=False)
         if not entry.is_dir(follow_symlinks=False):

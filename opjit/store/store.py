@@ -1,7 +1,6 @@
 """The store: one folder per binary, named by its key, which appears complete by a single rename and never changes; see FORMAT.md.
-
-Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss. If other users could replace the root or a folder
-below it, every entry is a miss."""
+Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss, as is each one if others could replace the
+root or a folder below it."""
 
 from __future__ import annotations
 
@@ -71,7 +70,6 @@ class Store(NamedTuple):
         return folder if self.problem(folder) is None else None
 
     def folder(self, qualified: str, target: Target) -> Path:
-        """Return the folder of all entries of an op for a target."""
         return self.base / qualified.replace("::", ".") / target.folder
 
     def find(self, recipe: Recipe, warn: bool = True, hashed: bool = True) -> Entry | None:

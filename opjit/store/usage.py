@@ -23,7 +23,6 @@ os.register_at_fork(after_in_child=_counts.clear)  # the parent's counts stay wi
 
 
 def count(base: Path, kind: str) -> None:
-    """Count a hit, fetch or build of this process for the store in the folder `base`."""
     with _lock:
         if not _counts:
             files.at_end(_write)
@@ -40,7 +39,6 @@ def total(base: Path) -> tuple[int, ...]:
 
 
 def _line(base: Path) -> bytes:
-    """Return this process's line; nothing if it has counted nothing."""
     counts = [_counts[base, kind] for kind in KINDS]
     return b"%d %d %d %d\n" % (time.time(), *counts) if any(counts) else b""
 
