@@ -36,7 +36,6 @@ class Loaded:
         self.unbind_autograd: Callable[[], None] | None = None  # takes autograd's kernel in C++ back, if the op has it
 
     def replace(self, entry: Entry, qualified: str) -> None:
-        """Redirect calls to the kernel of a newer build."""
         if self.key == entry.key:
             return
         self.kernel = open_kernel(entry, qualified)

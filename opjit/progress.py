@@ -50,7 +50,6 @@ def step(name: str) -> None:
 
 
 def is_logged() -> bool:
-    """Tell whether `log` writes anywhere."""
     return is_on("OPJIT_VERBOSE") or ("logging" in sys.modules and logger().isEnabledFor(20))  # logging.INFO
 
 

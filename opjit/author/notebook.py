@@ -179,7 +179,6 @@ def _declare(op: Op, arch: str | None) -> Op:
 
 
 def _build(op: Op, present: list[Backend]) -> Op:
-    """Install the op for each device, with a status line below the cell."""
     started = time.perf_counter()
     status = display({"text/plain": f"{op.qualified}: building"}, raw=True, display_id=True)
 

@@ -168,7 +168,6 @@ def _size(count: float) -> str:
 
 
 def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """Split off a URL in front; None if there is none."""
     return (words[0], words[1:]) if words and "://" in words[0] else (None, words)
 
 

@@ -125,7 +125,6 @@ def required_trust(source: str = "it") -> Trust:
 
 
 def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None) -> _Result:
-    """Let a function read from the remote, within the time limits above."""
     started = time.monotonic()
     objects.check()  # first, as a key is useless without a remote
     trusted = required_trust()
