@@ -80,7 +80,7 @@ def parse_extension(fields: Any) -> RecordedExtension:
     for name, value in found.arguments.items():
         _expect(isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value),
                 f"a string, a truth value, a list or an object of strings as {name!r}", value)
-    _expect_encodable(fields)
+    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
     return found
 
 
@@ -100,16 +100,12 @@ def parse_op(fields: Any) -> RecordedOp:
     else:
         _expect(isinstance(sources, dict) and sources and _are_texts(list(sources.values())), "sources by backend as 'code'", sources)
     _expect(_are_texts(fields.get("tags", [])), "a list of strings as 'tags'", fields.get("tags"))
-    _expect_encodable(fields)
+    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
     return RecordedOp(**fields)
 
 
 def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _expect_encodable(fields: object) -> None:
-    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
 
 
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
