@@ -57,6 +57,7 @@ def test_a_login_node_fills_a_store_for_nodes_of_both_processors(tmp_path: Path,
 
 
 @cross
+@pytest.mark.no_qemu("this machine's own compiler takes the assembler from PATH, which is ARM's there")
 def test_a_wheel_for_both_processors_has_the_tags_of_both(tmp_path: Path) -> None:
     folder = helpers.write_op(tmp_path / "plus")
     done = helpers.command("wheel", folder, "--arch", ",".join(LEVELS.values()), "-o", tmp_path)
