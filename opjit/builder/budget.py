@@ -164,7 +164,7 @@ def _number(pattern: str, text: str, default: int) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _, place, size, *command = sys.argv
-    with _locked(Path(place, f"queue-{size}")):
+    with suppress(OSError), _locked(Path(place, f"queue-{size}")):  # where no file can be locked, it runs without a share
         while _take(int(size), Path(place)) is None:
             time.sleep(0.05)
     code = os.spawnvp(os.P_WAIT, command[0], command)

@@ -42,8 +42,8 @@ class Burst:
 
     def arm(self) -> None:
         """Prepare all that takes time and is not the calls'."""
-        if self.device == "cpu":  # what the results will lie in, unless they are written
-            poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in self._spec for _ in self.functions])
+        if self.device == "cpu":  # what the results will lie in, unless they are written; twice, as a message may take from it
+            poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in [*self._spec, *self._spec] for _ in self.functions])
         else:
             _flusher(self.device)()
         gc.disable()
