@@ -106,10 +106,9 @@ def get_or_search(namespace: Any, name: str) -> Any:
     try:
         return registration.look_up(namespace, name)
     except AttributeError:
-        unread = any(path not in _searched for path in _path())
-        if name.startswith("__") or not (unread or namespace.name in _packaged_namespaces()):
-            raise
-        qualified = f"{namespace.name}::{name}"
+        qualified, unread = f"{namespace.name}::{name}", any(path not in _searched for path in _path())
+        if qualified in registration.half_declared or name.startswith("__") or not (unread or namespace.name in _packaged_namespaces()):
+            raise  # torch asks for an op that it is about to define
         try:
             search(qualified)
         except OpjitError as error:  # hasattr() must not raise it
