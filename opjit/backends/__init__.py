@@ -165,6 +165,10 @@ def for_device(device_type: str) -> Backend:
                         "opjit.register_backend")
 
 
+def for_dispatch_key(key: str) -> Backend | None:
+    return next((backend for backend in all_backends() if backend.dispatch_key == key), None)
+
+
 def of_source(path: str) -> Backend | None:
     """Return the backend that compiles a source, by its suffix; the longest suffix counts."""
     found = [backend for backend in all_backends() if path.endswith(backend.suffix)]

@@ -190,7 +190,7 @@ def _first_call_kernel(op: Op) -> Function:
 
     def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
-        backend = next((each for each in backends.all_backends() if each.dispatch_key == key), None)
+        backend = backends.for_dispatch_key(key)
         if backend is None:
             raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
                            f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")

@@ -91,7 +91,7 @@ def _kernel(op: Op, numbered: bool) -> Callable[..., Any]:
         number, args = (args[0], args[1:]) if numbered else (None, args)
         keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)  # torch's compiler switches it on while it measures
         key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
-        backend = next((each for each in backends.all_backends() if each.dispatch_key == key), None)
+        backend = backends.for_dispatch_key(key)
         if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
             raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
         assert choose is not None  # once `import opjit` has ended
