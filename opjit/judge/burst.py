@@ -42,8 +42,9 @@ class Burst:
 
     def arm(self) -> None:
         """Prepare all that takes time and is not the calls'."""
-        if self.device == "cpu":  # what the results will lie in, unless they are written; twice, as a message may take from it
-            poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in [*self._spec, *self._spec] for _ in self.functions])
+        if self.device == "cpu":  # what the results will lie in, unless they are written; more of it, as a message may take from it
+            places = range(2 * len(self.functions) + 32)
+            poison([torch.empty(each["shape"], dtype=DTYPES[each["dtype"]]) for each in self._spec for _ in places])
         else:
             _flusher(self.device)()
         gc.disable()
