@@ -78,7 +78,7 @@ def _fresh(cache: str) -> dict[str, dict[str, float]]:
     """Return what a fresh process measures, by target. Raises OpjitError if it failed."""
     variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     result = subprocess.run([sys.executable, "-c", _CHILD.format(root=str(default_root()))], capture_output=True, text=True, check=False,
-                            env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0"})
+                            env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0", "OPJIT_CPP_AUTOGRAD": "0"})
     if result.returncode:
         raise OpjitError(f"the demo's process failed:\n{result.stderr.strip()}")
     measured: dict[str, dict[str, float]] = json.loads(result.stdout.splitlines()[-1])

@@ -146,7 +146,8 @@ def _in_subprocess(about: str, where: str) -> Observation:
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
     with _temporary_folder(nearest_existing(default_root())) as cache:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")} | {"OPJIT_CACHE": cache}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")}
+        environment |= {"OPJIT_CACHE": cache, "OPJIT_CPP_AUTOGRAD": "0"}  # a build that outlives the process would leave files
         command = [sys.executable, "-c", f"from opjit.doctor import checks; checks.main({about!r}, {where!r})"]
         done = processes.run(command, limit=TIMEOUT, env=environment, cwd=Path(opjit.__file__).parents[1], stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
