@@ -1,7 +1,5 @@
 """Requests for many ops and targets at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from opjit import backends

@@ -1,7 +1,5 @@
 """The environment variables that opjit reads."""
 
-from __future__ import annotations
-
 import os
 
 # Every OPJIT_* variable and its meaning, as the page of variables prints it; a test compares this with the code. `opjit doctor` reports

@@ -1,7 +1,5 @@
 """All errors of opjit: one tree, each with its facts as attributes and a first line to act on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

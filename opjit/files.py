@@ -1,7 +1,5 @@
 """Small file operations that a cache must get right: atomic writes, and folders that only their owner can change."""
 
-from __future__ import annotations
-
 import atexit
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """`import opjit` before torch: the ops are declared when torch is imported, so that a program that needs no torch never waits for it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec

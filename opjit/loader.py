@@ -2,8 +2,6 @@
 verified. Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is
 opened beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -9,8 +9,6 @@
 
 Only the wheel has the hook, so an sdist imports neither opjit nor torch. `opjit new --project NAME` writes such a project."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The C headers, bundled ops and templates: inside the package in a wheel, beside it in a checkout."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

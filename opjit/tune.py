@@ -7,8 +7,6 @@ A record is read as any file of a cache, from the layers first; one that names n
 nothing is measured: the recorded choice runs, else the first variant.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

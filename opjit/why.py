@@ -1,7 +1,5 @@
 """``opjit why``: why a request hits or misses, by the nearest entry of the op, whose document differs in the fewest inputs."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -1,8 +1,6 @@
 """The proof by stat alone that the entries of a list are all there: 30 ms of CPU for 1,000 (tests/benchmarks/precompile.py). The marker of
 a complete set, see opjit/store/sets.py, is derived: where it is gone, or anything differs, the list is planned and each manifest read."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

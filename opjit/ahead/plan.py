@@ -5,8 +5,6 @@ nowhere is built from the list's folder, or from the list's code: precompile com
 as a declaration's, and the key is the hash of just that. A list's C++ extensions can run code, as torch passes their flags to a shell and a
 build opens the library: they are built only if the caller says so."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have. Each build is an ordinary one,
 with the key's lock and one rename: if the command dies, finished builds are kept; two commands share the work."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,8 +1,6 @@
 """``opjit record``: list the ops and C++ extensions that a program uses in all its processes. OPJIT_RECORD names a file, to which each
 process appends a line when it first readies an op for a target, or loads an extension; at its end, they become one sorted list."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``opjit bench``: times ops against their references in plain torch, in the same run, after validating their results."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

@@ -1,8 +1,6 @@
 """Checks and measurements of a notebook's op. Measurements run where the notebook's tensors are, and checks in a fresh process: they fork
 children, which fails after CUDA, OpenMP or autograd has started threads, and a kernel that crashes does not take the notebook with it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``opjit new``: a folder to start from, filled from templates/."""
 
-from __future__ import annotations
-
 import errno
 import json
 import keyword

@@ -6,8 +6,6 @@
 
 Line numbers in messages are those of the cell: the source starts with an empty line in place of the magic's."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import time

@@ -1,7 +1,5 @@
 """The CPU: plain C, compiled for a level of x86-64 or ARM, so that different machines can share a cache."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 from contextlib import suppress

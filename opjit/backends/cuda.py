@@ -1,7 +1,5 @@
 """CUDA: a `.cu` file compiled by nvcc, next to the C glue. Builds need neither a GPU nor a CUDA build of torch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -8,8 +8,6 @@
 `opjit cache` does the same on the command line.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

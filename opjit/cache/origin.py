@@ -1,7 +1,5 @@
 """Where an entry belongs, by its manifest: to an op for a target, to a C++ extension, or to a shared library."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from opjit.backends.targets import Target

@@ -1,7 +1,5 @@
 """Push entries to a remote, pull them from one, or pack them: a tar of what push writes. Only commands do so, never a build."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

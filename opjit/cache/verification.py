@@ -1,7 +1,5 @@
 """Verify a store: compare each entry with its manifest, as a load does."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import NamedTuple

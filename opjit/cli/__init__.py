@@ -1,7 +1,5 @@
 """The command ``opjit``. Each of its commands is a few lines over the library."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import shlex

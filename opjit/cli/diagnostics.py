@@ -1,7 +1,5 @@
 """Compiler warnings and kernel resource usage."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress

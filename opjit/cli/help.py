@@ -1,7 +1,5 @@
 """What the command line says of itself: first steps, groups of commands, examples, and completion in a shell; and its common options."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ops as command-line arguments: by name, or by the path of their folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

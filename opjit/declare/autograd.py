@@ -1,7 +1,5 @@
 """What autograd does with an op: differentiate it by its backward, or take its results as constants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ kernels_c/opjit_autograd.cpp is a C++ extension, with an entry as any other has,
 has it, when a device's kernel is loaded. Until then the kernel in Python serves, which costs a call some microseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.machinery

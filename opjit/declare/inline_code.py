@@ -1,7 +1,5 @@
 """The sources of an inline op: text, written to files for the compilers."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

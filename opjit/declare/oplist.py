@@ -14,8 +14,6 @@ If the program loaded C++ extensions, a third field ``"extensions"`` lists these
 A call of `opjit.build` is an extension, too, of the function ``"build"``. ``archs`` is what its CUDA code was compiled for. Paths below the
 list's folder start from there, all others are absolute."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -3,8 +3,6 @@
 The first call on a device reaches the first-call kernel. That kernel readies the device's C kernel and calls the op again; from
 then on torch calls the C kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 `import opjit` declares the bundled ops. A request for any other op searches the folders in OPJIT_PATH, then the installed packages
 with an entry point ``opjit.ops`` that is named as the op's namespace; neither is read before."""
 
-from __future__ import annotations
-
 import copyreg
 import difflib
 import functools

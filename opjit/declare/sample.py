@@ -1,7 +1,5 @@
 """Calls of an op that its author declares: samples, which checks repeat with other tensors, and workloads, which a benchmark measures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,7 +30,7 @@ class Sample(NamedTuple):
     note: str = ""
 
     @classmethod
-    def of(cls, declared: Any) -> Sample:
+    def of(cls, declared: Any) -> "Sample":
         """Return a sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
         if isinstance(declared, Sample):
             return declared
@@ -47,12 +45,12 @@ class Sample(NamedTuple):
     def tensors(self) -> list[torch.Tensor]:
         return tensors_of(self.values)
 
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> Sample:
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> "Sample":
         """Return the same call with each tensor changed."""
         args, kwargs = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values)
         return self._replace(args=args, kwargs=kwargs, note=note or self.note)
 
-    def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> Sample:
+    def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> "Sample":
         """Return the same call with one tensor replaced."""
         tensors = iter(range(len(self.tensors())))
         return self.map(lambda value: tensor if next(tensors) == index else value, note)

@@ -3,8 +3,6 @@
 torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes
 before it looks for a rule; that call registers the rule."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their dispatch key. Through it go grad, vjp,
 jacrev, vmap and their nestings, with the op's own backward; an op of torch.library.custom_op raises an error in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ An op ``ns::name`` with variants has two more in torch: ``name_choose``, which C
 arguments; and ``name_variant``, whose first argument is the number of the variant to run, for checks and for torch's compiler.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product

@@ -7,8 +7,6 @@
 job.py has the ranks' protocol, ranks.py how a process learns its rank, and rendezvous.py the store in which they meet.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -13,8 +13,6 @@ A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and ra
 and for the whole job the counters ``arrived`` and ``left`` (of calls). If rank 0 hosts the store, it stays at its exit until these are
 equal, for HOST_TIMEOUT at most."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -54,7 +52,7 @@ class RankResult(NamedTuple):
     in_source: bool = False  # the error is one of the op's source
 
     @classmethod
-    def parse(cls, text: bytes) -> RankResult:
+    def parse(cls, text: bytes) -> "RankResult":
         """Read another rank's result, which is not trusted."""
         try:
             found = cls(**json.loads(text))

@@ -1,7 +1,5 @@
 """Which rank of a job this process is, and where the job's store is: from a process group, or from the launcher's variables."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

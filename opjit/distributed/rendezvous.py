@@ -1,8 +1,6 @@
 """The store in which the ranks of a job meet: torch.distributed's own. A thread sends each request, because torch's calls have no time
 limit: if the store's host has exited, frozen or lost its network, the rank gets `StoreLost` after ANSWER_TIMEOUT."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

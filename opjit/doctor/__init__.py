@@ -1,8 +1,6 @@
 """``opjit doctor``: finds what keeps ops from being built, cached or loaded on this machine, and says how to fix it.
 The checks run one after another, and each line is printed at once: where a filesystem or driver hangs, the status line names the check."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The checks of ``opjit doctor``. Each yields observations."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

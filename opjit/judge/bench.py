@@ -5,8 +5,6 @@ are drawn again from their seed afterwards. Benches share the device, so each wa
 one go, and only where a result differs, one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 

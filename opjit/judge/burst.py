@@ -1,7 +1,5 @@
 """A burst: calls that are ready to run one after another, and whose results stay until they are compared."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ class Burst:
         self._graph = self._captured() if device == "cuda" else None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], inputs: Sequence[Any], spec: Sequence[dict[str, Any]], device: str) -> Burst:
+    def of(cls, function: Callable[..., Any], inputs: Sequence[Any], spec: Sequence[dict[str, Any]], device: str) -> "Burst":
         """Calls of one function, without autograd."""
         with torch.inference_mode():
             return cls([partial(function, *args, **kwargs) for args, kwargs in inputs], inputs, spec, device)

@@ -1,7 +1,5 @@
 """One candidate's process: builds it, gives up its rights, and calls it with the tensors that the judge sends."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

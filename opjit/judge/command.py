@@ -1,7 +1,5 @@
 """``opjit judge``: verdicts as lines, for files, for a socket, and of a task itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -6,8 +6,6 @@ Arguments are those of the schema and its results (`out`; of several `out0`, `ou
 `x.size[0]`. grid and block have up to three numbers, separated by commas; grid, block and shared come last, in this order.
 """
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import operator
@@ -49,7 +47,7 @@ class Kernel(NamedTuple):
     registers: int | None
     spills: int | None
 
-    def load(self) -> LoadedKernel:
+    def load(self) -> "LoadedKernel":
         """Load it into torch's context."""
         cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
         _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))

@@ -1,7 +1,5 @@
 """Holds results against the reference's, and says what wrong ones look like."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

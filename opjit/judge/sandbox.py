@@ -1,7 +1,5 @@
 """What the kernel takes from a child before it runs a stranger's code: system calls, files, memory. Each function says whether it held."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

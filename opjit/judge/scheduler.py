@@ -1,7 +1,5 @@
 """Gives each candidate a child, takes it through its stages, and stops at the first that fails."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -115,7 +113,7 @@ class Judge:
         self._known: dict[str, Verdict] = {}
         self._pool, self._lanes = ThreadPoolExecutor(self.workers), [*Channel.pair()]
 
-    async def __aenter__(self) -> Judge:
+    async def __aenter__(self) -> "Judge":
         await asyncio.get_running_loop().run_in_executor(None, self.start)
         return self
 

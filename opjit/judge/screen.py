@@ -1,7 +1,5 @@
 """What is refused before it runs: imports that no kernel needs, and lines that reach for the judge. Each refusal says what it would do."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What candidates are judged by: an op's folder or a KernelBench file, its calls with hidden values, and the reference's results."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import random
@@ -50,7 +48,7 @@ class Expected(NamedTuple):
     within: Sequence[Tolerance] = ()
 
     @classmethod
-    def of(cls, sample: Sample, results: list[Any]) -> Expected:
+    def of(cls, sample: Sample, results: list[Any]) -> "Expected":
         """Keep results on the CPU."""
         return cls(sample, [on(each, "cpu") for each in results], tolerances(sample, results))
 

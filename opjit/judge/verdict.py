@@ -1,7 +1,5 @@
 """A verdict: one line of JSON, and the schema of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

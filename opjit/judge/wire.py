@@ -3,8 +3,6 @@
 Children get torch's own files. The judge takes no pickle from them: only bytes in a file that nobody can write to any more, and shapes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import io
@@ -36,7 +34,7 @@ class Channel:
         self.end = end
 
     @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
+    def pair(cls) -> tuple["Channel", "Channel"]:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 

@@ -7,8 +7,6 @@
 The keeper ends its child, and all that it started, when the judge lets go of the leash or ends itself.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

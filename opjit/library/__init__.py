@@ -8,8 +8,6 @@
 The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and
 OPJIT_PATH take it, too."""
 
-from __future__ import annotations
-
 from opjit.library.build import build_library
 from opjit.library.load import load_library, origin
 from opjit.library.package import aoti_compile_and_package

@@ -1,7 +1,5 @@
 """`opjit.build_library`: ops, their binaries and their declarations as one folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`opjit.load_library`: the ops of a library's folder, verified, declared and registered."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -2,8 +2,6 @@
 ops' lie beside it, under names that do not end in ``.so``. The texts that torch copies into the model's C++ source, as declarations of
 functions that a model calls without the dispatcher (C shims), are whole functions here, which open those libraries."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ops whose sources are strings."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

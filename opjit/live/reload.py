@@ -2,8 +2,6 @@
 its ops, and every binary is built and opened, so an error leaves the op as it was. torch looks up the fake kernel and the backward at
 each call, and storing one function pointer replaces a loaded kernel (see loader.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Reloads ops when their files are saved. A thread compares the files' dates, as a check during calls would slow down every call."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -33,7 +31,7 @@ class FolderWatch:
         self._thread = threading.Thread(target=self._run, name="opjit.watch", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> FolderWatch:
+    def __enter__(self) -> "FolderWatch":
         return self
 
     def __exit__(self, *_: object) -> None:

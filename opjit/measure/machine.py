@@ -1,7 +1,5 @@
 """The machine's part in a measurement: caches, clocks, load, and the peaks of a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import warnings

@@ -1,7 +1,5 @@
 """What is to be measured, and what came out: a plan of calls, and a measurement of each side."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The one timing loop: bursts of each side in turns, on the CPU's clock or between CUDA events."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections import deque

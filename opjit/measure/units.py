@@ -1,7 +1,5 @@
 """Times and rates as people read them. Imports no torch."""
 
-from __future__ import annotations
-
 
 def format_time(seconds: float) -> str:
     """Format seconds with three digits and a unit: ``"0.625 s"``, ``"25.4 ms"``, ``"1.39 us"``."""

@@ -1,7 +1,5 @@
 """The flags of compilers and linkers as a key has them, with contents in place of paths."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 """The author's own flags, libraries and include folders, checked at declaration. An allowed flag keeps opjit's promises: a binary's bytes
 follow from its key, it runs on every machine of its arch, and loading it does not change the process. Others are rejected."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The files of a kernel: its source and every header it may include, found without running a compiler."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -5,8 +5,6 @@
 Archives and objects, and libraries in folders that -L names, are part of the key by their content. A system library (-lz) is provided by
 each machine, like libc; a CUDA library by torch. Their content is not part of the key."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

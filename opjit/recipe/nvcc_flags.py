@@ -1,7 +1,5 @@
 """The flags of nvcc: for which part of a .cu file each is, and which an op's author may give."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

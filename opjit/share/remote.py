@@ -4,8 +4,6 @@ each of the few entries that the pointer names is compared with what is here, as
 size, and its signature is checked before anything of it is parsed or written. After any failure except "not found", the process warns
 once and does not use the remote again."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

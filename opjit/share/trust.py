@@ -6,8 +6,6 @@
 
 A manifest names its library's size and SHA-256, and everything it was built from, so the manifest's signature covers all of it."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import errno

@@ -1,8 +1,6 @@
 """An entry as one string of bytes, for a remote or another node: see FORMAT.md. The manifest names the library's size and SHA-256, so its
 signature covers both. This module trusts no bytes: it parses no JSON, and `Store.receive` checks every hash."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The entries of a store: names, sizes and dates. Nothing is verified, no file is opened."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

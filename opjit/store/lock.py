@@ -7,8 +7,6 @@ A separate thread acquires and releases the lock and writes the note, so a lock 
 not change for HEARTBEAT_TIMEOUT, a waiter takes the holder for stopped and builds without the lock. Lock files are never removed: two
 waiters could then lock different files."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import queue

@@ -3,8 +3,6 @@ the staging folder and deleted there. A process that has mapped its library keep
 again. A hit writes nothing, so the last use is the library's access time: accurate to a day on most filesystems; under noatime, it is
 the build's date."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -3,8 +3,6 @@ list that has the op, for another target or from another source.
 
     <root>/v1/sets/<SHA-256 of the list>        JSON: the list's path, the names of its entries, and what opjit/ahead/complete.py saw"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Counts of requests, which a process appends to the cache as one line when it exits: the time, and its hits, fetches and builds. One
 that is killed leaves no line, nor does one whose cache is missing, read-only or another user's."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -17,8 +17,6 @@ A check returns a note, or raises an AssertionError with a one-line message. A
 check that does not apply to the op raises `Skipped`, which pytest reports as a skip.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """A check of an op, the decorator that adds one, and its line in the table."""
 
-from __future__ import annotations
-
 import unittest
 import warnings
 from collections.abc import Callable

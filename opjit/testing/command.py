@@ -1,7 +1,5 @@
 """``opjit test``: a table for each op and device, and the verdict."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Comparing an op's results with the reference's: how near is near enough, and where they differ."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Checks of gradients: against the reference's, against the derivative, and of what the forward keeps for the backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

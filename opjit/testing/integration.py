@@ -1,7 +1,5 @@
 """Checks of an op within torch: its fake kernel, opcheck, torch.compile, torch.export and torch.vmap, CUDA graphs and streams."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Checks in child processes: an op that ends or blocks its process fails the check that called it, and the others go on.
 A child is a fork of this process, which has imported torch but called no op. A pipe says at which call it is: a death has a place."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -84,7 +82,7 @@ class Child:
             return f"ended the process with exit({code})"
         return f"died of {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> "Child":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Checks of memory: inputs and what lies around them stay as they are, and calls keep none."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable

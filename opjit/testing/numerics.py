@@ -1,7 +1,5 @@
 """Checks of results: the reference's, for any layout, dtype, size and thread."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

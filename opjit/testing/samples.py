@@ -1,7 +1,5 @@
 """The calls that check an op: its samples, and variants of them with other layouts and sizes. `trials` yields them one by one."""
 
-from __future__ import annotations
-
 import unittest
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar

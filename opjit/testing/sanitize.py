@@ -1,8 +1,6 @@
 """The sanitizers: gcc's for C, see sanitized.py, and compute-sanitizer's tools for CUDA, where samples are copied from the CPU, so that
 almost only the op's kernels run, and torch's caching allocator is off, so that each tensor is an allocation of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

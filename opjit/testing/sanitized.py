@@ -1,8 +1,6 @@
 """A process whose samples run under gcc's sanitizers, loaded from its start: it takes one op after the other, compiles its kernel for them,
 and runs the checks in children. torch is not instrumented: its allocations are checked, but not its mixture of new and free."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -73,7 +71,7 @@ class Sanitizers:
                 env={**os.environ, **_OPTIONS, "PYTHONPATH": sanitize.python_path(), "LD_PRELOAD": " ".join([*found, _CXX]),
                      "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}"})
 
-    def __enter__(self) -> Sanitizers:
+    def __enter__(self) -> "Sanitizers":
         return self
 
     def __exit__(self, *_: object) -> None:
