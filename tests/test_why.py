@@ -44,9 +44,6 @@ def explained(wanted: Recipe, built_once: tuple[Path, Entry]) -> list[Difference
     return list(found.differences)
 
 
-# --- each input ------------------------------------------------------------------------------------------------------------------
-
-
 def edit(name: str, text: str) -> Callable[[Path], Recipe]:
     def change(folder: Path) -> Recipe:
         (folder / name).write_text(text)
@@ -160,9 +157,6 @@ def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cach
     assert why.compare(describe(op), Store(cache)).against == cache / built_once[1].folder.relative_to(built_once[0].parent / "cache")
 
 
-# --- where nothing is near ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_was_never_built_is_said(op: Path, cache: Path) -> None:
     arch = next(arch for arch in LEVELS if arch != targets.here(helpers.cpu()).arch)
     found = why.compare(describe(op, targets.named(arch)), Store(cache))
@@ -170,8 +164,6 @@ def test_what_was_never_built_is_said(op: Path, cache: Path) -> None:
     assert str(found).endswith(f"\n  never built for cpu {arch}")
     assert (found.against, found.differences) == (None, ())
 
-
-# --- entries that are not used -----------------------------------------------------------------------------------------------------
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "library-cut": lambda folder: (folder / "keytest.plus.so").write_bytes(b""),
@@ -206,9 +198,6 @@ def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> 
     assert [difference.what for difference in found.differences] == ["header"]
     assert "can be written by others" in str(found)
     assert "amount.h changed" in str(found)
-
-
-# --- explain and the command ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -336,9 +325,6 @@ def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tup
     assert "\n" not in found.reason
     everything = Explanation("a::b", "cpu x", "k", None, "", tmp_path, found.differences, ((tmp_path, "why"),) * 60, "would")
     assert len(str(everything).splitlines()) <= 24
-
-
-# --- CUDA --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nvcc

@@ -61,9 +61,6 @@ def good(cache: Path) -> list[str]:
     return found
 
 
-# --- what is built -------------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(tmp_path: Path, here: Path, log: Path) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three"])
     report = opjit.precompile([tmp_path / "ops"], ARCHS)
@@ -121,9 +118,6 @@ def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
                                       (opjit.distributed.ready, ("allreduce",), r"write \['allreduce'\]")):
         with pytest.raises(BadSetting, match=told):
             function(*arguments)
-
-
-# --- a store of one's own ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(tmp_path: Path, here: Path,
@@ -214,9 +208,6 @@ def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp
         assert "0 built, 1 already there, 0 skipped, 1 failed" in done.stdout
         assert f"Error: {other} for " in done.stderr
         assert "Read-only file system" in done.stderr
-
-
-# --- failures and deaths -------------------------------------------------------------------------------------------------------------
 
 
 def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_the_rest_is_built(tmp_path: Path, here: Path) -> None:
@@ -315,9 +306,6 @@ def test_two_commands_at_once_build_each_entry_once_between_them(tmp_path: Path,
     assert len(log.read_text().split()) == 6
     assert sum(int(out.splitlines()[-1].split()[0]) for out, _ in outputs) == 6
     assert set(good(here)) == set(names)
-
-
-# --- what is seen, and what it costs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

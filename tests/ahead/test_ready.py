@@ -168,9 +168,6 @@ def test_the_c_plus_plus_extensions_of_a_list_are_checked_too(tmp_path: Path) ->
     assert "seven for " in refused(path, extensions=True)
 
 
-# --- the files of the example --------------------------------------------------------------------------------------------------------
-
-
 def test_a_prolog_and_a_server_start_only_if_all_is_there(listed: Path, here: Path) -> None:
     def prolog() -> subprocess.CompletedProcess[str]:
         tools = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])

@@ -53,9 +53,6 @@ def write_list(path: Path, *ops: object) -> Path:
     return path
 
 
-# --- record --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_op_of_every_process_is_in_the_list_once_and_the_command_s_output_and_exit_code_are_passed_on(tmp_path: Path) -> None:
     write_op(tmp_path / "plus")
@@ -142,9 +139,6 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
     with pytest.warns(CacheWarning, match="1 ops are not in the list"):
         ops, extensions = record._gather(raw)
     assert (len(ops), extensions) == (1, [])
-
-
-# --- replay --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

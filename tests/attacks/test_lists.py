@@ -138,9 +138,6 @@ def test_a_list_and_a_key_are_regular_files(tmp_path: Path, place: str, monkeypa
             trust.configured()
 
 
-# --- every command that takes an op's folder asks who can write it, before anything in it is run ------------------------------------------
-
-
 # The words after the folder, for each command with an OP or FOLDER.
 OF_FOLDERS = {"get": ("--device", "cpu"), "why": ("--device", "cpu"), "test": ("--only", "results"), "bench": (), "tune": (),
               "precompile": (), "wheel": ("--arch", LEVELS[0])}

@@ -232,9 +232,6 @@ def shown(cell: Any) -> str:
     return re.sub(r" +", " ", re.sub(differs, "…", text))
 
 
-# --- the line, without a kernel ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("line", "schema", "options"), [
     ("scale(Tensor x) -> Tensor", "scale(Tensor x) -> Tensor", {}),
     ("--like x scale(Tensor x, float a=-1) -> Tensor --cuda", "scale(Tensor x, float a=-1) -> Tensor", {"like": "x", "cuda": True}),

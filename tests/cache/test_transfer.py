@@ -71,9 +71,6 @@ def good(cache: Path, *published: Published) -> bool:
     return found == {each.library for each in published} and not list((cache / "v1" / "staging").iterdir())
 
 
-# --- push and pull ---------------------------------------------------------------------------------------------------------------
-
-
 def test_what_was_pushed_is_pulled_into_another_cache_and_neither_happens_twice(
     published: Published, other: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]
 ) -> None:
@@ -244,9 +241,6 @@ def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(published: Published
         assert good(empty, published)
         (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
         assert transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
-
-
-# --- pack and unpack -------------------------------------------------------------------------------------------------------------
 
 
 def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", claimed: int | None = None,

@@ -51,9 +51,6 @@ def names(ops: list[opjit.Op]) -> list[str]:
     return [op.qualified for op in ops]
 
 
-# --- add_path -----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> None:
     write(tmp_path / "one", "pathtest::one")
     write(tmp_path / "two", "pathtest::two")
@@ -203,9 +200,6 @@ def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_
         """)
 
 
-# --- OPJIT_PATH ---------------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = write(tmp_path / "a" / "env_one", "pathtest::env_one"), write(tmp_path / "env_two", "pathtest::env_two")
     monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(["", str(one.parent), str(two), ""]))
@@ -278,9 +272,6 @@ def test_the_command_lists_them_also_as_json_without_what_an_op_py_prints(tmp_pa
     assert "a remark" in done.stderr
 
 
-# --- the command line ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["the environment", "the command line"])
 @pytest.mark.parametrize("name", ["the folder", "the folder around it", "op.py", "a kernel", "byte code", "a link's target"])
 def test_a_folder_is_not_run_if_others_can_write_anything_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
@@ -339,9 +330,6 @@ def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
     assert pickle.loads(pickled)[0].qualified == "pathtest::thawed"
 
 
-# --- entry points -------------------------------------------------------------------------------------------------------------------------
-
-
 def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     """A module that declares them, or a package that is a folder of ops; those of other namespaces are not imported."""
     site = tmp_path / "site"
@@ -372,9 +360,6 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     assert "<opjit op alphaops::grow(Tensor x) -> Tensor>\nbeta\n<opjit op betaops::shrink" in done.stdout
     assert done.stdout.count("no op named 'gammaops::has_this'") == 2
     assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence") == 1
-
-
-# --- torch.ops finds them -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

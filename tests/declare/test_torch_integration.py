@@ -23,9 +23,6 @@ def test_opcheck_of_every_type(everything: Op) -> None:
     torch.library.opcheck(everything.overload, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
-# Compile and export -------------------------------------------------------------------------------------------------------------
-
-
 COMPILED = """
     import os, sys, warnings
     from pathlib import Path
@@ -88,9 +85,6 @@ def test_meta_and_fake_tensors_build_nothing(tmp_path: Path) -> None:
         print("nothing built")
         """
     assert "nothing built" in fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
-
-
-# Tensors that are not dense, or not there ----------------------------------------------------------------------------------------
 
 
 UNUSUAL: dict[str, Callable[[], Any]] = {
@@ -158,9 +152,6 @@ def test_torch_dispatch_modes_see_the_op(double: Op) -> None:
     assert [func.name() for func in seen.ops].count("optest::double") == 1
 
 
-# Results that depend on elements ------------------------------------------------------------------------------------------------
-
-
 ONE = """
     opjit_status one_cpu(const opjit_tensor *x, int64_t *out)
     {
@@ -196,9 +187,6 @@ def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backen
         torch.testing.assert_close(compiled(x), first(x))
 
 
-# Unregister and reload ----------------------------------------------------------------------------------------------------------
-
-
 def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
     op = make_op("one(Tensor x) -> int", ONE)
     for _ in range(3):
@@ -210,9 +198,6 @@ def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
         assert library in Path("/proc/self/maps").read_text(encoding="utf-8"), "a thread may still be inside"
     assert op(torch.ones(1)) == 1
     assert torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
-
-
-# CUDA ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

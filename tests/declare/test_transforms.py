@@ -144,9 +144,6 @@ def test_rules_that_cannot_hold_are_refused_at_the_declaration(make_op: MakeOp) 
         make_op("keyed(*, Tensor x) -> Tensor").vmap(lambda *args: None)
 
 
-# --- autocast ---------------------------------------------------------------------------------------------------------------------------
-
-
 def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op) -> None:
     x, wide = torch.ones(3, dtype=torch.float32), torch.ones(3, dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):

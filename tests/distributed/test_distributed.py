@@ -204,9 +204,6 @@ job.Job._claim = late
 """
 
 
-# --- once in the whole job ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.torch
 def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all(cluster: Cluster) -> None:
     job = [each.rank() for each in cluster.nodes for _ in range(4)]
@@ -254,9 +251,6 @@ def test_a_process_that_is_no_rank_gets_each_op(cluster: Cluster) -> None:
     alone = cluster.nodes[0].rank(NAMES="jobtest::add1,jobtest::add2", RANK=None, WORLD_SIZE=None)
     assert [each["values"] for each in cluster.run([alone], number=False)] == [[1, 2]]
     assert cluster.compiled() == 2
-
-
-# --- late, dead and frozen ranks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -334,9 +328,6 @@ def test_a_port_that_somebody_else_has_costs_a_warning(cluster: Cluster) -> None
     assert [len(each["warnings"]) for each in results] == [1, 1]
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_compile_error_is_found_once_and_raised_on_every_rank(cluster: Cluster) -> None:
     (cluster.ops / "add2.c").write_text(source(2).replace("return OPJIT_OK;", "retrun OPJIT_OK;"))
     results = cluster.run([each.rank() for each in cluster.nodes for _ in range(2)], ALL)
@@ -380,9 +371,6 @@ def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(cluster
     assert [len(each["warnings"]) for each in results] == [0, 1, 1]
     assert "for this process only" in results[1]["warnings"][0]
     assert cluster.compiled() == 1
-
-
-# --- what the store says is not believed ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -466,8 +454,6 @@ def test_a_claim_without_a_result_and_a_result_without_bytes_or_an_entry_are_bui
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
-# --- with torch's own -----------------------------------------------------------------------------------------------------------------
-
 SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nresult['sum'] = x.tolist()\ndist.barrier()\n"
        "dist.destroy_process_group()")
 
@@ -484,8 +470,6 @@ def test_a_process_group_is_made_afterwards_on_the_same_port_and_one_that_exists
     assert [(each["values"], each["sum"], each["warnings"]) for each in results] == [([1], [3, 3], [])] * 2
     assert cluster.compiled() == 1
 
-
-# --- who says that this is a rank -----------------------------------------------------------------------------------------------------
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
          "SLURM_STEP_NODELIST": "gpu[007-008]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
@@ -550,9 +534,6 @@ def test_ranks_of_one_node_that_nothing_tells_where_to_meet_have_its_locks(clust
     results = cluster.run(job, number=False)
     assert [(each["values"], each["warnings"]) for each in results] == [([1], [])] * 3
     assert cluster.compiled() == 1
-
-
-# --- opjit precompile -----------------------------------------------------------------------------------------------------------------
 
 
 def precompile(ops: Path, ranks: Sequence[Mapping[str, str | None]]) -> list[tuple[int | None, str, str]]:

@@ -54,9 +54,6 @@ def only(observations: Iterable[Observation], *states: str) -> Observation:
     return found
 
 
-# --- the command -------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, own_folders: Path) -> None:
     helpers.built(helpers.write_op(own_folders / "plus"), cache)
@@ -113,9 +110,6 @@ cli.main()
     done, plain = (helpers.ended(code, arguments=("doctor", *words)) for words in (["--json"], []))
     assert json.loads(done.stdout) == [{"about": "thing", "state": state, "seen": "seen", "todo": "do it"}]
     assert done.returncode == plain.returncode == (1 if state == PROBLEM else 0)
-
-
-# --- compilers, for the CPU and for CUDA -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "seen"), [
@@ -192,9 +186,6 @@ def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch:
     monkeypatch.setenv("CUDA_HOME", str(own_folders / "cuda"))
     found = only(checks.cuda_op(), PROBLEM)
     assert "is not a working nvcc" in found.seen
-
-
-# --- the cache and the environment ----------------------------------------------------------------------------------------------------
 
 
 @as_root

@@ -1,7 +1,5 @@
 """No cheat passes and each verdict names it; no honest kernel is accused; and what a candidate does costs nobody else anything."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -28,9 +28,6 @@ def assert_as_torch(op: Op, x: torch.Tensor, y: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
-# Numbers ------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_round_as_torchs_over_all_their_values(add_custom: Op, dtype: torch.dtype, device: str) -> None:
@@ -40,9 +37,6 @@ def test_halves_round_as_torchs_over_all_their_values(add_custom: Op, dtype: tor
         got, expected = add_custom(x, y), x + y
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~got.isnan())
-
-
-# Dtypes -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -108,9 +102,6 @@ def test_other_dtypes_are_refused(add_custom: Op) -> None:
             backward(x.to(device))
 
 
-# Sizes and strides --------------------------------------------------------------------------------------------------------------
-
-
 def test_sizes_that_disagree_are_named(add_custom: Op) -> None:
     with pytest.raises(RuntimeError, match=r"expected sizes that broadcast: .*; dimension -2 has 3 in one tensor and 4 in the other"):
         add_custom(torch.ones(2, 3, 5), torch.ones(4, 5))
@@ -170,9 +161,6 @@ def test_layouts_are_kept_as_torch_keeps_them(add_custom: Op) -> None:
             assert other.shape == layout.shape or add_custom(other, layout).stride() == torch.add(other, layout).stride()
 
 
-# Autograd -----------------------------------------------------------------------------------------------------------------------
-
-
 def test_only_the_asked_gradient_is_made(add_custom: Op) -> None:
     x, y, grad = torch.randn(4, 5, requires_grad=True), torch.randn(5, requires_grad=True), torch.ones(4, 5)
     for asked, sums in ((x, 0), (y, 1)):
@@ -180,9 +168,6 @@ def test_only_the_asked_gradient_is_made(add_custom: Op) -> None:
         with Seen() as seen:
             torch.autograd.grad(out, asked, grad)
         assert len([op for op in seen.ops if op.overloadpacket == torch.ops.aten.sum]) == sums
-
-
-# Compile -----------------------------------------------------------------------------------------------------------------------
 
 
 @COMPILES

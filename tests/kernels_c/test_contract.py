@@ -35,9 +35,6 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
     assert done.returncode == 0, done.stderr[:8000]
 
 
-# The headers --------------------------------------------------------------------------------------------------------------------
-
-
 C_HEADERS = ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_random.h"]
 
 
@@ -145,9 +142,6 @@ def test_arguments_of_an_error_that_its_text_does_not_take_are_a_warning() -> No
     assert "format" in done.stderr
 
 
-# What torch has -----------------------------------------------------------------------------------------------------------------
-
-
 def _declared(weak: bool = False) -> set[str]:
     """The functions of torch that opjit calls, or those of them that may be missing."""
     shim = (HEADERS / "opjit_shim.h").read_text(encoding="utf-8")
@@ -196,9 +190,6 @@ def test_the_prototypes_are_torchs() -> None:
     _compile(CXX, "-std=c++20", "-fsyntax-only", "-w", f"-isystem{include}", f"-I{HEADERS}", "-x", "c++", "-", text=text)
 
 
-# Generated glue -----------------------------------------------------------------------------------------------------------------
-
-
 OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
 
 
@@ -213,9 +204,6 @@ def test_every_c_op_is_strict_c11(arch: str, tmp_path: Path) -> None:
             (tmp_path / name).write_text(text, encoding="utf-8")
         _compile(CC, "-std=c11", *STRICT, march, "-O3", "-S", "-o", os.devnull, "-fexceptions", "-fvisibility=hidden",
                  *(f"-I{folder}" for folder in (path.parent, tmp_path, HEADERS)), str(tmp_path / "opjit_glue.c"))
-
-
-# Sanitizers ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -277,9 +265,6 @@ def test_generated_glue_is_clean_under_asan_and_ubsan(everything: Op, increment:
         """
     options = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"  # torch is not instrumented
     assert fresh(code, {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}).stdout == "refused\n" * 2
-
-
-# Layouts ------------------------------------------------------------------------------------------------------------------------
 
 
 @st.composite

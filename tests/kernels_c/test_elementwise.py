@@ -110,9 +110,6 @@ def test_more_elements_than_an_int_counts(name: str, dtype: torch.dtype) -> None
         assert torch.equal(registry.find(name)(*args), REFERENCES[name](*args))
 
 
-# round_ste ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, device: str) -> None:
@@ -127,9 +124,6 @@ def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, devi
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_half_there_is(dtype: torch.dtype, device: str) -> None:
     assert_exact("round_ste", torch.arange(-2**15, 2**15, dtype=torch.int16, device=device).view(dtype))
-
-
-# tensor_negate ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -136,12 +136,8 @@ def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dty
     assert torch.equal(slopes[0], torch.ones(4, dtype=dtype))
 
 
-# --------------------------------------------------------------------------------------------------
-# Own functions: with weights of 0 and z in the bias, gates are sigmoid, elu and tanh of any numbers.
-
-
 def functions_of(forward: Op, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """sigmoid(z), elu(z) and tanh(z), by the op."""
+    """sigmoid(z), elu(z) and tanh(z), by the op: gates are these of any numbers, with weights of 0 and z in the bias."""
     n = z.numel()
     zero = z.new_zeros(1, n)
     gates = forward(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
@@ -189,9 +185,6 @@ def test_saturation_infinities_and_nan_are_torchs(forward: Op, dtype: torch.dtyp
     assert sigmoid[-3:-1].tolist() == [1, 0]
     assert elu[-3:-1].tolist() == [math.inf, -1]
     assert tanh[-3:-1].tolist() == [1, -1]
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def error_ratios(forward: Op, op: Op, sizes: tuple[int, int, int], device: str) -> list[float]:
@@ -315,9 +308,6 @@ def test_bad_arguments_are_named(forward: Op, backward: Op, of_forward: bool, at
     assert message in str(caught.value).replace("torch.", "")
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @COMPILES
 def test_a_batch_that_only_data_tell_is_one_graph_with_gradients(forward: Op) -> None:
     torch._dynamo.reset()
@@ -359,10 +349,6 @@ def test_the_examples_checks_pass(script: str) -> None:
 def test_the_examples_cpp_form_is_right() -> None:
     """Also where ninja is only pip's and the environment is not activated: opjit finds it beside Python."""
     assert example("check.py", "cpp").startswith("cpp on cpu: equal to Python")
-
-
-# --------------------------------------------------------------------------------------------------
-# On a GPU
 
 
 @pytest.mark.gpu

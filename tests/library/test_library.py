@@ -76,9 +76,6 @@ def rewrite(path: Path, **changed: str) -> None:
     path.parent.rename(path.parent.with_name(fields["key"]))
 
 
-# --- another process -----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_process_that_declares_the_op_uses_the_library_in_place_of_a_build(built: Path, tmp_path: Path) -> None:
     code = helpers.declare(write_op(tmp_path / "plus", amount_h="#error not compiled\n")) + f"""
 plus = opjit.load_library({str(built)!r})
@@ -117,9 +114,6 @@ def test_another_process_uses_the_library_also_where_it_was_moved_to_and_over_a_
     (tmp_path / "link.so").symlink_to(tmp_path / "elsewhere" / "my_ops" / built.name)
     assert fresh(USE.format(path=str(tmp_path / "link.so")), elsewhere(tmp_path)).stdout == "[2.0] [1.0] True\n"
     assert not (tmp_path / "no-cache").exists()
-
-
-# --- what a build directory holds ------------------------------------------------------------------------------------------------------
 
 
 def test_a_build_directory_holds_a_folder_of_ops_with_binaries_as_a_wheel_does(built: Path, tmp_path: Path) -> None:
@@ -199,9 +193,6 @@ def test_a_library_for_a_gpu_is_built_without_one_and_refused_where_there_is_non
 def test_a_library_for_this_gpu_runs(declared: tuple[opjit.Op, Path], tmp_path: Path) -> None:
     plus = opjit.load_library(opjit.build_library("loadtest::plus", tmp_path, "cuda"))
     assert plus(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_library_of_another_schema_is_refused_with_both(declared: tuple[opjit.Op, Path], copied: Path) -> None:
@@ -297,9 +288,6 @@ def test_a_library_for_another_major_version_of_cuda_is_refused(tmp_path: Path, 
     target = targets.Target(backends.for_device("cuda"), "sm_90", "cuda13")
     with pytest.raises(LoadError, match=r"was built for cuda sm_90\.cuda13, but this process runs cuda sm_90\.cuda12"):
         load._refuse_elsewhere(tmp_path, registry.find("allreduce").schema, target)
-
-
-# --- the example -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.torch

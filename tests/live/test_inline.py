@@ -128,9 +128,6 @@ def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
         op(torch.ones(1), 2.0)
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------------------------
-
-
 def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad" + SIGNATURE, **given: Any) -> None:
     """Declare, and call where that is taken: both within one sentence's reach."""
     with pytest.raises(kind, match=match) as caught:
@@ -169,9 +166,6 @@ def test_two_modules_cannot_declare_one_name(tmp_path: Path) -> None:
         eval(call, {"opjit": opjit, "__name__": "other"})
     with pytest.raises(DeclarationError, match=r"two ops are named opjit::allreduce: one is declared in \S+, the other in inline code at"):
         opjit.inline("opjit::allreduce(Tensor x) -> Tensor", c="", like="x")
-
-
-# --- fake kernels, flags, backwards --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.torch
@@ -236,9 +230,6 @@ def test_a_backward_is_added_replaced_and_missed() -> None:
     assert slope(op) == 1.0
 
 
-# --- where the sources lie -----------------------------------------------------------------------------------------------------------
-
-
 def test_sources_that_are_lost_are_written_again(here: Path) -> None:
     op = declare("lost")
     path = op.source(opjit.backends.for_device("cpu"))
@@ -271,9 +262,6 @@ def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -
 def test_the_example_runs() -> None:
     done = script(ROOT / "examples" / "notebook" / "inline.py")
     assert (done.returncode, done.stdout) == (0, "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"), done.stderr
-
-
-# --- CUDA ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -103,9 +103,6 @@ def slope(op: Any) -> float:
     return x.grad.item()
 
 
-# --- get(reload=True) ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.torch
 def test_every_holder_of_an_op_calls_its_changed_source(folder: Folder) -> None:
     op = opjit.get(folder.name, "cpu")
@@ -224,9 +221,6 @@ def test_all_ops_of_an_op_py_change_together_or_not_at_all(tmp_path: Path) -> No
     assert registry.find(f"{folder.namespace}::third").overload(torch.ones(1, device="meta")).shape == (1,)
 
 
-# --- in use --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.torch
 @pytest.mark.slow
 def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_libraries(tmp_path: Path) -> None:
@@ -253,9 +247,6 @@ def test_two_threads_that_reload_at_once_agree(folder: Folder) -> None:
         with ThreadPoolExecutor(4) as pool:
             assert set(pool.map(lambda _: folder.reload(), range(4))) == {op}
         assert (value(op), slope(op)) == (float(number), float(number))
-
-
-# --- watch ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -309,9 +300,6 @@ def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: 
     assert "Traceback" not in log.text
     with pytest.raises(DeclarationError, match="no op is declared in"):
         opjit.watch(folder.path.parent)
-
-
-# --- the plan ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_library_that_the_loader_refuses_changes_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """One core measures calls: sides in turns, caches cold or hot by choice, a device's time apart from the host's, and doubts said."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from types import SimpleNamespace
@@ -128,8 +126,6 @@ def test_a_time_has_three_digits(seconds: float, text: str) -> None:
 def test_a_rate_has_three_digits(rate: float, text: str) -> None:
     assert format_rate(rate, "B") == text
 
-
-# On a GPU -----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.gpu
 @pytest.mark.alone

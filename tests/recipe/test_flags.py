@@ -79,9 +79,6 @@ def document(op: opjit.Op, target: Target | None = None) -> dict[str, Any]:
     return {**wanted.describe(op, target or here(), Store(default_root())).document(), "schema": ""}
 
 
-# --- they reach the compiler ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_macro_reaches_the_kernel_and_another_value_is_another_entry(declare: Declare) -> None:
     first, second = (declare(extra_cflags=[f"-DVALUE={value}"]) for value in (20000, 6000))
     assert (first(X), second(X)) == (20000, 6000)
@@ -154,9 +151,6 @@ def test_flags_reach_nvcc_and_its_host_compiler(declare: Declare) -> None:
         request.entry(declare(cuda=CUDA_VALUE, extra_cuda_cflags=flags[1:]), helpers.cuda_target("sm_90"))
 
 
-# --- include folders -------------------------------------------------------------------------------------------------------------------
-
-
 def with_header(folder: Path, value: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "value.h").write_text('#include "inner.h"\n')
@@ -222,8 +216,6 @@ def test_an_include_folder_that_is_not_there_is_refused_with_the_place_looked_at
         declare(extra_include_paths=["nowhere"])
 
 
-# --- libraries -------------------------------------------------------------------------------------------------------------------------
-
 OPENMP = {"extra_cflags": ["-fopenmp", "-DVALUE=omp_get_num_procs() > 0"], "extra_ldflags": ["-lgomp"]}
 
 
@@ -244,8 +236,6 @@ def test_a_library_that_was_not_declared_is_refused_before_it_is_loaded(declare:
     with pytest.raises(Exception, match=r"needs libgomp\.so\.1, which the op does not declare in extra_ldflags"):
         check_library(content, here(), ["-lm", "-lgom", "-lgomp.so"])
 
-
-# --- what is refused -------------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "extra_cflags": {

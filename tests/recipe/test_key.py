@@ -30,9 +30,6 @@ def key(folder: Path, **changed: Any) -> str:
     return described.key
 
 
-# --- what flips it ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["plus.c", "amount.h", "nested/inner.h"])
 def test_every_file_of_the_op_flips_the_key(op: Path, name: str) -> None:
     (op / "nested").mkdir()
@@ -119,9 +116,6 @@ def test_a_note_on_a_compiler_that_somebody_else_wrote_is_not_believed(tmp_path:
     assert toolchain.require_compiler(tmp_path) == found
 
 
-# --- what does not -------------------------------------------------------------------------------------------------------------------
-
-
 def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = describe(op).key
     other = write_op(tmp_path / "another user" / "deeper" / "plus")
@@ -152,18 +146,12 @@ def test_content_counts_and_its_date_does_not(op: Path) -> None:
     assert key(op) == before
 
 
-# --- the document ------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> None:
     text = json.dumps(describe(op).document())
     for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
         assert part not in text
     ours = ".h _convert.c _convert.h _cuda.h _elementwise.c _elementwise.h _glue.h _half.h _pack.h _runtime.c _shim.h"
     assert set(describe(op).inputs) == {"plus.c", "amount.h", *(f"<opjit>/opjit{name}" for name in ours.split())}
-
-
-# --- the header scan -----------------------------------------------------------------------------------------------------------------
 
 
 def scan(folder: Path, *include: Path) -> set[str]:
@@ -297,9 +285,6 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
     found = headers.read_dependencies((tmp_path / "m.d").read_text())
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found
-
-
-# --- one tool by several paths, several tools by one; one field after the other -------------------------------------------------------
 
 
 def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

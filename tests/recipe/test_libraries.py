@@ -256,9 +256,6 @@ def test_a_library_is_declared_by_its_flag_or_its_file(name: str, declared: list
     assert (elf._link_name(name) in names or f":{name}" in names) is taken
 
 
-# --- CUDA ------------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nvcc
 @pytest.mark.parametrize("nvrtc", [False, pytest.param(True, marks=pytest.mark.skipif(NVRTC is None, reason="no NVRTC"))])
 def test_a_second_cuda_source_links(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, nvrtc: bool) -> None:

@@ -28,10 +28,6 @@ from tests import helpers
 from tests.helpers import OUTPUT, elementwise, fake_compiler, fresh, is_alive, program, until
 
 MakeOp = Callable[..., opjit.Op]
-
-# --- one build -----------------------------------------------------------------------------------------------------------------------
-
-
 # Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
 TOGETHER = """
 import hashlib, json, os, sys
@@ -132,9 +128,6 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
     assert state() == before
 
 
-# --- builders that die ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                   whole_group: bool) -> None:
@@ -215,9 +208,6 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_wa
     assert (waiter.returncode, out) == (0, "[2.0]\n"), err
     assert " is built already: " in err
     assert len(log.read_text().split()) == 1
-
-
-# --- forks -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(op: Path, here: Path, tmp_path: Path) -> None:
@@ -343,9 +333,6 @@ print(len(children) >= 4)
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning"), cwd=tmp_path).stdout == "True\n"
 
 
-# --- what takes long -----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here: Path, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go = tmp_path / "reached", tmp_path / "go"
@@ -362,9 +349,6 @@ def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here
             go.touch()
             assert builder.communicate() == ("", "")
             assert waiter.communicate() == ("", "")
-
-
-# --- interrupts ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,6 @@ def was_built_with_one_warning(answer: Answer, published: Published, *words: str
     return answer.was_built and answer.entry.library.read_bytes() == published.library
 
 
-# --- a remote that works ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(published: Published, held: Path, no_build: None,
                                                                                tmp_path: Path) -> None:
     assert was_fetched(ask(published.op), published)
@@ -219,9 +216,6 @@ def test_the_user_and_password_of_a_url_are_sent_to_its_server_only_and_never_sh
     with serving(lambda handler: handler.answer(b"", 500)) as broken:
         with_password(broken.url)
         assert "hunter2" not in refused(published, tmp_path)
-
-
-# --- a remote that does not (faults 28 and 29) -----------------------------------------------------------------------------------
 
 
 def _drip_header(handler: Handler) -> None:
@@ -377,9 +371,6 @@ def test_what_is_wrong_with_a_remote_can_be_asked(published: Published, monkeypa
     assert "refused" in str(remote.problem())
 
 
-# --- whom to trust (fault 30) ----------------------------------------------------------------------------------------------------
-
-
 def test_without_a_trusted_key_nothing_is_asked_for_and_a_warning_says_what_to_do(published: Published,
                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPJIT_TRUST")
@@ -503,9 +494,6 @@ def test_nothing_is_parsed_before_its_signature_is_right(published: Published, o
         remotes.forget(monkeypatch)
         assert "sign" in refused(published, tmp_path, recipe)
     assert parsed == []
-
-
-# --- attacks (fault 30) ----------------------------------------------------------------------------------------------------------
 
 
 def _resigned(published: Published, content: bytes | None = None, **fields: object) -> Bundle:

@@ -109,9 +109,6 @@ def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: 
         assert ask(2) == "[3.0, 3.0, 3.0]\n"
 
 
-# --- other kinds of files in place of a cache's: nothing blocks, and nothing endless is read ----------------------------------------------
-
-
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(20 << 30)
@@ -167,9 +164,6 @@ def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path
     helpers.fresh(code, {"OPJIT_CACHE": str(root)})
     assert list(target.iterdir()) == []
     assert [path for path in root.rglob("*") if path.lstat().st_uid == 0] == []
-
-
-# --- entries for another GPU or CUDA runtime ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

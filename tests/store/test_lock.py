@@ -59,9 +59,6 @@ def is_free() -> bool:
     return not is_held(lock.folder() / "key.lock")
 
 
-# --- what a waiter knows -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead() -> None:
     told: list[str] = []
     with holder() as running:
@@ -86,9 +83,6 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
         build.build(helpers.describe(op), Store(here))
     progress.step("nobody listens")
     assert steps == ["compiling", "checking", "publishing"]
-
-
-# --- a holder that dies, stops or hangs ----------------------------------------------------------------------------------------------
 
 
 def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Path, here: Path, tmp_path: Path,
@@ -152,9 +146,6 @@ def test_an_error_in_the_build_frees_the_lock() -> None:
     assert not any(thread.name == "opjit-lock" for thread in threading.enumerate())
 
 
-# --- a flock that does not do what it says -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(op: Path, here: Path, tmp_path: Path,
                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +205,6 @@ def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path) -> N
     assert len(helpers.entries(here)) == 1
 
 
-# --- forks -------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock() -> None:
     code = """
 import os, sys, warnings
@@ -257,9 +245,6 @@ with lock.held("key", str):
         os.kill(running.pid, signal.SIGKILL)  # the parent alone
         until(is_free)
         os.killpg(running.pid, signal.SIGKILL)
-
-
-# --- the folder of locks --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_lock_s_folder_is_the_user_s_alone_and_the_note_goes_with_the_lock(here: Path) -> None:

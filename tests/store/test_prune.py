@@ -36,9 +36,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return lambda seconds: monkeypatch.setattr(prune, "time", SimpleNamespace(time=lambda: time.time() + seconds))
 
 
-# --- prune -----------------------------------------------------------------------------------------------------------------------
-
-
 def test_what_was_not_used_for_longest_goes_first_until_the_rest_is_small_enough(entry: Entry, clock: Clock) -> None:
     folders = [entry.folder, *planted(entry, 4)]
     clock(10 * DAY)
@@ -272,9 +269,6 @@ def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.M
         assert "OPJIT_CACHE_SIZE: expected a size" in cache_command("prune").output
 
 
-# --- automatic pruning -----------------------------------------------------------------------------------------------------------------
-
-
 def grown(op: Path, number: int) -> Path:
     """The op with other sources, so that it is built."""
     return write_op(op.parent / f"grown{os.urandom(4).hex()}" / "plus", amount_h=f"#define AMOUNT {number}.0f\n")
@@ -327,9 +321,6 @@ def test_a_bound_that_makes_no_sense_is_one_warning_and_the_op_is_built(old: Ent
     assert len(after.warnings) == 1
     assert "OPJIT_CACHE_SIZE" in after.warnings[0]
     assert old.folder.exists()
-
-
-# --- clear, while others look, open and publish ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

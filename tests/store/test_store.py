@@ -41,9 +41,6 @@ def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
     return cache, copy_cache(built_once[1], cache)
 
 
-# --- an entry that is no good ------------------------------------------------------------------------------------------------
-
-
 def rewrite(path: Path, content: bytes) -> None:
     """Damage a file; a new one, because the old one may be mapped."""
     path.unlink()
@@ -206,9 +203,6 @@ def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(op: Path
         verify(entry.folder, target)
 
 
-# --- the manifest ----------------------------------------------------------------------------------------------------------------
-
-
 FUZZED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -248,9 +242,6 @@ def test_a_deeply_nested_document_is_refused(depth: int) -> None:
         manifest.parse(fields.encode())
 
 
-# --- the library's bytes ---------------------------------------------------------------------------------------------------------
-
-
 @FUZZED
 @given(data=st.data())
 def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
@@ -265,9 +256,6 @@ def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once:
     beyond_all_memory[39] = 0x80  # the last byte of the program headers' offset
     with pytest.raises(EntryError, match="not a readable shared library"):
         elf.inspect(bytes(beyond_all_memory))
-
-
-# --- publishing ------------------------------------------------------------------------------------------------------------------
 
 
 def staged(recipe: Any, store: Store) -> tuple[Path, Any]:
@@ -348,9 +336,6 @@ def test_dates_decide_nothing_about_an_entry(op: Path, copied: tuple[Path, Entry
     for path in [first.folder, *first.folder.iterdir()]:
         os.utime(path, (when, when))
     assert caught(op, cache).warnings == []
-
-
-# --- caches that cannot be written, or not be used -------------------------------------------------------------------------------
 
 
 @as_root

@@ -1,7 +1,5 @@
 """Twice a tensor; keeps its strides, and has a backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Takes every type that a schema can have, and reports what arrived in C as JSON text in a uint8 tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Adds one to every element, in place."""
 
-from __future__ import annotations
-
 import torch
 
 import opjit

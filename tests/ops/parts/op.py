@@ -1,7 +1,5 @@
 """Two ops in one folder, and so in one file for each device: a number's whole part and fraction, and their sum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
