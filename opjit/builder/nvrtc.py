@@ -1,4 +1,5 @@
-"""NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process, in 0.05 s.
+"""NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process, in 0.05 s. It compiles one program at a
+time in a process; what waits for longer than a process takes to start is compiled in another one.
 
 The interface: https://docs.nvidia.com/cuda/nvrtc. A fat binary holds the machine code for several archs, as NVIDIA's tool `fatbinary`
 writes it without compression."""
@@ -6,14 +7,20 @@ writes it without compression."""
 from __future__ import annotations
 
 import ctypes
+import os
+import pickle
 import re
 import struct
+import subprocess
+import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import resources
+from opjit import processes, resources
 from opjit.builder.compile_step import CompilerFailed
 
 # Headers by their names in #include lines. NVRTC knows the functions of most; those of kernels_c/nvrtc/device have the rest.
@@ -27,6 +34,9 @@ _OF_FILES = {"stdint.h": ("stdint.h", "inttypes.h", "cstdint"), "limits.h": ("li
              "cuda_runtime.h": ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h"),
              "libraries.h": ("cublas_v2.h", "cublasLt.h", "cudnn.h", "nccl.h", "cufft.h", "curand.h", "cusolverDn.h", "cusparse.h")}
 _OF_LIBCUDACXX = ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")
+_turn = processes.Lock()
+_START = 0.1  # seconds that another process takes to start
+_CHILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.builder import nvrtc; nvrtc.answer()"
 _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 
 
@@ -65,6 +75,36 @@ def compile_for(path: str, source: str, name: str, more: Mapping[str, str], opti
     """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages. `more` has texts
     of headers, by the names in #include lines; the first option is the arch, ``--gpu-architecture=sm_90`` for machine code and
     ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
+    given = (path, source, name, dict(more), [*options], [*expressions])
+    if not _turn.acquire(timeout=_START):
+        with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryFile() as file:
+            file.write(pickle.dumps(given))
+            file.seek(0)
+            answer = processes.run([sys.executable, "-c", _CHILD, *map(os.path.abspath, sys.path)], check=True, stdin=file,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+            made, refused = pickle.loads(answer)
+            if refused is not None:
+                raise CompilerFailed(refused)
+            return DeviceCode(*made)
+        _turn.acquire()  # no process can be started
+    try:
+        return _compiled(*given)
+    finally:
+        _turn.release()
+
+
+def answer() -> None:
+    """Compile what another process sends, and send what came out."""
+    made, refused = tuple[object, ...](), None
+    try:
+        made = tuple(_compiled(*pickle.load(sys.stdin.buffer)))
+    except CompilerFailed as failed:
+        refused = str(failed)
+    sys.stdout.buffer.write(pickle.dumps((made, refused)))
+
+
+def _compiled(path: str, source: str, name: str, more: Mapping[str, str], options: Sequence[str], expressions: Sequence[str]) -> DeviceCode:
+    """Compile in this process; see `compile_for`."""
     def encoded(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
         return (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogateescape") for text in texts))
 

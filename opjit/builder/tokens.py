@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
@@ -28,6 +29,7 @@ class Token(NamedTuple):
     end: int
 
 
+@lru_cache(32)  # an op's variants share their texts: 288 of them take a second, not 12, of Python (tests/benchmarks/tune.py)
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a C++ source without blanks and comments; a preprocessor directive is one token."""
     found, at = [], 0

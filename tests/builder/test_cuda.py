@@ -4,6 +4,7 @@ import contextlib
 import struct
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
 from opjit.builder import build, cuda, glue, host_device_split, nvrtc
-from opjit.builder.compile_step import NvccOnly
+from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import flags, toolchain
 from opjit.recipe.recipe import read_inputs
@@ -249,6 +250,22 @@ def test_a_fat_binary_is_as_nvidia_s_tool_writes_it(tmp_path: Path) -> None:
     cubins = fat_of(content)
     assert sorted(cubins) == sorted(archs)
     assert nvrtc.fatbin(cubins) == content
+
+
+@needs_nvrtc
+def test_what_waits_for_nvrtc_is_compiled_in_another_process_to_the_same_bytes() -> None:
+    found = toolchain.find_nvrtc("", None)
+    assert found is not None
+
+    def compiled(code: str) -> nvrtc.DeviceCode:
+        return nvrtc.compile_for(found.library, code, "k.cu", {"two.h": "#define TWO 2\n"}, ["--gpu-architecture=sm_90"], ["scale<int>"])
+
+    code = '#include "two.h"\ntemplate <typename T> __global__ void scale(T *x) { *x *= TWO; }'
+    here = compiled(code)
+    with ThreadPoolExecutor(1) as pool, nvrtc._turn:
+        assert pool.submit(compiled, code).result() == here
+        with pytest.raises(CompilerFailed, match="TWICE"):
+            pool.submit(compiled, code.replace("TWO;", "TWICE;")).result()
 
 
 @pytest.mark.nvcc
