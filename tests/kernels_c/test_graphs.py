@@ -27,10 +27,10 @@ SHARE = "from tests.kernels_c.test_graphs import share; share(rounds=10)"  # a p
 EXACT = Tolerance(0, 0)
 
 
-def captured(work: Callable[[], None], mode: str) -> torch.cuda.CUDAGraph:
+def captured(work: Callable[[], None], mode: str, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """Capture work; then fill with NaN what the allocator gives to others: the graph may depend on none of it."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode=mode):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
         work()
     _ = [torch.full((1 << power,), torch.nan, device="cuda") for power in range(7, 22) for _ in range(4)]
     return graph
@@ -49,7 +49,7 @@ class Calls:
     def capture(self, mode: str) -> None:
         self._expected = [effects(op.overload, op, sample) for op, sample in self._calls]
         self._found: list[list[Any]] = []
-        self._graph = captured(self._branch, mode)
+        self._graph = captured(self._branch, mode, torch.cuda.Stream())
 
     def _branch(self) -> None:
         trunk = torch.cuda.current_stream()
@@ -101,8 +101,11 @@ class Training:
         return results
 
     def capture(self, mode: str) -> None:
-        self._expected = self._trained(self._step)
-        self._graph = captured(self._step, mode)
+        stream = torch.cuda.Stream()  # of all nodes of autograd: the sanitizer keeps Python's frames, and so old ones
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._expected = self._trained(self._step)
+        self._graph = captured(self._step, mode, stream)
 
     def check(self) -> None:
         assert_same(self._trained(self._graph.replay), self._expected, what="LLTM's training in a graph against eager", within=EXACT)
