@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opjit import files
 from opjit.errors import EntryError
@@ -35,12 +35,17 @@ class Entry:
     verified: tuple[int, ...] = field(default=(), compare=False)
 
 
-def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None,
-           hashed: bool = True) -> tuple[Entry, Manifest]:
+class NotWanted(Exception):
+    """An entry's document is not the wanted one."""
+
+
+def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None, hashed: bool = True,
+           fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Entry, Manifest]:
     """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
     its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
-    files.distrusted. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used."""
-    manifest, content, verified = read(folder, trusted_as, hashed)
+    files.distrusted. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used, and NotWanted, without
+    reading the library, if its document does not fit."""
+    manifest, content, verified = read(folder, trusted_as, hashed, fits)
     if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")
     if hashed:
@@ -48,12 +53,15 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     return Entry(folder, manifest.key, folder / manifest.library, verified=verified), manifest
 
 
-def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True) -> tuple[Manifest, bytes, tuple[int, ...]]:
+def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True,
+         fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)
     manifest = manifests.parse(files.read(folder / manifests.NAME, manifests.MAX_BYTES, trusted_as))
+    if fits is not None and not fits(manifest.document):
+        raise NotWanted
     with files.opened(folder / manifest.library, MAX_BYTES, trusted_as) as file:
         verified = files.identity(file.fileno())
         if os.fstat(file.fileno()).st_size != manifest.size:

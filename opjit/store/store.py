@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
 from opjit.store import manifest as manifests
-from opjit.store.entry import Entry, verify
+from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Store(NamedTuple):
             found = _read(folder / key, recipe.target, warn, hashed=hashed)
             if found is not None:
                 return found
-        if recipe.toolchain is not None and not recipe.target.backend.uses_nvcc:
-            return None
+        if recipe.toolchain is not None and (recipe.others or not recipe.target.backend.uses_nvcc):
+            return None  # with nvcc and NVRTC both here, the keys are those of all
         wanted = recipe.document()
         return first(folder, recipe.target, lambda document: document == {**wanted, "toolchain": document.get("toolchain")}
                      and recipe.takes(document["toolchain"]), warn, hashed=hashed)
@@ -192,9 +192,8 @@ def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], 
 def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | None = None,
           fits: Callable[[dict[str, Any]], bool] | None = None, hashed: bool = True) -> Entry | None:
     try:
-        entry, manifest = verify(folder, target, trusted_as=trusted_as, hashed=hashed)
-        return entry if fits is None or fits(manifest.document) else None
-    except (FileNotFoundError, NotADirectoryError):
+        return verify(folder, target, trusted_as=trusted_as, hashed=hashed, fits=fits)[0]
+    except (FileNotFoundError, NotADirectoryError, NotWanted):
         return None
     except (EntryError, OSError) as error:
         if warn and not (fits is not None and isinstance(error, manifests.AnotherFormat)):  # of another version of opjit, beside ours
