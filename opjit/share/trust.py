@@ -13,8 +13,9 @@ import os
 import re
 import stat
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, RemoteError
@@ -47,16 +48,11 @@ class Trust(NamedTuple):
             return
         if bundle.signature is None:
             raise EntryError("it is not signed; sign it with `opjit cache push --sign KEY`")
-        _need_cryptography()
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+        exceptions, ed25519, _ = _cryptography()
         for key in self.keys:
-            try:
-                Ed25519PublicKey.from_public_bytes(key).verify(bundle.signature, bundle.manifest)
-            except InvalidSignature:
-                continue
-            return
+            with suppress(exceptions.InvalidSignature):
+                ed25519.Ed25519PublicKey.from_public_bytes(key).verify(bundle.signature, bundle.manifest)
+                return
         raise EntryError("no key in OPJIT_TRUST made its signature: another key did, or the entry was changed afterwards")
 
 
@@ -71,7 +67,7 @@ def configured() -> Trust | None:
             warnings.warn(CacheWarning("OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
                                        "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"), stacklevel=2)
         return Trust(())
-    _need_cryptography()
+    _cryptography()
     parts = [part for part in text.split(os.pathsep) if part]
     keys = []
     while parts:
@@ -95,43 +91,35 @@ def _inline(text: str) -> bytes:
 
 def _read_public(name: str) -> bytes:
     """Read the key in a PEM file that no other user can have written."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    path = Path(os.path.expanduser(name))
+    (exceptions, ed25519, serialization), path = _cryptography(), Path(os.path.expanduser(name))
     expected = "expected the absolute path of a PEM file with an Ed25519 public key, ed25519:<base64>, or the word unsigned"
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
         problem = files.swappable(path)
-        key = None if problem else load_pem_public_key(files.read_regular(path, _MAX_BYTES))
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key = None if problem else serialization.load_pem_public_key(files.read_regular(path, _MAX_BYTES))
+    except (OSError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
     if problem:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}, which is not trusted: {problem}")
-    if not isinstance(key, Ed25519PublicKey):
+    if not isinstance(key, ed25519.Ed25519PublicKey):
         raise RemoteError(f"OPJIT_TRUST holds {name!r}, a key of another kind: {expected}")
-    return key.public_bytes_raw()
+    return bytes(key.public_bytes_raw())
 
 
 class Signer:
     """Signs bundles with a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none, or other users can read it."""
 
     def __init__(self, path: Path) -> None:
-        _need_cryptography()
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+        exceptions, ed25519, serialization = _cryptography()
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
-            key = load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+            key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
+        except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as error:  # TypeError: it has a password
             raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
                               f"keygen` writes it; {error}") from error
-        if not isinstance(key, Ed25519PrivateKey):
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` "
                               "writes it")
         self._key = key
@@ -144,14 +132,11 @@ def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, st
     """Write NAME.key, readable only by you, and NAME.pub; return the first one's path, and the public key in the form for OPJIT_TRUST."""
     if not _NAME.fullmatch(name):
         raise RemoteError(f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
-    _need_cryptography()
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = Ed25519PrivateKey.generate()
+    _, ed25519, as_ = _cryptography()
+    key = ed25519.Ed25519PrivateKey.generate()
     private, public = (Path(directory) / f"{name}.{suffix}" for suffix in ("key", "pub"))
-    texts = {private: (key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
-             public: (key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)}
+    texts = {private: (key.private_bytes(as_.Encoding.PEM, as_.PrivateFormat.PKCS8, as_.NoEncryption()), 0o600),
+             public: (key.public_key().public_bytes(as_.Encoding.PEM, as_.PublicFormat.SubjectPublicKeyInfo), 0o644)}
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         for path in filter(os.path.lexists, texts):
@@ -164,8 +149,13 @@ def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, st
     return private, f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}"
 
 
-def _need_cryptography() -> None:
+def _cryptography() -> Any:
+    """Import the package's exceptions, Ed25519's keys and their formats, which no request without a remote needs."""
     try:
-        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+        import cryptography.hazmat.primitives.asymmetric.ed25519 as ed25519
+        from cryptography import exceptions
+        from cryptography.hazmat.primitives import serialization
+
+        return exceptions, ed25519, serialization
     except ImportError as error:
         raise RemoteError(f"signatures need the package cryptography: pip install cryptography ({error})") from error
