@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
@@ -68,28 +68,11 @@ def is_open(stream: object) -> bool:
 
 @contextmanager
 def status(message: str) -> Iterator[Callable[[str], None]]:
-    """Show a status line during the block. Yields a function that changes it."""
-    listener = STATUS.get()
-    if listener is not None:
+    """Show a status line during the block, and warn once with it when that has taken LONG. Yields a function that changes the line."""
+    show, now = STATUS.get() or log, message
+    if show is not log:
         logger().info(message)
-        listener(message)
-        with _warning_when_long(message, listener) as change:
-            yield change
-        return
-    log(message)
-    if not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status(message) as spinner, _warning_when_long(message, spinner.update) as change:
-            yield change
-    else:
-        with _warning_when_long(message, log) as change:
-            yield change
-
-
-@contextmanager
-def _warning_when_long(now: str, show: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Warn once, with the current status line, when the block has taken LONG. Yields a function that shows and changes that line."""
+    show(message)
 
     def change(text: str) -> None:
         nonlocal now
@@ -100,10 +83,13 @@ def _warning_when_long(now: str, show: Callable[[str], None]) -> Iterator[Callab
     timer.daemon = True
     with suppress(RuntimeError):  # the system refuses another thread
         timer.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(timer.cancel)
+        if show is log and not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
+            from rich.console import Console
+
+            show = stack.enter_context(Console(stderr=True).status(message)).update
         yield change
-    finally:
-        timer.cancel()
 
 
 def ago(seconds: float) -> str:
@@ -119,43 +105,36 @@ def ago(seconds: float) -> str:
 class Display:
     """Shows builds that run side by side: in place on a terminal, elsewhere a line for each that ends. Threads may report to it."""
 
-    def __init__(self, write: Callable[[str], object], count: int, screen: Progress | None = None) -> None:
+    def __init__(self, write: Callable[[str], object], count: int, screen: Progress) -> None:
         self._write, self._count, self._screen, self._done = write, count, screen, 0
-        self._running: dict[int, tuple[float, TaskID | None]] = {}  # start and line of each build
-        self._head = self._line(f"0 of {count} done")
-
-    def _line(self, text: str) -> TaskID | None:
-        return self._screen.add_task(text, total=None) if self._screen is not None else None
+        self._running: dict[int, tuple[float, TaskID]] = {}  # start and line of each build
+        self._head = screen.add_task(f"0 of {count} done", total=None)
 
     def changed(self, number: int, text: str) -> None:
         """A build began, waits, or has reached another step."""
-        _, line = self._running.setdefault(number, (time.monotonic(), self._line(text)))
-        if self._screen is not None and line is not None:
-            self._screen.update(line, description=text)
+        if number not in self._running:
+            self._running[number] = time.monotonic(), self._screen.add_task(text, total=None)
+        self._screen.update(self._running[number][1], description=text)
 
     def ended(self, number: int, name: str, state: str) -> None:
         """A build ended: "built", "already there" or "failed"."""
         since, line = self._running.pop(number)
         text = f"{state}: {name}, {time.monotonic() - since:.1f} s"
         self._done += 1
-        if self._screen is None or line is None or self._head is None:
-            self._write(text)
-            return
         self._screen.remove_task(line)
         self._screen.update(self._head, description=f"{self._done} of {self._count} done")
-        if state == "failed":
+        if self._screen.disable:
+            self._write(text)
+        elif state == "failed":
             self._screen.console.print(text, markup=False)
 
 
 @contextmanager
 def display(stream: TextIO | None, write: Callable[[str], object], count: int) -> Iterator[Display]:
     """Open a display of builds: in place if `stream` is a terminal, else a line for each through `write`."""
-    if stream is None or not stream.isatty():
-        yield Display(write, count)
-        return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(file=stream), transient=True) as screen:
+    columns, shown = (TextColumn("{task.description}", markup=False), TimeElapsedColumn()), stream is not None and stream.isatty()
+    with Progress(*columns, console=Console(file=stream, quiet=not shown), transient=True, disable=not shown) as screen:
         yield Display(write, count, screen)
