@@ -1,11 +1,11 @@
 """What autograd does with an op: differentiate it by its backward, or take its results as constants."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch._library.autograd import Info, make_autograd_impl
-from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from opjit.declare import transforms
@@ -13,7 +13,6 @@ from opjit.declare.sample import tensors_of
 from opjit.recipe.schema import Schema
 
 Op = Any  # of op.py, which imports this file
-Function = Callable[..., Any]
 
 
 def bind(op: Op) -> bool:
@@ -23,13 +22,13 @@ def bind(op: Op) -> bool:
     schema, overload = op.schema, op.overload
     if schema.mutates and not schema.returned and not any(result.kind == "Tensor" for result in schema.results):
         return False  # no result could have a derivative
-    differentiate = make_autograd_impl(overload, Info(_trimmed(op.run_backward), op.run_setup_context))
+    differentiate = make_autograd_impl(overload, Info(partial(_trimmed, op.run_backward), op.run_setup_context))
     by_keyword = any(argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments)
     no_handles = schema.draws and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(overload, args, kwargs)
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors_of((args, kwargs))):
+            raise transforms.no_forward_mode(overload)  # the results' tangents would be zero
         if torch.is_grad_enabled() and (schema.returned or by_keyword):
             _refuse_gradients(schema, args, kwargs)
         if no_handles and any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
@@ -43,12 +42,6 @@ def bind(op: Op) -> bool:
     return not no_handles
 
 
-def _refuse_tangents(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise an error in forward mode, where the results' tangents would be zero."""
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors_of((args, kwargs))):
-        raise transforms.no_forward_mode(overload)
-
-
 def _refuse_gradients(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise an error for a tensor that requires a gradient where torch has no derivative and would not say so."""
     if any(tensor.requires_grad for tensor in tensors_of((args, kwargs) if schema.returned else kwargs)):
@@ -57,11 +50,7 @@ def _refuse_gradients(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, A
                            "torch.no_grad(), or with .detach()")
 
 
-def _trimmed(backward: Function) -> Function:
+def _trimmed(backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
     """Drop a backward's Nones for trailing arguments that equal their defaults: torch drops those arguments, and takes no gradient."""
-
-    def differentiate(ctx: Any, *grads: Any) -> Any:
-        result, passed = backward(ctx, *grads), len(ctx.needs_input_grad)
-        return result[:passed] if isinstance(result, tuple) and not any(one is not None for one in result[passed:]) else result
-
-    return differentiate
+    result, passed = backward(ctx, *grads), len(ctx.needs_input_grad)
+    return result[:passed] if isinstance(result, tuple) and not any(one is not None for one in result[passed:]) else result

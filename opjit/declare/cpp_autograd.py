@@ -1,8 +1,6 @@
-"""Autograd without Python for a call that needs no derivative: a kernel in C++, compiled once for a torch.
-
-kernels_c/opjit_autograd.cpp is a C++ extension, with an entry as any other has, so layers and remotes share it. An op takes it, if a cache
-has it, when a device's kernel is loaded. Until then the kernel in Python serves, which costs a call some microseconds.
-"""
+"""Autograd without Python for a call that needs no derivative: a kernel in C++, kernels_c/opjit_autograd.cpp, compiled once for a torch.
+Its entry is that of a C++ extension, so layers and remotes share it. An op takes it, if a cache has it, when a device's kernel is loaded.
+Until then the kernel in Python serves, which costs a call some microseconds."""
 
 import ctypes
 import functools

@@ -17,7 +17,7 @@ from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
 from opjit.errors import CompileError, DeclarationError, NoKernel, OpjitError
 from opjit.loader import Loaded
-from opjit.recipe import schema
+from opjit.recipe import libraries, schema
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import Recipe, read_inputs
 from opjit.store.entry import Entry
@@ -101,9 +101,8 @@ class Op:
         return function
 
     def samples(self, function: Function) -> Function:
-        """Declare the calls that tests make: ``samples(device)`` covers dtypes, strides, odd and empty sizes.
-
-        Each is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`."""
+        """Declare the calls that tests make: ``samples(device)`` covers dtypes, strides, odd and empty sizes. Each is a tuple of arguments,
+        a pair ``(args, kwargs)``, or an `opjit.Sample`."""
         self._samples = function
         return function
 
@@ -266,25 +265,22 @@ class Op:
 
     def bind_rules(self) -> None:
         """Tell torch the rules for vmap and autocast, each once, and let DTensor ask for the sharding rule anew."""
-        if self.handle is None:
-            return
-        if (self._vmap is not None or self.elementwise) and "vmap" not in self._bound:
-            torch.library.register_vmap(self.qualified, self.run_vmap, lib=self.handle)
-            self._bound.add("vmap")
-        if self._autocast is not None and "autocast" not in self._bound:
-            transforms.bind_autocast(self)
-            self._bound.add("autocast")
-        if self.definitions and "variants" not in self._bound:
-            variants.bind(self)
-            self._bound.add("variants")
-        self.forget_sharding()
+        if self.handle is not None:
+            self._bind_once("vmap", self._vmap is not None or self.elementwise,
+                            lambda: torch.library.register_vmap(self.qualified, self.run_vmap, lib=self.handle))
+            self._bind_once("autocast", self._autocast is not None, lambda: transforms.bind_autocast(self))
+            self._bind_once("variants", self.definitions, lambda: variants.bind(self))
+            self.forget_sharding()
 
     def bind_late(self) -> None:
         """Tell DTensor the op's rule, and torch's compiler its variants, each once, if the process uses it."""
-        if (self._sharding is not None or self.elementwise) and "sharding" not in self._bound and sharding.bind(self.overload, self._shard):
-            self._bound.add("sharding")
-        if self.definitions and "inductor" not in self._bound and variants.feed_inductor(self):
-            self._bound.add("inductor")
+        self._bind_once("sharding", self._sharding is not None or self.elementwise, lambda: sharding.bind(self.overload, self._shard))
+        self._bind_once("inductor", self.definitions, lambda: variants.feed_inductor(self))
+
+    def _bind_once(self, rule: str, wanted: object, bind: Callable[[], object]) -> None:
+        """Tell torch a rule that it does not know; `bind` returns False where it cannot, yet."""
+        if wanted and rule not in self._bound and bind() is not False:
+            self._bound.add(rule)
 
     def forget_sharding(self) -> None:
         """Take the op's rule back from DTensor, if that knows it."""
@@ -420,9 +416,7 @@ class Op:
         flags = self.flags(target)
         if not flags.shared and not any(map(os.path.isabs, flags.link)):
             return []
-        from opjit.recipe.libraries import to_open
-
-        return to_open(flags)
+        return libraries.to_open(flags)
 
     def backends(self) -> list[str]:
         """Return the names of the backends that the op has a source for."""

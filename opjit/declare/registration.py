@@ -1,17 +1,16 @@
-"""Makes an op earlier to torch: its schema, its fake kernel, its backward and a first-call kernel.
-
-The first call on a device reaches the first-call kernel. That kernel readies the device's C kernel and calls the op again; from
-then on torch calls the C kernel."""
+"""Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel, which the first call on a device reaches.
+It readies the device's C kernel and calls the op again; from then on torch calls the C kernel."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from opjit import backends, processes
 from opjit.backends import Backend
-from opjit.declare.op import Function, Op
+from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.recipe.schema import Schema
@@ -90,16 +89,15 @@ def _tags(schema: Schema) -> list[torch.Tag]:
 
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
-    first_call = _first_call_kernel(op)
     for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):  # the first leaves nested tensors out
-        library.impl(name, first_call, key, with_keyset=True)
+        library.impl(name, partial(_first_call, op), key, with_keyset=True)
     if op.schema.mutates:
         # torch's own kernels resolve these views, but assume that an op which writes an argument also returns it: without a result they
         # read invalid memory.
         for key in ("Conjugate", "Negative"):
-            library.impl(name, _refusal(f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; call "
-                                        ".resolve_conj() or .resolve_neg() on the tensor first"), key)
-    torch.library.register_fake(op.qualified, _fake_kernel(op), lib=library)
+            library.impl(name, partial(_refuse, f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; "
+                                       "call .resolve_conj() or .resolve_neg() on the tensor first"), key)
+    torch.library.register_fake(op.qualified, partial(_fake, op), lib=library)
 
 
 def _functionalize(library: torch.library.Library, op: Op) -> None:
@@ -150,7 +148,7 @@ def forget(op: Op) -> None:
         return
     if op.qualified not in _placeholders:
         _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
-        _placeholders[op.qualified].impl(op.schema.name, _refusal(f"{op.qualified} has no kernel for Vulkan"), "Vulkan")
+        _placeholders[op.qualified].impl(op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan")
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
@@ -159,46 +157,33 @@ def forget(op: Op) -> None:
     library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
 
 
-def _refusal(message: str) -> Function:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NoKernel(message)
-
-    return refuse
+def _refuse(message: str, *args: Any, **kwargs: Any) -> Any:
+    raise NoKernel(message)
 
 
-def _fake_kernel(op: Op) -> Function:
+def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
     """Put the device check of the C kernels before the declared fake kernel. torch calls that if a single tensor is a meta tensor; without
     the check, a result on another device would be memory that no kernel filled."""
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
-        if len(devices) > 1:
-            raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
-                               "move them with .to()")
-        op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
-        result = op.fake(*args, **kwargs)
-        return _returned(op.schema, args, kwargs) if op.schema.returned else result
-
-    return fake
+    devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
+    if len(devices) > 1:
+        raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+                           "move them with .to()")
+    op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
+    result = op.fake(*args, **kwargs)
+    return _returned(op.schema, args, kwargs) if op.schema.returned else result
 
 
-def _first_call_kernel(op: Op) -> Function:
-    """Return the Python kernel that torch calls until a C kernel is registered."""
-    qualified = op.qualified
-
-    def first_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
-        backend = backends.for_dispatch_key(key)
-        if backend is None:
-            raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
-                           f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")
-        try:
-            ready(op, backend)
-        except OpjitError as error:
-            raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
-            raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; "
-                           f"call opjit.get({qualified!r}, {backend.name!r})")
-        return op.overload.redispatch(keys, *args, **kwargs)
-
-    return first_call
+def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    """The kernel that torch calls until a C kernel is registered."""
+    qualified, key = op.qualified, torch._C._dispatch_key_name(keys.highestPriorityTypeId())
+    backend = backends.for_dispatch_key(key)
+    if backend is None:
+        raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
+                       f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")
+    try:
+        ready(op, backend)
+    except OpjitError as error:
+        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+        raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})")
+    return op.overload.redispatch(keys, *args, **kwargs)

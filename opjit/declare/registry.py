@@ -1,7 +1,6 @@
-"""The ops declared in this process, by qualified name, and the folders that they are found in.
-
-`import opjit` declares the bundled ops. A request for any other op searches the folders in OPJIT_PATH, then the installed packages
-with an entry point ``opjit.ops`` that is named as the op's namespace; neither is read before."""
+"""The ops declared in this process, by qualified name, and the folders that they are found in. `import opjit` declares the bundled ops. A
+request for any other op searches the folders in OPJIT_PATH, then the installed packages with an entry point ``opjit.ops`` that is named as
+the op's namespace; neither is read before."""
 
 import copyreg
 import difflib

@@ -1,7 +1,5 @@
-"""How an op runs on shards: its rule for torch.distributed.tensor.DTensor.
-
-torch.distributed.tensor takes seconds to import, so a declaration does not. DTensor asks an op's fake kernel for the results' sizes
-before it looks for a rule; that call registers the rule."""
+"""How an op runs on shards: its rule for torch.distributed.tensor.DTensor, which takes seconds to import, so a declaration does not.
+DTensor asks an op's fake kernel for the results' sizes before it looks for a rule; that call registers the rule."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +8,6 @@ from typing import Any
 from torch._ops import OpOverload
 
 Function = Callable[..., Any]
-Rule = list[tuple[list[Any], list[Any]]]
 
 
 def bind(overload: OpOverload, rule: Function) -> bool:
@@ -32,7 +29,7 @@ def forget(overload: OpOverload) -> None:
     debug._clear_fast_path_sharding_prop_cache()
 
 
-def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> Rule:
+def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> list[tuple[list[Any], list[Any]]]:
     """Return the rule of an elementwise op: any dimension of the result may be sharded, with the dimensions that it comes from."""
     import torch
     from torch.distributed.tensor import Replicate, Shard

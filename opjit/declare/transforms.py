@@ -1,9 +1,8 @@
-"""An op under torch.func and autocast.
+"""An op under torch.func and autocast. torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their
+dispatch key. Through it go grad, vjp, jacrev, vmap and their nestings, with the op's own backward."""
 
-torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their dispatch key. Through it go grad, vjp,
-jacrev, vmap and their nestings, with the op's own backward; an op of torch.library.custom_op raises an error in them."""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +24,14 @@ def has_list(schema: Schema) -> bool:
 
 def bind(op: Op) -> None:
     """Register what torch.func does with an op that has a backward."""
+    op.handle.impl(op.schema.name, partial(_transform, op), "FuncTorchDynamicLayerFrontMode")
 
-    def transform(*args: Any, **kwargs: Any) -> Any:
-        from torch._functorch.autograd_function import custom_function_call
 
-        args, kwargs = op.cast(args, kwargs)  # which torch would do below the transforms
-        return custom_function_call(_function(op, kwargs), *args)
+def _transform(op: Op, *args: Any, **kwargs: Any) -> Any:
+    from torch._functorch.autograd_function import custom_function_call
 
-    op.handle.impl(op.schema.name, transform, "FuncTorchDynamicLayerFrontMode")
+    args, kwargs = op.cast(args, kwargs)  # which torch would do below the transforms
+    return custom_function_call(_function(op, kwargs), *args)
 
 
 def _function(op: Op, kwargs: dict[str, Any]) -> Any:
@@ -105,16 +104,12 @@ def bind_autocast(op: Op) -> None:
     """Convert floating-point arguments in regions of torch.autocast."""
     for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
-        op.handle.impl(op.schema.name, _cast_first(op, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))), key)
+        op.handle.impl(op.schema.name, partial(_cast_first, op, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))), key)
 
-
-def _cast_first(op: Op, keys: torch._C.DispatchKeySet) -> Callable[..., Any]:
-    def autocast(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = op.cast(args, kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return op.overload(*args, **kwargs)
-
-    return autocast
+def _cast_first(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = op.cast(args, kwargs)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return op.overload(*args, **kwargs)
 
 
 def places(schema: Schema, names: Sequence[str]) -> frozenset[int | str]:

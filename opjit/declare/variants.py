@@ -1,11 +1,10 @@
-"""Variants of an op: the same source with other definitions. C asks an op in Python which one runs for the tensors of a call.
-
-An op ``ns::name`` with variants has two more in torch: ``name_choose``, which C calls for sizes that it does not know, with a call's
-arguments; and ``name_variant``, whose first argument is the number of the variant to run, for checks and for torch's compiler.
-"""
+"""Variants of an op: the same source with other definitions. An op ``ns::name`` with variants has two more in torch: ``name_choose``, which
+C calls for sizes that it does not know, with a call's arguments; and ``name_variant``, whose first argument is the number of the variant to
+run, for checks and for torch's compiler."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,8 +19,6 @@ from opjit.recipe.schema import Result
 Op = Any  # of op.py, which imports this file
 Definitions = Mapping[str, Mapping[str, object]]  # by the name of their variant
 Choose = Callable[[Op, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
-
-
 choose: Choose | None = None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
 
 
@@ -47,7 +44,7 @@ def bind(op: Op) -> None:
     name, rest = op.schema.name, op.schema.text.partition("(")[2]
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
         op.handle.define(f"{other}({first}{rest}", tags=op.overload.tags)
-        op.handle.impl(other, _kernel(op, numbered=bool(first)), "CompositeExplicitAutograd", with_keyset=True)
+        op.handle.impl(other, partial(_run, op, bool(first)), "CompositeExplicitAutograd", with_keyset=True)
         op.handle.impl(other, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"{op.qualified}_variant", lambda variant, *args, **kwargs: op.fake(*args, **kwargs), lib=op.handle)
 
@@ -82,23 +79,18 @@ def feed_inductor(op: Op) -> bool:
     return True
 
 
-def _kernel(op: Op, numbered: bool) -> Callable[..., Any]:
-    """Return a kernel that runs the variant of a number, its first argument, or the one that suits its tensors."""
-
-    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        number, args = (args[0], args[1:]) if numbered else (None, args)
-        keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)  # torch's compiler switches it on while it measures
-        key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
-        backend = backends.for_dispatch_key(key)
-        if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
-            raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
-        assert choose is not None  # once `import opjit` has ended
-        kernel = choose(op, backend, number, args, kwargs)
-        force = op.loaded[backend.name].registered.opjit_force
-        force(kernel)
-        try:
-            return op.overload.redispatch(keys, *args, **kwargs)
-        finally:
-            force(None)
-
-    return run
+def _run(op: Op, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
+    number, args = (args[0], args[1:]) if numbered else (None, args)
+    keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)  # torch's compiler switches it on while it measures
+    backend = backends.for_dispatch_key(torch._C._dispatch_key_name(keys.highestPriorityTypeId()))
+    if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
+        raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
+    assert choose is not None  # once `import opjit` has ended
+    kernel = choose(op, backend, number, args, kwargs)
+    force = op.loaded[backend.name].registered.opjit_force
+    force(kernel)
+    try:
+        return op.overload.redispatch(keys, *args, **kwargs)
+    finally:
+        force(None)
