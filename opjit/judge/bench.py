@@ -1,9 +1,6 @@
-"""The bench of the device tier: a process that stays, and so judges many candidates in the time in which one process starts.
-
-No host code of a candidate runs here, but its kernel can write anywhere in the device's memory: nothing that lay there is believed. Inputs
-are drawn again from their seed afterwards. Benches share the device, so each waits for it rarely: calls of the same shapes are compared in
-one go, and only where a result differs, one by one.
-"""
+"""The bench of the device tier: a process that stays for many candidates. No host code of theirs runs here, but a kernel can write anywhere
+in the device's memory: nothing that lay there is believed, and inputs are drawn again from their seed. Benches share the device, so each
+waits for it rarely: calls of the same shapes are compared in one go, and only where a result differs, one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

@@ -11,6 +11,7 @@ import torch
 from opjit.declare.sample import tensors_of
 from opjit.judge.wire import DTYPES
 from opjit.measure import machine
+from opjit.measure.timing import wait
 from opjit.testing.samples import storage_bytes
 
 
@@ -73,12 +74,6 @@ class Burst:
 
 
 _flusher = cache(machine.flusher)
-
-
-def wait(device: str) -> None:
-    """Wait until a device is idle."""
-    if device != "cpu":
-        torch.accelerator.synchronize()
 
 
 def poison(results: Any, inputs: Any = ()) -> None:

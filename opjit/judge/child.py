@@ -17,10 +17,12 @@ from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import sandbox, screen
-from opjit.judge.burst import Burst, changed, poison, wait
+from opjit.judge.burst import Burst, changed, poison
 from opjit.judge.task import Recorder, run_file
+from opjit.judge.verdict import Ended
 from opjit.judge.wire import content, loaded, packed, saved
 from opjit.live import inline, reload
+from opjit.measure.timing import wait
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.testing.compare import as_list
@@ -150,7 +152,7 @@ class JudgedCode:
         results = as_list(result)
         for each in results:
             if isinstance(each, torch.Tensor) and type(each) is not torch.Tensor:
-                raise screen.RefusedCandidate(f"returns a tensor that computes later: a {type(each).__name__}")
+                raise Ended("cheat", f"returns a tensor that computes later: a {type(each).__name__}")
         return [*results, *(tensors_of(values) if self.mutates else [])]
 
     def _wrote(self, values: Any, data: bytearray) -> bool:

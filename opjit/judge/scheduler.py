@@ -106,8 +106,7 @@ class Judge:
         self.seed, self.fixed = random.SystemRandom().getrandbits(31) if seed is None else seed, seed is not None
         self._where, self._op, self._gpus = task, op, gpus
         self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
-        self._ahead: deque[_Lane] = deque()
-        self._benches: list[_Lane] = []
+        self._waiting: dict[bool, deque[_Lane]] = {False: deque(), True: deque()}  # children forked ahead, and benches
         self._measuring: list[None] = []
         self._quiet = False
         self._known: dict[str, Verdict] = {}
@@ -168,34 +167,30 @@ class Judge:
             found.append((calls, saved([sample.values for sample in samples]), reference))
         return found
 
-    def lane(self) -> _Lane:
-        """Take a child that was forked ahead and has its CUDA context, and have the next one forked."""
-        with self._forking:
-            _ = self.bursts, self.task.samples, self.task.operators  # made once
-            while len(self._ahead) <= min(_MOST_AHEAD, self.workers):
-                self._ahead.append(self._fork())
-            return self._ahead.popleft()
-
     @contextmanager
-    def bench(self) -> Iterator[_Lane]:
-        """Lend a process in which kernels without host code run, and which stays."""
+    def lane(self, bench: bool = False) -> Iterator[_Lane]:
+        """Lend a child: forked ahead, with its CUDA context, for one candidate; or a bench for kernels without host code, which stays."""
+        waiting = self._waiting[bench]
         with self._forking:
-            lane = self._benches.pop() if self._benches else self._fork(bench=True)
+            if not bench:
+                _ = self.bursts, self.task.samples, self.task.operators  # made once
+            while len(waiting) <= (0 if bench else min(_MOST_AHEAD, self.workers)):
+                waiting.append(self._fork(bench))
+            lane = waiting.popleft()
         keep = False
         try:
-            lane.ask({"do": "open", "task": self._where, "op": self._op, "seed": self.seed}, seconds=_BUILD)
             yield lane
-            keep = True
+            keep = bench
         except Ended as ended:
-            keep = ended.reusable
+            keep = bench and ended.reusable
             raise
         finally:
             if keep:
-                self._benches.append(lane)
+                waiting.appendleft(lane)
             else:
                 lane.end()
 
-    def _fork(self, bench: bool = False) -> _Lane:
+    def _fork(self, bench: bool) -> _Lane:
         (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
         self._control.send({"many": self.task.op is None, "memory": max(2 * budget.GIB, budget.memory() // 2), "device": self.device,
                             "bench": bench}, theirs.end.fileno(), its.end.fileno())
@@ -261,7 +256,8 @@ class _Trial:
         judge = self.judge
         hidden = {"seed": judge.seed if judge.fixed else random.SystemRandom().getrandbits(31)}  # new for each
         limit = 4 * judge.seconds  # of all calls of a stage
-        with judge.bench() as lane:
+        with judge.lane(bench=True) as lane:
+            lane.ask({"do": "open", "task": judge._where, "op": judge._op, "seed": judge.seed}, seconds=_BUILD)
             with self._stage("build"):
                 self.facts |= lane.ask({"do": "kernel", "text": self.text}, seconds=_BUILD)[0]
             with judge._slots, self._stage("check"):
@@ -275,8 +271,7 @@ class _Trial:
 
     def _in_child(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not believed."""
-        self.lane = self.judge.lane()
-        try:
+        with self.judge.lane() as self.lane:
             with nullcontext() if self.judge.device == "cuda" else self.judge._slots, self._stage("build"):
                 self._build()
             with self._stage("check"):
@@ -285,8 +280,6 @@ class _Trial:
                         self._check(call)
             with self._stage("measure"):
                 return self._measure()
-        finally:
-            self.lane.end()
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from opjit import resources
 from opjit.builder.compile_step import run_tool
+from opjit.judge.verdict import Ended
 
 # What a library may import: C's functions for memory, texts, numbers and sorting, and what compilers add. (A regular expression of names.)
 _C = re.compile(r"""
@@ -49,10 +50,6 @@ _TEXTS = [(re.compile(pattern, re.IGNORECASE), reason) for pattern, reason in (
     (r"\bcudaGraph\w+|\bcudaLaunchDevice\w*", "makes streams, events or graphs of its own"))]
 
 
-class RefusedCandidate(Exception):
-    """A candidate that does not run. The message says what it would do, and where."""
-
-
 @cache
 def _of_runtime() -> frozenset[str]:
     """The names of torch's, Python's and CUDA's functions in opjit's own runtime and glue: every op's library may import them."""
@@ -61,19 +58,19 @@ def _of_runtime() -> frozenset[str]:
 
 
 def check_source(text: str) -> None:
-    """Hold C or CUDA text against what runs before, beside or under its function. Raises RefusedCandidate."""
+    """Hold C or CUDA text against what runs before, beside or under its function. Raises Ended."""
     plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
     for name in re.findall(r"\b[A-Za-z_]\w*(?=\s*\()", plain):
         if ((_RUNTIMES.fullmatch(name) and not (_TORCHS_OPERATOR.fullmatch(name) and name in _of_runtime()))
                 or (name.startswith("cuda") and not _CUDA.fullmatch(name))):
-            raise RefusedCandidate(f"{_reason(name)}: {name}")
+            raise Ended("cheat", f"{_reason(name)}: {name}", reusable=True)
     for pattern, reason in _TEXTS:
         if found := pattern.search(plain):
-            raise RefusedCandidate(f"{reason}: {found[0].strip()}")
+            raise Ended("cheat", f"{reason}: {found[0].strip()}", reusable=True)
 
 
 def check_library(path: Path, operators: Sequence[str]) -> None:
-    """Hold a library against the list of what it may import; nothing of it runs. Raises RefusedCandidate.
+    """Hold a library against the list of what it may import; nothing of it runs. Raises Ended.
     It may call some of torch's operators that the reference calls, not all."""
     table = run_tool(["readelf", "--wide", "--dyn-syms", "--dynamic", "--relocs", str(path)], path.parent)
     rows = [line.split() for line in table.splitlines()]
@@ -83,14 +80,15 @@ def check_library(path: Path, operators: Sequence[str]) -> None:
     if operators and {*operators} <= called.keys():
         refused += called.values()
     if refused:
-        raise RefusedCandidate(f"{next(filter(None, map(_reason, refused)), 'needs what no kernel does')}: {', '.join(refused)}")
+        reason = next(filter(None, map(_reason, refused)), "needs what no kernel does")
+        raise Ended("cheat", f"{reason}: {', '.join(refused)[:4000]}", reusable=True)
     most = 8 if "libcudart" not in table else 16  # bytes: the compiler's own function, and the registration of CUDA's code
     if "IRELATIV" in table or any(row[1:2] == [f"({kind}_ARRAYSZ)"] and int(row[2]) > most for row in rows for kind in ("INIT", "FINI")):
-        raise RefusedCandidate("runs code when it is loaded")
+        raise Ended("cheat", "runs code when it is loaded", reusable=True)
     if any(code in path.read_bytes() for code in (b"\x0f\x05", b"\x0f\x34", b"\xcd\x80")):  # also parts of other instructions
         listing = run_tool(["objdump", "-d", "--no-show-raw-insn", str(path)], path.parent)
         if found := re.search(r"\t(syscall|sysenter|int\s+\$0x80)", listing):
-            raise RefusedCandidate(f"makes system calls: the instruction {found[1]}")
+            raise Ended("cheat", f"makes system calls: the instruction {found[1]}", reusable=True)
 
 
 def _allowed(name: str) -> bool:
@@ -121,7 +119,7 @@ _PYTHON = [(re.compile(names), reason) for names, reason in (
 
 def check_python(text: str) -> None:
     """Refuse Python that reaches for what is not its own. It stops no determined program, and names what others do. Raises
-    RefusedCandidate, or SyntaxError."""
+    Ended, or SyntaxError."""
     tree = ast.parse(text)
     imported = {alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
                 for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
@@ -129,9 +127,9 @@ def check_python(text: str) -> None:
         for name in _names(node, imported):
             for names, reason in _PYTHON:
                 if names.fullmatch(name):
-                    raise RefusedCandidate(f"{reason}: {name} in line {getattr(node, 'lineno', 0)}")
+                    raise Ended("cheat", f"{reason}: {name} in line {getattr(node, 'lineno', 0)}", reusable=True)
         if isinstance(node, ast.Constant) and re.search(r"/proc/|/dev/shm|opjit.judge", str(node.value)):
-            raise RefusedCandidate(f"reaches for other processes or the judge: {node.value!r} in line {node.lineno}")
+            raise Ended("cheat", f"reaches for other processes or the judge: {node.value!r} in line {node.lineno}", reusable=True)
 
 
 def _names(node: ast.AST, imported: dict[str, str]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """What candidates are judged by: an op's folder or a KernelBench file, its calls with hidden values, and the reference's results."""
 
-import importlib.util
 import math
 import random
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
-from opjit.judge.burst import wait
+from opjit.measure.timing import wait
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 
@@ -182,11 +182,9 @@ class Task:
 
 def run_file(path: Path) -> Any:
     """Run a file of Python as a module of its own."""
-    spec = importlib.util.spec_from_file_location("opjit_judged", path)
-    assert spec is not None
-    assert spec.loader is not None  # a file has one
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules["opjit_judged"] = ModuleType("opjit_judged")
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
     return module
 
 
@@ -197,9 +195,7 @@ def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
 
 def _varied(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
     """The same call with other numbers, so many times: floats a little larger or smaller; if there are none, integers in another order.
-
-    Copies of a tensor lie in one storage, so that drawing them takes a few calls of torch.
-    """
+    Copies of a tensor lie in one storage, so that drawing them takes a few calls of torch."""
     floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
 
     def change(t: torch.Tensor) -> Callable[[int], torch.Tensor]:

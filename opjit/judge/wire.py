@@ -1,7 +1,5 @@
-"""What the judge and its children say to each other: JSON in messages, and tensors in sealed files of memory beside it.
-
-Children get torch's own files. The judge takes no pickle from them: only bytes in a file that nobody can write to any more, and shapes.
-"""
+"""What the judge and its children say to each other: JSON, and tensors in sealed files of memory beside it. Children get torch's own files.
+The judge takes no pickle from them: only bytes in a file that nobody can write to any more, and shapes."""
 
 import ctypes
 import fcntl

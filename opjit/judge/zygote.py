@@ -22,7 +22,7 @@ from typing import Any
 from opjit import files
 from opjit.builder import torch_builder
 from opjit.errors import CompileError, DeclarationError, OpjitError
-from opjit.judge import child, sandbox, screen
+from opjit.judge import child, sandbox
 from opjit.judge.bench import Bench
 from opjit.judge.verdict import Ended
 from opjit.judge.wire import Channel, closing, content, sealed
@@ -130,8 +130,6 @@ def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
 def _problem(error: Exception) -> dict[str, Any]:
     if isinstance(error, Ended):
         return {"error": error.word, "message": str(error), "facts": error.facts, "reusable": error.reusable}
-    if isinstance(error, screen.RefusedCandidate):
-        return {"error": "cheat", "message": str(error)[:4000], "reusable": True}
     kind = "compile" if isinstance(error, (CompileError, DeclarationError, SyntaxError)) else "wrong"
     if "CUDA error" in str(error):  # the process can use the device no more; torch adds five lines of advice
         kind, error = "crash", RuntimeError(str(error).splitlines()[0])

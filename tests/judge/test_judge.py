@@ -96,7 +96,7 @@ def test_no_cheat_passes_and_each_verdict_names_it(task: str, suffix: str) -> No
 
 @pytest.mark.parametrize("path", [path for path in CHEATS if path.suffix == ".cu"], ids=lambda path: path.stem)
 def test_a_cheat_in_cuda_is_refused_before_it_is_compiled(path: Path) -> None:
-    with pytest.raises(screen.RefusedCandidate, match=re.escape(named(path))):
+    with pytest.raises(Ended, match=re.escape(named(path))):
         screen.check_source(path.read_text(encoding="utf-8"))
 
 
@@ -376,9 +376,9 @@ def test_the_process_that_forks_has_one_thread() -> None:
     judge = Judge(SCALE, device="cpu", workers=1)
     try:
         judge.start()
-        judge.lane()
-        while len([*Path(f"/proc/{judge._zygote.pid}/task").iterdir()]) > 1:  # the others end before it forks
-            time.sleep(0.01)
+        with judge.lane():
+            while len([*Path(f"/proc/{judge._zygote.pid}/task").iterdir()]) > 1:  # the others end before it forks
+                time.sleep(0.01)
     finally:
         judge.close()
 
