@@ -20,6 +20,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
 from opjit import backends, progress, request
+from opjit.author import cells
 from opjit.backends import Backend
 from opjit.declare import registry
 from opjit.declare.op import Op
@@ -66,8 +67,6 @@ class OpjitMagics(Magics):
             op = _declare(make(), options["arch"])
             self._names[op.schema.name] = op
             if options["test"]:
-                from opjit.author import cells
-
                 reference = self._function("--reference", options["reference"])
                 for text in cells.check(make, reference, *self._arguments(options["test"])):
                     print(text, end="", flush=True)  # as it comes
@@ -93,8 +92,6 @@ class OpjitMagics(Magics):
 
     def _bench(self, op: Op, options: Mapping[str, Any]) -> None:
         """Time calls, and the same calls of a reference, and show a table of medians."""
-        from opjit.author import cells
-
         given, sides = options["bench"], {op.schema.name: cast("Callable[..., Any]", op.overload)}
         if options["reference"]:
             sides[options["reference"]] = self._function("--reference", options["reference"])
@@ -185,12 +182,10 @@ def _build(op: Op, present: list[Backend]) -> Op:
 
     try:
         with progress.on(progress.STATUS, show):
-            reload.install([op], op.qualified, present)
+            [known] = reload.install([op], op.qualified, present)
     except BaseException:  # also an interrupt
         show(f"{op.qualified}: not built" + "; the previous version stays in use" * (registry.declared(op.qualified) is not None))
         raise
-    known = registry.declared(op.qualified)
-    assert known is not None  # `install` declared it
     show(f"{known.qualified} for {' and '.join(backend.name for backend in present)}: ready in {time.perf_counter() - started:.2f} s")
     return known
 

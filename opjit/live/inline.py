@@ -10,7 +10,6 @@ import torch
 
 from opjit import backends
 from opjit.builder import glue
-from opjit.declare import registry
 from opjit.declare.inline_code import Code
 from opjit.declare.op import Function, Op
 from opjit.errors import DeclarationError, OpjitError
@@ -73,12 +72,9 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
                   f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extras=extras, differentiable=differentiable,
                   elementwise=elementwise)
-        reload.install([op])
+        return reload.install([op])[0]
     except OpjitError as error:
         raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
-    declared = registry.declared(op.qualified)
-    assert declared is not None  # by `install`
-    return declared
 
 
 def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str] | None, fake: Function | None, module: str, where: str,

@@ -4,7 +4,6 @@ each call, and storing one function pointer replaces a loaded kernel (see loader
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import torch
 
@@ -19,12 +18,6 @@ from opjit.store.store import Store, default_root
 from opjit.wanted import describe
 
 _reloading = processes.Lock()  # one reload at a time, so that no two of them wait for each other's ops
-
-
-class _Change(NamedTuple):
-    current: Op | None  # the op so far; None if it is new
-    newer: Op  # its new declaration; `current` itself if only its sources may have changed
-    entries: dict[str, Entry | None]  # its new binaries, by backend name; None for a backend for which it has no source any more
 
 
 def reload_op(name: str, device: object) -> torch._ops.OpOverload:
@@ -56,8 +49,9 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
                 vars(module)[name] = registry.declared(value.qualified) or value
 
 
-def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> None:
-    """Replace declarations by newer ones of the same names, built for the devices in use; for `wanted` also for the backends in `extra`."""
+def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> list[Op]:
+    """Replace declarations by newer ones of the same names, built for the devices in use; for `wanted` also for the backends in `extra`.
+    Returns the ops that torch knows, by name."""
     with _reloading, ExitStack() as locks:
         changes = []
         for op in sorted(newer, key=lambda op: op.qualified):
@@ -65,13 +59,12 @@ def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()
             if current is not None:
                 refuse_second(current, op)
                 locks.enter_context(current.lock)
-            changes.append(_plan(current, op, extra if op.qualified == wanted else ()))
-        for change in changes:
-            _apply(change)
+            changes.append((current, op, _binaries(current, op, extra if op.qualified == wanted else ())))
+        return [_apply(*change) for change in changes]
 
 
-def _plan(current: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
-    """Build and open an op's new binaries, without changing anything."""
+def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[str, Entry | None]:
+    """Build and open an op's new binaries, without changing anything; None for a backend for which it has no source any more."""
     loaded = {} if current is None else current.loaded
     entries: dict[str, Entry | None] = {}
     for backend in backends.all_backends():
@@ -90,19 +83,20 @@ def _plan(current: Op | None, newer: Op, extra: Sequence[Backend]) -> _Change:
             entry = entries[backend.name] = request.entry(newer, target)
             loader.open_library(entry, newer.qualified, newer.libraries(target))  # now, so that `_apply` cannot fail
             oplist.note(newer, target)
-    return _Change(current, newer, entries)
+    return entries
 
 
-def _apply(change: _Change) -> None:
-    op, newer = change.current, change.newer
+def _apply(op: Op | None, newer: Op, entries: dict[str, Entry | None]) -> Op:
+    """Declare an op anew, or for the first time (None), and replace its binaries; `newer` is the same if only its sources changed."""
     if op is None:
         op = registry.add(newer)
     elif op.schema != newer.schema or op.constant != newer.constant or op.handle is None:  # None: an earlier reload was interrupted
         redeclare(op, newer)
     elif op is not newer:
         op.adopt(newer)
-    for name, entry in change.entries.items():
+    for name, entry in entries.items():
         if entry is not None:
             op.use(name, entry)
         elif name in op.loaded:
             op.loaded.pop(name).unload()
+    return op

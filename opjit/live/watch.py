@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 from opjit import backends, files, resources
 from opjit.declare import registry
@@ -19,7 +19,7 @@ logger = logging.getLogger("opjit")
 _Stamps = dict[str, tuple[int, ...] | None]
 
 
-class FolderWatch:
+class FolderWatch(AbstractContextManager["FolderWatch"]):
     """A watched folder. `stop` ends the watch, as does the end of a ``with`` block."""
 
     def __init__(self, ops: Iterable[Op], interval: float) -> None:
@@ -30,9 +30,6 @@ class FolderWatch:
         self._last = {op.qualified: self._stamps(op) for op in self._ops()}
         self._thread = threading.Thread(target=self._run, name="opjit.watch", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> "FolderWatch":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

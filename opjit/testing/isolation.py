@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ _MOST = 1 << 20  # bytes of stderr
 _FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
 
 
-class Child:
+class Child(AbstractContextManager["Child"]):
     """A forked process that runs `work`, which takes the pipe's end, and what it says through the pipe."""
 
     def __init__(self, work: Callable[[Connection], object]) -> None:
@@ -81,9 +81,6 @@ class Child:
         if code >= 0:
             return f"ended the process with exit({code})"
         return f"died of {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
-
-    def __enter__(self) -> "Child":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.messages.close()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -50,7 +50,7 @@ SanitizerCalls = tuple[Path, str, Sequence[str], int | None]  # an op's folder a
 SanitizerFinding = tuple[Line, dict[str, str]]
 
 
-class Sanitizers:
+class Sanitizers(AbstractContextManager["Sanitizers"]):
     """The process, from its parent's side: for "thread", or some of the others. Raises Skipped if the compiler has no library for them."""
 
     def __init__(self, names: Sequence[str], seconds: float, scratch: str) -> None:
@@ -70,9 +70,6 @@ class Sanitizers:
                 stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, start_new_session=True, pass_fds=[theirs.fileno()],
                 env={**os.environ, **_OPTIONS, "PYTHONPATH": sanitize.python_path(), "LD_PRELOAD": " ".join([*found, _CXX]),
                      "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}"})
-
-    def __enter__(self) -> "Sanitizers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
