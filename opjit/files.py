@@ -249,15 +249,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others see only when it is complete, flushed to disk. Raises OSError if it cannot be written."""
+def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
+    """Write a file that others see only when it is complete and, if `synced`, flushed to disk. Raises OSError if it cannot be written."""
     staged = path.with_name(f".{unique()}")
     try:
-        write_synced(staged, content)
+        if synced:
+            write_synced(staged, content)
+        else:
+            with open(staged, "xb", opener=_open_own) as file:
+                file.write(content)
         os.replace(staged, path)
     finally:
         staged.unlink(missing_ok=True)
-    sync(path.parent)
+    if synced:
+        sync(path.parent)
 
 
 def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path], bool]) -> None:
@@ -284,15 +289,9 @@ def put_if_free(staged: Path, place: Path) -> bool:
 
 def write_note(path: Path, text: str) -> None:
     """Write a file that is only a convenience: it appears whole or not at all, and errors are ignored."""
-    temporary = path.with_name(f".{path.name}.{unique()}")
-    try:
+    with suppress(OSError):
         make_private(path.parent)
-        with open(temporary, "x", encoding="utf-8", errors="backslashreplace", opener=_open_own) as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
+        write_whole(path, text.encode("utf-8", "backslashreplace"), synced=False)
 
 
 def remove_tree(path: Path) -> None:

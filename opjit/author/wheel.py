@@ -7,8 +7,6 @@
 A library calls only torch's stable C interface, so one wheel serves every Python and every torch from 2.10 on. Its tag names the
 oldest glibc that the libraries run on (PEP 600); torch brings everything else. hatchling writes the wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -17,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from hatchling.builders.wheel import WheelBuilder
 
 import opjit
 from opjit import batch, request, resources
@@ -30,9 +30,6 @@ from opjit.library.build import LEFT_OUT, put_binary
 from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.store import Store, default_root
-
-if TYPE_CHECKING:
-    from hatchling.builders.wheel import WheelBuilder
 
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
@@ -80,8 +77,6 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
 
 def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
     """Make hatchling's builder of a package's wheel; `project` is that table of a pyproject.toml."""
-    from hatchling.builders.wheel import WheelBuilder
-
     tool = {"hatch": {"build": {"packages": [package.name], "ignore-vcs": True}}}
     builder = WheelBuilder(str(package.parent), config={"project": project, "tool": tool})
     try:

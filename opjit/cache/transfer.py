@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple, TypeVar, cast
 
 from opjit import files
-from opjit.cache import origin
-from opjit.cache.origin import Origin
+from opjit.cache.verification import Origin, origin
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.share import remote
 from opjit.share.transport import Objects, with_timeout
@@ -80,11 +79,8 @@ class _Remote:
             raise RemoteError(f"{self.shown} cannot be used: {remote.reason(error)}") from error
 
 
-def _silent(line: str) -> None:
-    pass
-
-
-def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
+def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (),
+         say: Callable[[str], object] = lambda line: None) -> TransferReport:
     """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a remote, OPJIT_REMOTE's by default, does
     not have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. Raises RemoteError for a bad remote or key."""
     place, report = _Remote(url), TransferReport([], 0, [])
@@ -115,7 +111,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
             manifest = manifests.parse(content.manifest)
             if "debug" in manifest.document:
                 continue  # it names this machine's folders
-            belongs = origin.of(manifest)
+            belongs = origin(manifest)
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
             if name != belongs.name or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
@@ -130,7 +126,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
         yield belongs, signed
 
 
-def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], None] = _silent) -> TransferReport:
+def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], object] = lambda line: None) -> TransferReport:
     """Fetch a remote's entries that the cache does not have, for every arch; arguments and errors as of `push`."""
     place = _Remote(url)
     if place.objects.is_http:
@@ -139,7 +135,7 @@ def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str]
     return _take_in(place, remote.required_trust(place.shown), ops, say)
 
 
-def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], None]) -> TransferReport:
+def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]) -> TransferReport:
     root, report = Store(default_root()), TransferReport([], 0, [])
     for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
         folder = root.root / name.removesuffix(".opjit")
@@ -201,7 +197,7 @@ def pack(path: str | os.PathLike[str], *, sign: str | os.PathLike[str] | None = 
     return report
 
 
-def unpack(path: str | os.PathLike[str], *, say: Callable[[str], None] = _silent) -> TransferReport:
+def unpack(path: str | os.PathLike[str], *, say: Callable[[str], object] = lambda line: None) -> TransferReport:
     """Pull the entries of a file that `pack` wrote into the cache. OPJIT_TRUST must name the key that signed them.
 
     Raises:
@@ -242,7 +238,7 @@ def _extract(pack: Path, folder: str) -> None:
 def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]:
     """Return the entry in an object and where it belongs. Raises OpjitError if it is not trusted, damaged, or another's."""
     received, manifest = trusted.opened(content)
-    belongs = origin.of(manifest)
+    belongs = origin(manifest)
     if name != belongs.name:
         raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
     remote.examine(manifest, received.library, manifest.key, belongs.target)

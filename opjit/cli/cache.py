@@ -1,19 +1,13 @@
 """The commands ``opjit cache …``. Each is a few lines over opjit.cache."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from opjit.cli import help as helps
 from opjit.progress import ago
-
-if TYPE_CHECKING:
-    from opjit.cache.transfer import TransferReport
 
 
 @click.group(cls=helps.Group)
@@ -86,8 +80,7 @@ def prune(size: str | None, age: str | None) -> None:
     from opjit import cache
 
     done = cache.prune(size, age)
-    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}; "
-               f"{_entries(done.kept)}, {_size(done.size)}, remain")
+    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}; {_entries(done.kept)}, {_size(done.size)}, remain")
     if done.fresh:
         click.echo(f"kept {_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")
     if done.failed:
@@ -121,7 +114,7 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     if (sign is None) != unsigned:
         raise click.UsageError("expected --sign KEY (opjit keygen makes one), or --unsigned to upload without a signature")
     url, names = _url(ops)
-    _print_report("uploaded", transfer.push(url, sign=sign, ops=names, say=click.echo))
+    _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=click.echo))
 
 
 @cache.command(epilog=helps.examples("opjit cache pull s3://bucket/opjit allreduce"))
@@ -135,7 +128,7 @@ def pull(ops: tuple[str, ...]) -> None:
     from opjit.cache import transfer
 
     url, names = _url(ops)
-    _print_report("fetched", transfer.pull(url, ops=names, say=click.echo))
+    _print_report("fetched", *transfer.pull(url, ops=names, say=click.echo))
 
 
 @cache.command(epilog=helps.examples("opjit cache pack ops.tar --sign keys/ci.key"))
@@ -146,7 +139,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     """Write entries into one file. FILE becomes a tar with the cache's entries of OPs (default: all), of all hosts and archs."""
     from opjit.cache import transfer
 
-    _print_report("packed", transfer.pack(file, sign=sign, ops=ops))
+    _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
 
 @cache.command(epilog=helps.examples("opjit cache unpack ops.tar"))
@@ -155,7 +148,7 @@ def unpack(file: Path) -> None:
     """Take the entries out of a pack. The cache gets those of FILE, which `opjit cache pack` wrote, if OPJIT_TRUST names their key."""
     from opjit.cache import transfer
 
-    _print_report("unpacked", transfer.unpack(file, say=click.echo))
+    _print_report("unpacked", *transfer.unpack(file, say=click.echo))
 
 
 def _entries(count: int) -> str:
@@ -171,8 +164,8 @@ def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     return (words[0], words[1:]) if words and "://" in words[0] else (None, words)
 
 
-def _print_report(done: str, report: TransferReport) -> None:
-    for problem in report.problems:
+def _print_report(done: str, moved: list[str], there: int, problems: list[str]) -> None:
+    for problem in problems:
         click.echo(problem, err=True)
-    click.echo(f"{done} {len(report.moved)}, {report.there} already there, {len(report.problems)} left out")
-    sys.exit(1 if report.problems else 0)
+    click.echo(f"{done} {len(moved)}, {there} already there, {len(problems)} left out")
+    sys.exit(1 if problems else 0)

@@ -1,22 +1,17 @@
 """The objects of a remote: bytes by name under a URL. HTTP(S) uses Python's standard library, other protocols fsspec, whose HTTP client
 takes 0.2 s to import and reads bodies of any length; its thread does not survive a fork."""
 
-from __future__ import annotations
-
 import base64
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from opjit import files
 from opjit.errors import EntryError, RemoteError
-
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
 
 _Result = TypeVar("_Result")
 _CHUNK = 1 << 18
@@ -116,7 +111,6 @@ class Objects(NamedTuple):
             credentials = f"Basic {base64.b64encode(pair).decode('ascii')}"
             request.add_unredirected_header("Authorization", credentials)  # not sent to a server that this one redirects to
         try:
-            response: HTTPResponse
             with urllib.request.build_opener().open(request, timeout=max(until - time.monotonic(), 0.01)) as response:
                 content = bytearray()
                 while len(content) <= limit and (piece := response.read1(_CHUNK)):
