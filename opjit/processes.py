@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -99,6 +99,17 @@ def run(command: Any, *, check: bool = False, limit: float | None = None, **sett
     if check:
         done.check_returncode()
     return done
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Have signals call a handler, or do what it says, during the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)
 
 
 @contextmanager

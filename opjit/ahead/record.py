@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from opjit import files
+from opjit import files, processes
 from opjit.declare import oplist
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import CacheWarning, RecordError
@@ -44,16 +44,13 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
         if process is not None and number != signal.SIGINT:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, send_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        process = subprocess.Popen(command, env=environment)
-        code = process.wait()
+        with processes.handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), send_on):
+            process = subprocess.Popen(command, env=environment)
+            code = process.wait()
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         raise RecordError(f"{command[0]!r} cannot be run: {reason}; what follows -- is a program with its arguments") from error
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch.utils._pytree import tree_map
 
-from opjit import api
+from opjit import api, processes
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, Workload, tensors_of
@@ -97,11 +97,8 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
-                before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for a kernel that never returns
-                try:
+                with processes.handling([signal.SIGINT], signal.SIG_DFL):  # Python's handler would wait for a kernel that never returns
                     rows.append(_measure(op, called, each, workload, side, cold))
-                finally:
-                    signal.signal(signal.SIGINT, before)
                 console.print(_format(rows[-1]))
         if rows:
             console.print("\n".join((summary(rows), *_doubts(rows), "")))

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TextIO
 import click
 from click.core import ParameterSource
 
-from opjit import __version__, progress
+from opjit import __version__, processes, progress
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.cli.help import PrintJson, json_option
@@ -97,16 +97,12 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in heeded:
-        signal.signal(number, interrupt)
     try:
-        yield
+        with processes.handling(heeded, interrupt):
+            yield
     except KeyboardInterrupt:
         click.echo(f"interrupted by {received.name}; finished builds are kept, and the same command continues from there", err=True)
         sys.exit(128 + received)
-    finally:
-        for number in heeded:
-            signal.signal(number, signal.SIG_DFL)
 
 
 main.add_command(cache)
