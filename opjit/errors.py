@@ -24,8 +24,7 @@ class UnknownOp(OpjitError, KeyError):
     def __init__(self, name: str, closest: list[str]) -> None:
         hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
         super().__init__(f"no op named {name!r} is declared; {hint}")
-        self.name = name
-        self.closest = closest
+        self.name, self.closest = name, closest
 
     __str__ = RuntimeError.__str__  # KeyError shows the quoted repr
 
@@ -68,10 +67,7 @@ class BuildError(OpjitError):
 
     def __init__(self, message: str, *, op: str, target: str, command: str | None = None, log: Path | None = None):
         super().__init__(message)
-        self.op = op
-        self.target = target
-        self.command = command
-        self.log = log
+        self.op, self.target, self.command, self.log = op, target, command, log
 
 
 class CompileError(BuildError):

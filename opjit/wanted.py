@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
+from opjit.recipe import toolchain
 from opjit.recipe.document import base_key
 from opjit.store import layers
 from opjit.store.entry import Entry
@@ -162,8 +163,6 @@ class OpBinary(NamedTuple):
 
 def describe(op: Op, target: Target, store: Store) -> Recipe:
     """Return an op's recipe for a target, from its sources and the compilers as they are now."""
-    from opjit.recipe import toolchain
-
     return op.recipe(target, toolchain.identities_of(target, store.notes))
 
 
@@ -171,10 +170,8 @@ def target_of(device: object, arch: str | None) -> Target:
     """Return the target of an arch, if given, else of this machine's device of that kind."""
     from opjit import backends
     from opjit.backends import targets
-    from opjit.recipe import toolchain
 
-    backend = backends.for_device(targets.device_type(device)) if device is not None or arch is None else None
-    if arch is not None:
-        return toolchain.target_of(arch, Store(default_root()).notes, backend)
-    assert backend is not None
-    return targets.here(backend)
+    if arch is None:
+        return targets.here(backends.for_device(targets.device_type(device)))
+    backend = None if device is None else backends.for_device(targets.device_type(device))
+    return toolchain.target_of(arch, Store(default_root()).notes, backend)

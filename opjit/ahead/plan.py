@@ -1,9 +1,6 @@
-"""What precompile builds: ops by name, or the ops and C++ extensions of a recorded list, perhaps from another machine.
-
-A list may come from anyone, so precompile never runs code that only the list names, such as the folder's op.py. An op that is declared
-nowhere is built from the list's folder, or from the list's code: precompile compiles the source with the list's schema and flags, checked
-as a declaration's, and the key is the hash of just that. A list's C++ extensions can run code, as torch passes their flags to a shell and a
-build opens the library: they are built only if the caller says so."""
+"""What precompile builds: ops by name, or the ops and C++ extensions of a recorded list. A list may come from anyone, so code that only it
+names, such as the folder's op.py, never runs: the source is compiled with the list's schema and flags, checked as a declaration's. C++
+extensions can run code, as torch passes their flags to a shell and a build opens the library: they are built only if the caller says so."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -25,6 +25,7 @@ from opjit import backends, files
 from opjit.backends.targets import Target
 from opjit.declare.op import Op
 from opjit.errors import CacheWarning, RecordError
+from opjit.recipe.libraries import as_written
 
 FORMAT = 1
 FLAGS = ("c", "cuda", "link", "include", "cuda_link", "sources")
@@ -151,8 +152,6 @@ def append(name: str, fields: dict[str, Any]) -> None:
 def _recorded(op: Op, target: Target) -> RecordedOp:
     flags: dict[str, list[str]] = {name: [] for name in FLAGS}
     if op.extra is not None:
-        from opjit.recipe.libraries import as_written
-
         extra = op.extra  # the compilers' flags have doubled braces
         flags["c"], flags["cuda"] = ([flag.replace("{{", "{").replace("}}", "}") for flag in each] for each in (extra.c, extra.cuda))
         flags["link"], flags["cuda_link"] = as_written(extra.link), as_written(extra.cuda_link)

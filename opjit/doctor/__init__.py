@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import click
+from rich.console import Console
 
 from opjit.doctor import checks
 from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
@@ -35,8 +36,6 @@ def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Obs
 
 def show(print_json: Callable[[object], None] | None = None) -> int:
     """Run every check, and print a report or, by `print_json`, the observations. Returns the exit code: 1 if there is a problem."""
-    from rich.console import Console
-
     found = []
     with warnings.catch_warnings(), Console(stderr=True).status("checking") as status:
         warnings.simplefilter("ignore")  # the checks themselves report what torch warns of

@@ -94,13 +94,11 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
 def copies(inputs: Inputs, cache: int) -> list[Inputs]:
     """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times; at most 256 sets.
     Copies have the strides, the alignment and the shared tensors of the original."""
-    count = min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes)))
-    return [inputs, *(_copied(inputs) for _ in range(count - 1))]
-
-
-def _copied(inputs: Inputs) -> Inputs:
-    made = {id(each): _copy(each) for each in inputs.tensors()}
-    return Inputs(*tree_map(lambda value: made.get(id(value), value), (inputs.args, dict(inputs.kwargs))))
+    found = [inputs]
+    for _ in range(min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes))) - 1):
+        made = {id(each): _copy(each) for each in inputs.tensors()}
+        found.append(Inputs(*tree_map(lambda value, made=made: made.get(id(value), value), (inputs.args, dict(inputs.kwargs)))))
+    return found
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ class Scan:
 
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}  # sources that need not be on disk, by path
-        self.read = cache(lambda path: parsed(self.texts[path]) if path in self.texts else read(path))
+        self.read = cache(lambda path: parsed(self.texts[path] if path in self.texts else files.read_regular(path)))
         self.file = cache(_file)
         self.closures: dict[tuple[object, ...], dict[str, str]] = {}  # by the arguments of `closure`
 
@@ -45,13 +45,8 @@ def _file(folder: str, name: bytes) -> str | None:
     return normalized(path) if stat.S_ISREG(mode) else None
 
 
-def read(path: str) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return a file's SHA-256 and its #include lines, each as the opening quote and the name."""
-    return parsed(files.read_regular(path))
-
-
 def parsed(content: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return a text's SHA-256 and the headers that it includes or asks for; macros that it includes have no opening quote."""
+    """Return a text's SHA-256, and the opening quote and name of each header that it includes or asks for; a macro has no quote."""
     asked = _ASKED.findall(content) if b"__has_include" in content else []
     return hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content) + _BY_MACRO.findall(content) + asked
 

@@ -105,27 +105,24 @@ def takes(ways: Sequence[Mapping[str, str]], made_by: Any) -> bool:
     return isinstance(made_by, dict) and made_by.keys() not in [way.keys() for way in ways] and {**made_by, **own} == made_by
 
 
-def read_inputs(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
+def read_inputs(source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None) -> dict[str, str]:
     """Return the SHA-256 of the files of `read_files`, by their portable names."""
-    added = flags.include if flags is not None else ()
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
-    linked = _linked(flags, folder) if flags is not None else {}
-    return {linked.get(path) or headers.portable_name(path, folder, include, added): digest
+    linked = _linked(flags, folder)
+    return {linked.get(path) or headers.portable_name(path, folder, include, flags.include): digest
             for path, digest in read_files(source, target, flags, scan).items()}
 
 
-def read_files(source: Path, target: Target, flags: Flags | None = None, scan: headers.Scan | None = None) -> dict[str, str]:
+def read_files(source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None) -> dict[str, str]:
     """Return the SHA-256, by path, of all files that are compiled, included or linked with. For `scan`, see `headers.closure`."""
-    added, more = (flags.include, flags.sources) if flags is not None else ((), ())
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME
-    roots, path = [str(source), *more, *(f"{include}/{name}" for name in shared)], (folder, include, *added)
+    roots, path = [str(source), *flags.sources, *(f"{include}/{name}" for name in shared)], (folder, include, *flags.include)
     if target.backend.stream:  # the glue includes its header
         scan = scan or headers.Scan()
         roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
-    linked = libraries.files(flags) if flags is not None else []
-    words = [word for word in (*flags.c, *flags.cuda) if "-D" in word] if flags is not None else []  # the same for most of an op's archs
-    return {**headers.closure(roots, path, scan, words), **{path: files.digest(path) for path in linked}}
+    words = [word for word in (*flags.c, *flags.cuda) if "-D" in word]  # the same for most of an op's archs
+    return {**headers.closure(roots, path, scan, words), **{path: files.digest(path) for path in libraries.files(flags)}}
 
 
 def _linked(flags: Flags, folder: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
@@ -166,18 +167,6 @@ def _nvrtc_version(library: Path, headers: str) -> str:
     return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
 
 
-def find_ninja() -> str | None:
-    """Find the folder of ninja's executable, on PATH or in Python's ninja package; None if there is none."""
-    path = shutil.which("ninja")
-    if path:
-        return os.path.dirname(path)
-    try:
-        import ninja
-    except ImportError:
-        return None
-    return str(ninja.BIN_DIR) or None  # empty where the package does not know
-
-
 def is_other(host: str) -> bool:
     """Return whether a processor is not this machine's, so that a cross compiler builds for it."""
     import platform
@@ -226,10 +215,15 @@ def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) ->
 
 
 def require_ninja() -> str:
-    folder = find_ninja()
-    if folder is None:
-        raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
-    return folder
+    """Find the folder of ninja's executable, on PATH or in Python's ninja package."""
+    if path := shutil.which("ninja"):
+        return os.path.dirname(path)
+    with suppress(ImportError):
+        import ninja
+
+        if ninja.BIN_DIR:  # empty where the package does not know
+            return str(ninja.BIN_DIR)
+    raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
 
 
 def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool], probe: Callable[[str], _Tool]) -> _Tool | None:

@@ -22,7 +22,6 @@ from opjit.backends import targets
 from opjit.batch import pairs, requests, targets_of
 from opjit.declare import registry
 from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
-from opjit.recipe import headers
 from opjit.store import entry, prune, store
 from opjit.store.prune import MARKER
 from opjit.store.store import Store
@@ -172,14 +171,14 @@ def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, h
 
 def test_an_unreadable_source_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_ops(tmp_path / "ops", ["one"])
-    real = headers.read
+    real = files.read_regular
 
-    def read(path: str) -> Any:
-        if path.endswith("one.c"):
+    def read(path: str, *most: int) -> Any:
+        if str(path).endswith("one.c"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return real(path)
+        return real(path, *most)
 
-    monkeypatch.setattr(headers, "read", read)
+    monkeypatch.setattr(files, "read_regular", read)
     with pytest.raises(PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"):
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]])
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -146,7 +147,8 @@ def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.Mo
 
 
 def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "find_ninja", lambda: None)
+    monkeypatch.setattr("shutil.which", lambda name, which=shutil.which: None if name == "ninja" else which(name))
+    monkeypatch.setattr("ninja.BIN_DIR", "")
     problem = only(checks.tools(), PROBLEM)
     assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
     assert list(checks.c_op()) == [Observation("C op", NOTE, "not tried, because a tool is missing")]
