@@ -91,6 +91,13 @@ struct conditional<false, T, U> {
 template <bool condition, typename T, typename U>
 using conditional_t = typename conditional<condition, T, U>::type;
 
+template <size_t size, size_t alignment>
+struct aligned_storage {
+    struct type {
+        alignas(alignment) unsigned char bytes[size];
+    };
+};
+
 #define OPJIT_WITHOUT(trait, pattern) \
     template <typename T> \
     struct trait { \

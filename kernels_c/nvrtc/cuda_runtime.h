@@ -18,6 +18,7 @@
 #undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 #include <vector_functions.h>
 
 #undef __host__
@@ -41,6 +42,8 @@
 #define __maxnreg__(...)
 #define __grid_constant__
 
+extern const int warpSize; /* in default arguments of the device's functions */
+
 /* The runtime's entry points for code that nvcc generates; clang's CUDA support calls them, too. */
 extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0);
 extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream);
@@ -55,7 +58,31 @@ static inline void opjit_launch(const void *kernel, void **arguments)
         (void)cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 
-/* cuda_runtime.h's overloads that take a kernel or a variable instead of a void pointer. */
+/* cuda_runtime.h's overloads that take a kernel, a variable or a typed pointer instead of a void pointer. */
+template <typename value>
+static inline cudaError_t cudaMalloc(value **memory, size_t bytes)
+{
+    return cudaMalloc((void **)memory, bytes);
+}
+
+template <typename value>
+static inline cudaError_t cudaMallocAsync(value **memory, size_t bytes, cudaStream_t stream)
+{
+    return cudaMallocAsync((void **)memory, bytes, stream);
+}
+
+template <typename value>
+static inline cudaError_t cudaMallocHost(value **memory, size_t bytes, unsigned flags = 0)
+{
+    return cudaHostAlloc((void **)memory, bytes, flags);
+}
+
+template <typename value>
+static inline cudaError_t cudaMallocManaged(value **memory, size_t bytes, unsigned flags = cudaMemAttachGlobal)
+{
+    return cudaMallocManaged((void **)memory, bytes, flags);
+}
+
 template <typename kernel>
 static inline cudaError_t cudaFuncSetAttribute(kernel *function, cudaFuncAttribute attribute, int value)
 {

@@ -20,7 +20,6 @@ class NvccFlag(NamedTuple):
 
 
 FLAGS = (
-    NvccFlag(r"-U__CUDA_NO_", r"\w*", NEITHER),
     NvccFlag(r"-[DU]", r".*", BOTH, r"[A-Za-z_]\w*([(=].*)?"),
     NvccFlag(r"--?std", r"=.*", BOTH, r"=c\+\+(17|2\d)"),
     NvccFlag(r"-w", r"", BOTH, r""),

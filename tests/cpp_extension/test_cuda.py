@@ -30,14 +30,19 @@ from tests.helpers import no_nvcc
 
 CPP = "torch::Tensor twice(torch::Tensor x);"
 KERNEL = """
+template <typename T> __device__ T below(T x, int width = warpSize) { return __shfl_down_sync(~0u, x, 1, width); }
 template <typename T> __global__ void twice_kernel(const T *from, T *to, int n)
 {
+    using pack = typename std::aligned_storage<2 * sizeof(T), 2 * alignof(T)>::type;
+    static_assert(alignof(pack) == 2 * sizeof(T));
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         to[i] = from[i] + from[i];
 }
 torch::Tensor twice(torch::Tensor x)
 {
+    float *memory;
+    TORCH_CHECK(!x.is_cpu() || cudaMalloc(&memory, 4) != cudaSuccess || MAJOR_VERSION < 0);
     auto y = torch::empty_like(x);
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "twice", [&] {
         twice_kernel<scalar_t><<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), x.numel());
@@ -117,10 +122,11 @@ def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
 
 
 def test_flags_of_nvcc_are_sorted() -> None:
-    flags = ["-I/a", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a", "--ptxas-options=-v",
+    flags = ["-I/a", "-U__CUDA_NO_HALF_CONVERSIONS__", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a", "--ptxas-options=-v",
              "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"]
     archs = ["sm_90a", "compute_90a", "sm_80", "compute_90"]
-    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-std=c++17"], archs)
+    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-U__CUDA_NO_HALF_CONVERSIONS__", "-std=c++17"], archs)
+    assert cuda.translated(["-DNO", "-U__CUDA_NO_HALF_CONVERSIONS__"])[0] == ["-DNO", "-U__CUDA_NO_HALF_CONVERSIONS__"]  # torch's own -D
     with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
 
@@ -167,7 +173,7 @@ def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double
     assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
 
 
-SPLIT = {"1": "35b0ec773e0f59b4"}  # what the split of three files is, by light.VERSION
+SPLIT = {"2": "3fe0b8ae591ae2ef"}  # what the split of three files is, by light.VERSION
 HALVES = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>

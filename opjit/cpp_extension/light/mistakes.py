@@ -24,6 +24,7 @@ _SETTLED = re.compile(
     r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
     r"|no matching function for call to 'at::Tensor::"
     r"|(?:cannot|could not) convert (?!.*(?:\bpy\b|pybind11|opjit|incomplete|for argument))|invalid conversion from '(?!.*for argument)")
+_OLD = re.compile(r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b")  # x.type() in AT_DISPATCH, whose macro the compiler blames
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -31,16 +32,17 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     """Return whether the first error in a compiler's output is surely there with torch/extension.h, too. `work`: where the compiler ran.
     `cuda`: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares."""
     error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
-    if error is None or not (os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
+    old = error is not None and _OLD.match(error["text"])
+    if error is None or not (old or os.path.join(work, error["file"]) in prepared.files or (cuda and error["file"] in map(
             os.path.basename, prepared.files))):
         return False
     if _NO_FILE.match(error["text"]):
         return True
     undeclared = _UNDECLARED.match(error["text"])
     name = undeclared and (undeclared[1] or undeclared[2])
-    if name is None and (cuda or not _SETTLED.match(error["text"])):
+    if name is None and not old and (cuda or not _SETTLED.match(error["text"])):
         return False
-    if cuda and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(str(name), [*torchs, *cuda])):
+    if cuda and name and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(name, [*torchs, *cuda])):
         return False
     flags = tuple(flag for flag in prepared.program.flags if _occurs(macro(flag), torchs))  # such as setuptools' -DNDEBUG
     if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags)[1]:
