@@ -122,11 +122,12 @@ def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
 
 
 def test_flags_of_nvcc_are_sorted() -> None:
-    flags = ["-I/a", "-U__CUDA_NO_HALF_CONVERSIONS__", "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a", "--ptxas-options=-v",
-             "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"]
+    again = "-U__CUDA_NO_HALF_CONVERSIONS__"  # after torch's own -D
+    flags = ["-I/a", again, "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a",
+             "--ptxas-options=-v", "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"]
     archs = ["sm_90a", "compute_90a", "sm_80", "compute_90"]
-    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], ["-U__CUDA_NO_HALF_CONVERSIONS__", "-std=c++17"], archs)
-    assert cuda.translated(["-DNO", "-U__CUDA_NO_HALF_CONVERSIONS__"])[0] == ["-DNO", "-U__CUDA_NO_HALF_CONVERSIONS__"]  # torch's own -D
+    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], [again, "-std=c++17"], archs)
+    assert builder_cuda.translated([again]) == ([again], [again])
     with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
 

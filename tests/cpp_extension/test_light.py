@@ -356,6 +356,11 @@ def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(headers_
     assert described("generated")[0].built_with["headers"].endswith("pybind11")
 
 
+def test_the_path_of_a_header_asks_for_no_other_one(tmp_path: Path) -> None:
+    path = "torch/serialize/tensor.h"
+    assert headers.write(f"#include <{path}>\ntorch::Tensor f();", (path,), tmp_path, policy.BINDING, made_by_torch=False) == []
+
+
 UNDECLARED = "main.cpp:2:3: error: '{}' was not declared in this scope"
 CODE = "void f() { mine(); other(known); other(BOTH); }"
 

@@ -55,7 +55,8 @@ def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[st
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
     lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []
-    needed = [*lists, *table.headers_of(code, words), *([_VARIABLE] if made_by_torch else [])]
+    used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not ask for torch::serialize
+    needed = [*lists, *table.headers_of(used, words), *([_VARIABLE] if made_by_torch else [])]
     brought = tuple(name for name in (*needed, *binding, *includes) if name not in _GATHERERS)
     operators = frozenset({*named, *_ALWAYS.split(), *_named_by(brought)})
     heavy = _HEAVY if {one for one in brought if one.startswith("torch/")} <= _SELF_CONTAINED else frozenset()
