@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from opjit import files, resources
@@ -28,6 +29,7 @@ from opjit.store import layers
 from opjit.store.store import Store
 
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
+PARTS = "parts"  # the folder of parts in a store
 _LIST = "parts.json"
 _MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
@@ -46,34 +48,48 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
 def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
     ones; a layer may have them. Raises UntrustedFolder if others can write the store's folder of parts."""
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    for shared in (Store(root).base / "parts" / key for root in layers.named()):
-        if files.distrusted(shared.parent) is None and _is_whole(shared, needed):
-            return shared
-    place = base / "parts" / key
+    is_good = partial(is_whole, needed=needed)
+    return find(base, content, is_good) or put(base, content, is_good, make)
+
+
+def find(base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS) -> Path | None:
+    """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
+    for folder in (*(Store(root).base for root in layers.named()), base):
+        place = folder / kind / _key(content)
+        if is_good(place) and files.distrusted(place.parent) is None:
+            with suppress(OSError):
+                os.utime(place)  # for `prune`, which leaves parts alone that a build may be linking with
+            return place
+    return None
+
+
+def put(base: Path, content: object, is_good: Callable[[Path], bool], make: Callable[[Path], None], kind: str = PARTS) -> Path:
+    """Make a folder of parts in place of one that is not good. Raises UntrustedFolder if others can write the folder of parts."""
+    place = base / kind / _key(content)
     files.make_private(place.parent)
     problem = files.distrusted(place.parent)
     if problem is not None:  # others could exchange the parts between their check and the link
         raise UntrustedFolder(problem)
-    if not _is_whole(place, needed):
-        staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
-        staged.mkdir(mode=0o700)
-        try:
-            make(staged)
-            for path in (parts := sorted(staged.iterdir())):
-                path.chmod(0o644)
-                files.sync(path)
-            files.write_synced(staged / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
-            files.put_in_place(staged, place, aside, lambda other: _is_whole(other, needed))
-        finally:
-            files.remove_tree(staged)
-            files.remove_tree(aside)
-    with suppress(OSError):
-        os.utime(place)  # for `prune`, which leaves parts alone that a build may be linking with
+    staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
+    staged.mkdir(mode=0o700)
+    try:
+        make(staged)
+        for path in (parts := sorted(staged.iterdir())):
+            path.chmod(0o644)
+            files.sync(path)
+        files.write_synced(staged / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
+        files.put_in_place(staged, place, aside, is_good)
+    finally:
+        files.remove_tree(staged)
+        files.remove_tree(aside)
     return place
 
 
-def _is_whole(place: Path, needed: Collection[str]) -> bool:
+def _key(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def is_whole(place: Path, needed: Collection[str]) -> bool:
     """Return whether the parts are complete and unchanged, and no other user can have written them."""
     try:
         digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))

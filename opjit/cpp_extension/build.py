@@ -3,14 +3,15 @@ commands, but it builds in a private folder and loads nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sysconfig
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +29,14 @@ from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.toolchain import Nvrtc
+from opjit.shared_library.objects import KeptObjects
 from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 
+_EDGE = re.compile(r"^build (\S+): (?:cuda_)?compile .+\n", re.MULTILINE)
+_DEPS = re.compile(r"^(.+): #deps .*\(VALID\)\n((?:    .+\n)*)", re.MULTILINE)
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
 
@@ -44,7 +48,10 @@ def build(extension: Extension, call: LoadCall | InlineCall, store: Store, must_
 
     def compile_in(work: Path, base: Path) -> Compiled:
         prepared = light.prepare(extension, call.implicit, work, base, tools.compiler) if extension.light else None
-        return _ExtensionBuild(extension, call, tools, work, base, prepared).compiled()
+        trusted = identity.trusted_prefixes([tools.compiler, tools.nvcc, tools.nvrtc], sysconfig.get_path("include"),
+                                              sysconfig.get_path("platinclude"), str(work), *([str(light.headers.OWN)] if prepared else []))
+        more = [*light.vocabulary.versions(tools.compiler), tools.nvrtc and tools.nvrtc.version, prepared and prepared.contents()]
+        return _ExtensionBuild(extension, call, tools, work, base, prepared, KeptObjects(extension, base, work, more, trusted)).compiled()
 
     return build_and_publish(extension, store, must_store, compile_in)
 
@@ -67,6 +74,7 @@ class _ExtensionBuild(NamedTuple):
     work: Path
     base: Path
     prepared: light.Prepared | None
+    objects: KeptObjects
 
     def compiled(self) -> Compiled:
         """Compile and link."""
@@ -80,11 +88,8 @@ class _ExtensionBuild(NamedTuple):
             with_headers += f"; only this torch and Python take it, as {refusal}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {"torch": torch.__version__, "headers": f"{with_headers}; {remark}" if remark else with_headers}
-        covered = (sysconfig.get_path("include"), sysconfig.get_path("platinclude"), str(work),
-                   *([str(light.headers.OWN)] if self.prepared else []))
-        trusted = identity.trusted_prefixes([self.tools.compiler, self.tools.nvcc, self.tools.nvrtc], *covered)
         return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), library, self.tools.compiler.path,
-                        self.headers_read(), trusted, others, remarks, self.check)
+                        self.headers_read(), self.objects.trusted, others, remarks, self.check)
 
     def check(self, library: Path) -> None:
         """Raise an error if the library would end the process or, with light headers, does not open."""
@@ -108,7 +113,7 @@ class _ExtensionBuild(NamedTuple):
             from opjit.cpp_extension import cuda
 
             try:
-                self.compile(cuda.compiled(extension, self.work, tools.compiler, nvrtc, tools.ninja))
+                self.compile(cuda.compiled(extension, self.work, tools.compiler, nvrtc, tools.ninja), by_nvrtc=True)
             except CompilerFailed as failed:
                 folders = (*nvrtc.headers.split(":"), *([f"{tools.nvcc.root}/include"] if tools.nvcc else ()))
                 if self.is_final(str(failed), folders):
@@ -118,8 +123,8 @@ class _ExtensionBuild(NamedTuple):
 
         return by_nvrtc_or_nvcc(extension.name, tools, by_nvrtc, lambda: self.compile(nullcontext()), self.diagnosed)
 
-    def compile(self, around: AbstractContextManager[None]) -> None:
-        """Have torch write the build file, and ninja run in a block."""
+    def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
+        """Have torch write the build file, and ninja run in a block, for objects that are not kept."""
         environment = {"LC_ALL": "C", "CCACHE_BASEDIR": str(self.work), "CCACHE_NOHASHDIR": "1"}  # a hit in any other private folder
         given = {"TORCH_CUDA_ARCH_LIST": self.extension.archs, "CC": toolchain.named("CC")[1]}
         environment |= {name: value for name, value in given.items() if value}
@@ -134,10 +139,31 @@ class _ExtensionBuild(NamedTuple):
             variables["_wrap_compiler"] = lambda command: [*launcher, *([command] if isinstance(command, str) else command)]
         try:
             needs = (budget.CXX_JOB, budget.NVCC_JOB) if self.prepared else (budget.TORCH_CXX_JOB, budget.TORCH_NVCC_JOB)
-            torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, needs, around)
+            torch_builder.call(self.call.function, self.arguments(), self.tools.ninja, environment, variables, needs,
+                               self.without_kept(around, by_nvrtc))
         except torch_builder.NinjaFailed as failed:
             error = self.diagnosed(str(failed))
             raise error if self.prepared is None or self.is_final(str(failed)) else light.MayLack(error) from None
+
+    @contextmanager
+    def without_kept(self, around: AbstractContextManager[None], by_nvrtc: bool) -> Iterator[None]:
+        """A block for ninja's run, without the edges of kept objects; keeps new ones, also where another source failed. Of NVRTC, none."""
+        place = self.work / "build.ninja"
+        written = place.read_text("utf-8", "surrogateescape")
+        listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
+        edges = {edge["output"]: (os.path.join(self.work, edge["file"]), edge["command"], self.work / edge["output"])
+                 for edge in listed if len(listed) > 1 and not (by_nvrtc and edge["file"].endswith(identity.CUDA))}
+        known = {out for out, edge in edges.items() if self.objects.take(*edge)}
+        progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
+        place.write_text(_EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written), "utf-8", "surrogateescape")
+        try:
+            with around:
+                yield
+        finally:
+            place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
+            for out, read in self.deps().items():
+                if out in edges.keys() - known:
+                    self.objects.keep(*edges[out], read)
 
     def arguments(self) -> dict[str, Any]:
         """Return those that torch gets."""
@@ -150,13 +176,13 @@ class _ExtensionBuild(NamedTuple):
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
             include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
+        # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.
+        names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
+        passed["extra_cflags"] = [*map(torch_builder.quote, names), *(passed["extra_cflags"] or ())]
+        passed["extra_cuda_cflags"] = [*map(torch_builder.quote, nvcc_flags.for_nvcc(names, [])), *(passed["extra_cuda_cflags"] or ())]
         if self.extension.sources:
             passed["sources"] = list(self.extension.sources)  # in the key's order, which decides that of static initialisers
-        else:  # messages and __FILE__ shall name main.cpp and cuda.cu without this temporary folder
-            names = f"-ffile-prefix-map={self.work}/="
-            passed["extra_cflags"] = [torch_builder.quote(names), *(passed["extra_cflags"] or ())]
-            passed["extra_cuda_cflags"] = [*map(torch_builder.quote, nvcc_flags.for_nvcc((), ["-Xcompiler", names])),
-                                           *(passed["extra_cuda_cflags"] or ())]
+        else:
             passed["use_pch"] = False
             include = [*include, *identity.header_folder(self.call, self.extension.texts.values())]
         if self.call.build_directory:  # torch links there, so that is what relative folders of libraries mean
@@ -173,7 +199,7 @@ class _ExtensionBuild(NamedTuple):
         """Make the error of a compiler's output."""
         extension = self.extension
         if not extension.sources:  # flags for this change the binary only, not the compilers' messages
-            output = output.replace(f"{self.work}{os.sep}", "")
+            output = output.replace(f"{self.work}{os.sep}", "").replace(str(self.work), ".")
         error, name = diagnose(output, extension.name, extension.purpose, self.base / "logs"), extension.name
         if not name.isidentifier() and re.search("(?<!-D)TORCH_EXTENSION_NAME", output):  # a macro that no compiler's message mentions
             better = re.sub(r"\W|^(?=\d)", "_", name)
@@ -182,10 +208,19 @@ class _ExtensionBuild(NamedTuple):
 
     def headers_read(self) -> set[str]:
         """Return the paths of the files that the compilers read."""
-        done = processes.run([os.path.join(self.tools.ninja, "ninja"), "-t", "deps"], cwd=self.work, stdout=subprocess.PIPE)
-        read = {os.path.join(self.work, os.fsdecode(line.strip())) for line in done.stdout.splitlines() if line.startswith(b"    ")}
+        read = self.objects.read.union(*self.deps().values())
         if self.tools.nvrtc is not None:
             from opjit.cpp_extension import cuda
 
             read |= cuda.headers_read(self.work)
         return {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
+
+    def deps(self) -> dict[str, set[str]]:
+        """Return the paths of the files that compilers of ninja's read, by the object files that they made."""
+        found = _DEPS.findall(self.ninja("deps"))
+        return {out: {os.path.join(self.work, line.strip()) for line in lines.splitlines()} for out, lines in found}
+
+    def ninja(self, *words: str) -> str:
+        """Return what a tool of ninja's says of the build."""
+        done = processes.run([os.path.join(self.tools.ninja, "ninja"), "-t", *words], cwd=self.work, stdout=subprocess.PIPE)
+        return os.fsdecode(done.stdout)

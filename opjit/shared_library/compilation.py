@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
 from opjit.shared_library.content import trusted_prefixes
 from opjit.shared_library.identity import Library
+from opjit.shared_library.objects import KeptObjects
 from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -39,11 +41,11 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
     def compile_in(work: Path, base: Path) -> Compiled:
         before = _compilers(library, tools, work)
         sources = _sources(library, before, work)
-        linker = _run(library, sources, lambda: _link(library, before, [command[-1] for command in sources], tools, work), work, base)
-        read = {os.path.abspath(path) for listing in work.glob("*.d")
-                for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))}
-        return Compiled(replace(library, toolchain=identity.versions(tools)), work / "library.so", linker, read,
-                        trusted_prefixes([*tools.values()], [str(work)]))
+        trusted, made = trusted_prefixes([*tools.values()], [str(work)]), replace(library, toolchain=identity.versions(tools))
+        objects = KeptObjects(made, base, work, None, trusted)
+        linker = _run(objects, sources, lambda: _link(library, before, [command[-1] for command in sources], tools, work))
+        read = {path for listing in work.glob("*.d") for path in _read(listing)}
+        return Compiled(made, work / "library.so", linker, read | objects.read, trusted)
 
     return build_and_publish(library, store, must_store, compile_in)
 
@@ -131,15 +133,27 @@ def _cuda_libraries(library: Library, objects: list[str], driver: Compiler, nvcc
     return folder
 
 
-def _run(library: Library, sources: list[list[str]], link: Callable[[], list[list[str]]], work: Path, base: Path) -> str:
+def _read(listing: str | Path) -> set[str]:
+    return {os.path.abspath(path) for path in headers.read_dependencies(Path(listing).read_text("utf-8", "surrogateescape"))}
+
+
+def _run(objects: KeptObjects, sources: list[list[str]], link: Callable[[], list[list[str]]]) -> str:
     """Compile in parallel, then link. Returns the linker. Raises CompileError with the first source's complaint."""
+    library, work = objects.content, objects.work
+
     def run(command: list[str]) -> str:
         progress.logger().debug("%s", " ".join(command))
         return run_tool(command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB))
 
+    def compile_one(command: list[str]) -> None:
+        each = command[-3], shlex.join(command), Path(command[-1])
+        if not objects.take(*each):
+            run(command)
+            objects.keep(*each, _read(command[-5]))
+
     try:
         with processes.pool(budget.jobs(budget.C_JOB)) as pool:
-            list(pool.map(run, sources))
+            list(pool.map(compile_one if len(sources) > 1 else run, sources))
         for command in link():
             run(command)
         return command[0]
@@ -148,4 +162,4 @@ def _run(library: Library, sources: list[list[str]], link: Callable[[], list[lis
         if unknown is not None:
             raise UnknownArch(f"opjit.build of {library.name!r}: nvcc knows no arch {unknown[1]}; give it others, or install a newer CUDA "
                               "Toolkit") from None
-        raise diagnose(str(failed).replace(f"{work}/generated/", ""), library.name, library.purpose, base / "logs") from None
+        raise diagnose(str(failed).replace(f"{work}/generated/", ""), library.name, library.purpose, objects.base / "logs") from None

@@ -64,12 +64,8 @@ def build_and_publish(content: Content, store: Store, must_store: bool, compile_
 
 def _headers_found(made: Compiled, subject: Subject, started: int) -> dict[str, str]:
     """Return the SHA-256 of the headers that a compiler read, but that neither the scan nor a version in the key covers."""
-    scanned = {os.path.realpath(made.content.place(name)) for name in made.content.inputs}
     found = {}
-    for path in sorted(made.read):
-        real = os.path.realpath(path)
-        if real.startswith(made.trusted) or real in scanned:
-            continue
+    for path in headers.unscanned(made.read, map(made.content.place, made.content.inputs), made.trusted):
         if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
             raise subject.fault(f"{path} changed during compilation; build it again")
         found[made.content.portable(headers.normalized(path))] = files.digest(path)

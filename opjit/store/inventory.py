@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import SPECIAL, Store
+from opjit.store.store import OBJECTS, SPECIAL, Store
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -40,6 +40,15 @@ def scan(store: Store) -> Iterator[Item]:
                 if _KEY.fullmatch(entry.name):
                     with suppress(OSError):
                         yield _item(entry, op.name.replace(".", "::", 1), arch.name)
+
+
+def objects(store: Store) -> list[Item]:
+    """Return the object files that builds keep, the least recently used first."""
+    found = list[Item]()
+    for entry in _folders(store.base / OBJECTS):
+        with suppress(OSError):
+            found.append(_item(entry, OBJECTS, "")._replace(read=entry.stat(follow_symlinks=False).st_mtime))  # set by each use
+    return sorted(found, key=lambda item: item.read)
 
 
 def _folders(path: str | Path) -> list[os.DirEntry[str]]:

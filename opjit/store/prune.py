@@ -18,7 +18,7 @@ from opjit import files
 from opjit.errors import BadSetting, CacheWarning, OpjitError, UntrustedFolder
 from opjit.store import inventory
 from opjit.store.inventory import Item
-from opjit.store.store import SPECIAL, Store
+from opjit.store.store import OBJECTS, SPECIAL, Store
 
 DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
@@ -73,18 +73,18 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
 
 
 def prune(store: Store, size: int, age: float = AGE) -> Pruned:
-    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left."""
+    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left: object files first."""
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
     staging, now = _staging(store), time.time()
-    items = sorted(inventory.scan(store), key=lambda item: _used(item, now))
+    items = [*inventory.objects(store), *sorted(inventory.scan(store), key=lambda item: _used(item, now))]
     total = left = sum(item.size for item in items)
     chosen, fresh = list[Item](), 0
     for item in items:
         if not (age and _used(item, now) < now - age) and not (size and left > size):
             continue
         if abs(now - item.published) < _FRESH:
-            fresh += 1
+            fresh += item.op != OBJECTS
         else:
             chosen.append(item)
             left -= item.size
@@ -92,7 +92,8 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
     if age:  # a build that is under way may need what was used within the hour
         _sweep(store, staging, now - max(age, _FRESH))
     freed = sum(item.size for item in gone)
-    return Pruned(len(gone), freed, len(items) - len(gone), total - freed, len(chosen) - len(gone), fresh)
+    removed, entries = (sum(item.op != OBJECTS for item in some) for some in (gone, items))
+    return Pruned(removed, freed, entries - removed, total - freed, len(chosen) - len(gone), fresh)
 
 
 def _used(item: Item, now: float) -> float:

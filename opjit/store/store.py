@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from opjit.store.bundle import Bundle
 
 SETS = "sets"  # the folder of complete sets
+OBJECTS = "objects"  # the folder of object files
 TUNED = "tuned"  # the folder of choices among variants
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", SETS, TUNED})  # folders that hold no entries
+SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", OBJECTS, SETS, TUNED})  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`

@@ -96,12 +96,13 @@ def test_parts_that_others_can_write_are_not_linked(tmp_path: Path) -> None:
     assert (made(tmp_path) / runtime_objects.OBJECTS[0]).stat().st_size > 0
 
 
-def test_parts_of_a_layer_are_not_made_again_unless_they_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are_damaged(tmp_path: Path,
+                                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     def make(folder: Path) -> None:
         (folder / "part").write_text("part")
 
     shared = runtime_objects.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
-    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
+    monkeypatch.setenv("OPJIT_LAYERS", f"{tmp_path / 'empty'}:{tmp_path / 'layer'}")
     own = Store(tmp_path / "own").base
     assert runtime_objects.kept(own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}")) == shared
     (shared / "part").write_text("damaged")

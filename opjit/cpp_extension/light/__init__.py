@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from opjit import progress
+from opjit import files, progress
 from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, policy, vocabulary
@@ -41,6 +41,10 @@ class Prepared(NamedTuple):
     cxx: Compiler
     objects: list[str]  # to link with
     note: str  # for people, such as light headers with torch/library.h
+
+    def contents(self) -> list[tuple[str, str]]:
+        """The SHA-256 of each light header, by path."""
+        return sorted((str(path), files.digest(str(path))) for folder in self.folders for path in Path(folder).rglob("*.h"))
 
 
 def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler) -> Prepared:
