@@ -190,7 +190,8 @@ def test_compile_commands_compile(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
 @pytest.mark.parametrize("by", ["build", "load"])
-def test_an_edit_of_one_of_three_sources_recompiles_one_behind_ccache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_an_edit_of_one_of_three_sources_recompiles_one_behind_ccache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str,
+                                                                     own_cache: Path) -> None:
     sources = [tmp_path / f"{name}.cpp" for name in "abc"]
     for path in sources:
         path.write_text(f'#include "k.h"\nextern "C" int {path.stem}() {{ return K; }}\n')
@@ -198,7 +199,8 @@ def test_an_edit_of_one_of_three_sources_recompiles_one_behind_ccache(tmp_path: 
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
 
     def compiled() -> int:
-        """Build, and return how many sources ccache did not know."""
+        """Build without kept objects, and return how many sources ccache did not know."""
+        shutil.rmtree(own_cache / "v1/objects", ignore_errors=True)
         made = opjit.build("abc", sources) if by == "build" else opjit.load("abc", [*map(str, sources)], is_python_module=False)
         assert ctypes.CDLL(str(made)).a() == 7
         done = subprocess.run(["ccache", "--print-stats"], check=True, capture_output=True, text=True)
