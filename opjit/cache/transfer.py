@@ -16,7 +16,7 @@ from opjit.cache.verification import Origin, origin
 from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.share import remote
 from opjit.share.transport import Objects, with_timeout
-from opjit.share.trust import Signer, Trust
+from opjit.share.trust import Trust, signer
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
@@ -87,8 +87,7 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (),
     if place.objects.is_http:
         raise RemoteError(f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
                           "a push to file://… onto the web server")
-    signer = Signer(sign) if sign is not None else None
-    for entry, content in _outgoing(Store(default_root()), ops, signer, report.problems):
+    for entry, content in _outgoing(Store(default_root()), ops, signer(sign) if sign is not None else lambda each: each, report.problems):
         known = place.has(entry.name)
         if not known:
             place.write(entry.name, content)
@@ -102,7 +101,7 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (),
     return report
 
 
-def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: list[str]) -> Iterator[tuple[Origin, bytes]]:
+def _outgoing(root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]) -> Iterator[tuple[Origin, bytes]]:
     """Yield the cache's entries of ops, verified and sorted by name, with their objects' bytes. Each that fails is in `problems`."""
     folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
@@ -115,7 +114,7 @@ def _outgoing(root: Store, ops: Sequence[str], signer: Signer | None, problems: 
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
             if name != belongs.name or not _OBJECT.fullmatch(name):
                 raise EntryError("it lies among another op's entries")
-            signed = (signer.sign(content) if signer else content).dump()
+            signed = sign(content).dump()
             if len(signed) > remote.MAX_BYTES:
                 raise EntryError(f"it is larger than {remote.MAX_BYTES} bytes, the most that a request fetches")
         except FileNotFoundError:

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,25 +108,19 @@ def _read_public(name: str) -> bytes:
     return bytes(key.public_bytes_raw())
 
 
-class Signer:
-    """Signs bundles with a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none, or other users can read it."""
-
-    def __init__(self, path: Path) -> None:
-        exceptions, ed25519, serialization = _cryptography()
-        try:
-            if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
-            key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
-        except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as error:  # TypeError: it has a password
-            raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
-                              f"keygen` writes it; {error}") from error
-        if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` "
-                              "writes it")
-        self._key = key
-
-    def sign(self, bundle: Bundle) -> Bundle:
-        return bundle._replace(signature=self._key.sign(bundle.manifest))
+def signer(path: Path) -> Callable[[Bundle], Bundle]:
+    """Return what signs bundles by a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none or others can read it."""
+    exceptions, ed25519, serialization = _cryptography()
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
+        key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
+    except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as error:  # TypeError: it has a password
+        raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
+                          f"keygen` writes it; {error}") from error
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` writes it")
+    return lambda bundle: bundle._replace(signature=key.sign(bundle.manifest))
 
 
 def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:

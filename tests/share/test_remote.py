@@ -442,7 +442,7 @@ def test_keys_that_openssl_makes_sign_and_are_trusted(published: Published, held
     subprocess.run(["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)], check=True)
     private.chmod(0o600)
     public.chmod(0o644)
-    (held / published.name).write_bytes(trust.Signer(private).sign(published.bundle).dump())
+    (held / published.name).write_bytes(trust.signer(private)(published.bundle).dump())
     monkeypatch.setenv("OPJIT_TRUST", str(public))
     assert was_fetched(ask(published.op), published)
 
@@ -474,14 +474,14 @@ def test_a_private_key_that_others_can_read_or_that_is_none_signs_nothing(publis
     shutil.copy(published.private, key)
     key.chmod(0o640)
     with pytest.raises(RemoteError, match="chmod 600"):
-        trust.Signer(key)
+        trust.signer(key)
     key.chmod(0o600)
     for text in (b"", b"junk", published.private.with_suffix(".pub").read_bytes()):
         key.write_bytes(text)
         with pytest.raises(RemoteError, match="expected a PEM file"):
-            trust.Signer(key)
+            trust.signer(key)
     with pytest.raises(RemoteError, match="expected a PEM file"):
-        trust.Signer(tmp_path / "nowhere")
+        trust.signer(tmp_path / "nowhere")
 
 
 def test_nothing_is_parsed_before_its_signature_is_right(published: Published, other: Published, held: Path,
@@ -489,7 +489,7 @@ def test_nothing_is_parsed_before_its_signature_is_right(published: Published, o
     recipe, parsed = published.recipe(tmp_path), list[bytes]()
     monkeypatch.setattr(manifest, "parse", parsed.append)
     for content in (published.bundle._replace(signature=None), published.bundle._replace(signature=bytes(64)),
-                    trust.Signer(other.private).sign(published.bundle)):
+                    trust.signer(other.private)(published.bundle)):
         (held / published.name).write_bytes(content.dump())
         remotes.forget(monkeypatch)
         assert "sign" in refused(published, tmp_path, recipe)
@@ -503,7 +503,7 @@ def _resigned(published: Published, content: bytes | None = None, **fields: obje
     if "document" in fields:
         described["key"] = document_key(described["document"])
     text = (json.dumps(described, sort_keys=True, indent=1) + "\n").encode()
-    return trust.Signer(published.private).sign(Bundle(text, published.library if content is None else content))
+    return trust.signer(published.private)(Bundle(text, published.library if content is None else content))
 
 
 def _flipped(published: Published, at: int) -> Bundle:
@@ -523,7 +523,7 @@ EVIL = b"#!/bin/sh\necho evil\n"
 # What makes the object of `published` out of it and of another op, pushed by somebody who is not trusted.
 ATTACKS: dict[str, Callable[[Published, Published], Bundle]] = {
     "unsigned": lambda published, other: published.bundle._replace(signature=None),
-    "signed-by-another-key": lambda published, other: trust.Signer(other.private).sign(published.bundle),
+    "signed-by-another-key": lambda published, other: trust.signer(other.private)(published.bundle),
     "signature-of-another-manifest": lambda published, other: published.bundle._replace(signature=_resigned(published, size=1).signature),
     "signature-of-zeros": lambda published, other: published.bundle._replace(signature=bytes(64)),
     **{f"manifest-bit-{at}": lambda published, other, at=at: _flipped(published, at) for at in (0, 1, 100, 1000, -2)},  # type: ignore[misc]
@@ -532,7 +532,7 @@ ATTACKS: dict[str, Callable[[Published, Published], Bundle]] = {
     "library-appended": lambda published, other: published.bundle._replace(library=published.library + other.content),
     "library-bit-flipped": lambda published, other: published.bundle._replace(library=published.library[:-1] + b"\xff"),
     # Signed by the trusted key, and yet not what was asked for.
-    "another-op-s-entry": lambda published, other: trust.Signer(published.private).sign(other.bundle),
+    "another-op-s-entry": lambda published, other: trust.signer(published.private)(other.bundle),
     "another-arch-s-entry": lambda published, other: _of_another(published, "arch"),
     "another-compiler-s-entry": lambda published, other: _of_another(published, "toolchain"),
     "another-key": lambda published, other: _resigned(published, key="0" * 64),
@@ -580,7 +580,7 @@ def test_a_pointer_that_names_no_key_is_refused(published: Published, held: Path
 def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(published: Published, other: Published, held: Path,
                                                                        tmp_path: Path) -> None:
     """Pointers are unsigned: a writer can name any entry that the trusted key ever signed."""
-    old = trust.Signer(published.private).sign(other.bundle)
+    old = trust.signer(published.private)(other.bundle)
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
     (held / published.pointer).write_text(other.entry.key)
     assert "built from other sources" in refused(published, tmp_path, published.recipe(tmp_path)._replace(toolchain=None))
