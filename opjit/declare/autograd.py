@@ -10,7 +10,6 @@ from torch.autograd import forward_ad
 
 from opjit.declare import transforms
 from opjit.declare.sample import tensors_of
-from opjit.recipe.schema import Schema
 
 Op = Any  # of op.py, which imports this file
 
@@ -29,8 +28,11 @@ def bind(op: Op) -> bool:
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors_of((args, kwargs))):
             raise transforms.no_forward_mode(overload)  # the results' tangents would be zero
-        if torch.is_grad_enabled() and (schema.returned or by_keyword):
-            _refuse_gradients(schema, args, kwargs)
+        if (torch.is_grad_enabled() and (schema.returned or by_keyword)  # torch has no derivative there, and would not say so
+                and any(each.requires_grad for each in tensors_of((args, kwargs) if schema.returned else kwargs))):
+            does = "writes an argument and returns it" if schema.returned else "takes a Tensor by keyword only"
+            raise RuntimeError(f"{schema.qualified} {does}, which has no derivative, but one of its tensors requires a gradient; call it "
+                               "under torch.no_grad(), or with .detach()")
         if no_handles and any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             raise NotImplementedError(f"{schema.qualified} takes a generator with torch 2.13 or later, and this is {torch.__version__}; "
                                       "leave it out and seed the device's own, with torch.manual_seed")
@@ -38,16 +40,8 @@ def bind(op: Op) -> bool:
 
     op.handle.impl(schema.name, kernel, "Autograd", with_keyset=True)
     if not schema.mutates and not transforms.has_list(schema):
-        transforms.bind(op)
+        op.handle.impl(schema.name, partial(transforms.transform, op), "FuncTorchDynamicLayerFrontMode")
     return not no_handles
-
-
-def _refuse_gradients(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise an error for a tensor that requires a gradient where torch has no derivative and would not say so."""
-    if any(tensor.requires_grad for tensor in tensors_of((args, kwargs) if schema.returned else kwargs)):
-        does = "writes an argument and returns it" if schema.returned else "takes a Tensor by keyword only"
-        raise RuntimeError(f"{schema.qualified} {does}, which has no derivative, but one of its tensors requires a gradient; call it under "
-                           "torch.no_grad(), or with .detach()")
 
 
 def _trimmed(backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:

@@ -22,12 +22,8 @@ def has_list(schema: Schema) -> bool:
     return any(each.list and each.kind == "Tensor" for each in schema.arguments) or any(each.list for each in schema.results)
 
 
-def bind(op: Op) -> None:
-    """Register what torch.func does with an op that has a backward."""
-    op.handle.impl(op.schema.name, partial(_transform, op), "FuncTorchDynamicLayerFrontMode")
-
-
-def _transform(op: Op, *args: Any, **kwargs: Any) -> Any:
+def transform(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """What torch.func does with an op that has a backward."""
     from torch._functorch.autograd_function import custom_function_call
 
     args, kwargs = op.cast(args, kwargs)  # which torch would do below the transforms
