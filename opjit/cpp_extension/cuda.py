@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from opjit.builder import budget, torch_builder
-from opjit.builder.compile_step import NvccOnly, run_tool
+from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.cuda import CudaFile, compile_unit, translated
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers as light
@@ -76,8 +76,12 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
     others = [edge["out"] for edge in _OTHER.finditer(written)]
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(torch_builder.run_ninja, work, ninja, NEEDS, {**os.environ, "LC_ALL": "C"}, False, others) if others else None
-        for edge in edges:
-            _compile(extension, edge, flags, work / "cuda", cxx, nvrtc)
+        try:
+            for edge in edges:
+                _compile(extension, edge, flags, work / "cuda", cxx, nvrtc)
+        except CompilerFailed:
+            _ = rest and rest.result()  # what a C++ file lacks, no nvcc brings
+            raise
         with suppress(torch_builder.NinjaFailed):  # ninja runs again, and torch reports what fails
             _ = rest and rest.result()
     place.write_text(_EDGE.sub("", written), "utf-8", "surrogateescape")

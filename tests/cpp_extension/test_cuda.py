@@ -13,8 +13,8 @@ import torch
 
 import opjit
 from opjit.builder import cuda as builder_cuda
-from opjit.builder import nvrtc
-from opjit.builder.compile_step import NvccOnly
+from opjit.builder import nvrtc, torch_builder
+from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.builder.cuda import CudaFile
 from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
@@ -225,6 +225,20 @@ def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
     nothing = cast("Any", None)
     block = cuda.compiled(nothing, tmp_path, nothing, nothing, "")
     with pytest.raises(NvccOnly, match="several"), block:
+        pass
+
+
+def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: Exception) -> Any:
+        def fail(*_: Any) -> None:
+            raise error
+        return fail
+
+    (tmp_path / "build.ninja").write_text("cuda_cflags = -arch=sm_90\nbuild a.o: compile a.cpp\nbuild b.cuda.o: cuda_compile b.cu\n")
+    monkeypatch.setattr(cuda, "_compile", failing(CompilerFailed("b.cu")))
+    monkeypatch.setattr(torch_builder, "run_ninja", failing(torch_builder.NinjaFailed("a.cpp")))
+    nothing = cast("Any", None)
+    with pytest.raises(torch_builder.NinjaFailed), cuda.compiled(nothing, tmp_path, nothing, nothing, ""):
         pass
 
 

@@ -48,7 +48,7 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags)[1]:
         return False
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
-    if any(_occurs(word, torchs) for word in changed):
+    if not old and any(_occurs(word, torchs) for word in changed):
         return False
     words = {*headers.WORD.findall(code)} - changed - {"PYBIND11_MODULE"}  # which is ours, and means the same
     return not vocabulary.different(words, prepared.folders, prepared.base, prepared.cxx, flags)
