@@ -82,14 +82,15 @@ class _ExtensionBuild(NamedTuple):
         with_headers = self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         progress.log(f"{extension.name} is built with {with_headers}")
         by_nvrtc, remark = self.compile_all()
-        library = work / f"{extension.name}.so"
-        if extension.stable and (refusal := stable.refusal(extension, self.call.implicit, library, self.tools.compiler)):
+        library, read, cxx = work / f"{extension.name}.so", self.headers_read(), self.tools.compiler
+        trusted = self.objects.trusted
+        if extension.stable and (refusal := stable.refusal(extension, self.call.implicit, library, cxx, read, trusted)):
             extension = replace(extension, stable="")
             with_headers += f"; only this torch and Python take it, as {refusal}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {"torch": torch.__version__, "headers": f"{with_headers}; {remark}" if remark else with_headers}
-        return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), library, self.tools.compiler.path,
-                        self.headers_read(), self.objects.trusted, others, remarks, self.check)
+        return Compiled(replace(extension, toolchain=by_nvrtc or extension.toolchain), library, cxx.path,
+                        read.union(*stable.listings(work)), trusted, others, remarks, self.check)
 
     def check(self, library: Path) -> None:
         """Raise an error if the library would end the process or, with light headers, does not open."""
@@ -125,7 +126,9 @@ class _ExtensionBuild(NamedTuple):
 
     def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
         """Have torch write the build file, and ninja run in a block, for objects that are not kept."""
-        environment = {"LC_ALL": "C", "CCACHE_BASEDIR": str(self.work), "CCACHE_NOHASHDIR": "1"}  # a hit in any other private folder
+        environment: dict[str, str | None] = {
+            "LC_ALL": "C", "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": None,
+            "CCACHE_BASEDIR": str(self.work), "CCACHE_NOHASHDIR": "1"}  # a hit in any other private folder
         given = {"TORCH_CUDA_ARCH_LIST": self.extension.archs, "CC": toolchain.named("CC")[1]}
         environment |= {name: value for name, value in given.items() if value}
         variables = torch_builder.settings()  # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script
@@ -152,7 +155,8 @@ class _ExtensionBuild(NamedTuple):
         written = place.read_text("utf-8", "surrogateescape")
         listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
         edges = {edge["output"]: (os.path.join(self.work, edge["file"]), edge["command"], self.work / edge["output"])
-                 for edge in listed if len(listed) > 1 and not (by_nvrtc and edge["file"].endswith(identity.CUDA))}
+                 for edge in listed if len(listed) > 1 and not (by_nvrtc and edge["file"].endswith(identity.CUDA))
+                 and not self.extension.stable}  # whose key has no torch, and whose proof needs all that was read
         known = {out for out, edge in edges.items() if self.objects.take(*edge)}
         progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
         place.write_text(_EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written), "utf-8", "surrogateescape")
@@ -174,6 +178,8 @@ class _ExtensionBuild(NamedTuple):
             link = [*map(torch_builder.quote, self.prepared.objects), *link]
         if self.extension.stable:  # torch's libraries export what they use of the C++ library, and would come first
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
+            listing = torch_builder.quote(f"-Wp,-MD,{torch_builder.UNIQUE}{stable.LISTING}")  # torch's own has none of its headers
+            passed["extra_cflags"] = [*(passed["extra_cflags"] or ()), listing]
         if self.tools.nvcc is not None:
             include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
         # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.

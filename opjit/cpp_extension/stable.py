@@ -1,11 +1,14 @@
 """Extensions for torch's stable ABI: one binary serves every torch from TORCH_TARGET_VERSION on, and every Python, so its key has the
-version in place of both. The proof is the result: a binary that imports only functions that torch's headers declare for that version, from
-sources that read no other headers of torch, none of Python, and nothing that says which torch builds it, runs with every later torch."""
+version in place of both. The proof is the result: a binary that imports only functions that torch's headers declare for that version, whose
+compilers read no other headers of torch and none of Python, and that does not ask which torch builds it, runs with every later torch. With
+Py_LIMITED_API the same holds of Python, its headers and its functions."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -15,22 +18,28 @@ from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
 from opjit.cpp_extension.light import headers, policy
 from opjit.recipe import toolchain
+from opjit.recipe.headers import read_dependencies
 from opjit.recipe.toolchain import Compiler
 
-_MACRO = "TORCH_TARGET_VERSION"
+_MACRO, _PYTHON = "TORCH_TARGET_VERSION", "Py_LIMITED_API"
+LISTING = ".read"  # the suffix of the files in which a C++ compiler lists all that it reads
 _FIRST = re.compile(rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)", re.DOTALL)
 _VALUE = re.compile(r"0[xX]0*([1-9a-fA-F])([0-9a-fA-F]{2})0{12}[uUlL]*|\(\(\(0ULL \+ (\d+)\) << 56\) \| \(\(0ULL \+ (\d+)\) << 48\)\)")
-_HEADERS = re.compile(r"torch/(?:csrc/stable/(?!pyobject)|headeronly/)|torch/csrc/inductor/aoti_torch/(?:c/(?:shim|macros|shim_deprecated)|"
-                      r"generated/c_shim_aten)\.h$")
+_HEADERS = re.compile(r"torch/(?:csrc/stable/(?!pyobject)|headeronly/|csrc/inductor/aoti_torch/(?:c/|generated/c_shim_aten\.h$))")
 _DECLARING = "#include <torch/csrc/stable/c/shim.h>\n#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>\n"
-# What is not the same with every torch and Python that may build it, or reads what no #include line names.
-_DIFFERS = re.compile(rf"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include|#[ \t]*undef[ \t]+{_MACRO}"
-                      r"|#[ \t]*include(?:_next|[ \t]+[A-Za-z_]\w*)|^--?(?:include|imacros).*", re.MULTILINE)
+_OF_PYTHON = "#if __has_include(<Python.h>)\n#include <Python.h>\n#endif\n"
+# What is not the same with every torch and Python that may build it.
+_DIFFERS = re.compile(r"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include"
+                      rf"|#[ \t]*undef[ \t]+(?:{_MACRO}|{_PYTHON})")
 _SYSTEMS = re.compile(r"@(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|libcu\w+\.so)[_.\d]|^(?:__gmon_start__|_ITM_\w+)$")
 
 
 def target(extension: Extension, implicit: bool) -> str:
-    """Return the torch that all sources name first, such as ``"2.10"``; empty if not, if torch is older, or with torch/extension.h."""
+    """Return the torch that all sources name first, such as ``"2.10"``; empty if not, with torch/extension.h, or if this torch or Python
+    is an older one."""
+    limits = _limits(extension).values()
+    if limits and (sysconfig.get_config_var("Py_GIL_DISABLED") or not all(3 <= limit <= sys.hexversion for limit in limits)):
+        return ""
     try:
         found = set() if implicit else {_named(extension, path) for path in (*extension.sources, *extension.texts)}
     except OSError:  # others say what is wrong
@@ -52,22 +61,46 @@ def _named(extension: Extension, path: str) -> tuple[int, int] | None:
     return (int(value[1], 16), int(value[2], 16)) if value[1] else (int(value[3]), int(value[4]))
 
 
-def refusal(extension: Extension, implicit: bool, library: Path, cxx: Compiler) -> str | None:
-    """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on."""
-    program = policy.program_of(extension, implicit)
-    asked = _DIFFERS.search("\n".join([program.code, *(word for words in extension.flags.values() for word in words)]))
+def _limits(extension: Extension) -> dict[str, int]:
+    """Return the oldest Python that each language's flags name: 0x030A0000 is 3.10, and 3 any; 0 for what is no number."""
+    found = [(language, re.fullmatch(rf"(?:-D)?{_PYTHON}=(0[xX][0-9a-fA-F]+|3)", word)) for language, words in extension.flags.items()
+             for word in words if _PYTHON in word]
+    return {language: int(value[1], 0) if value else 0 for language, value in found}
+
+
+def listings(work: Path) -> list[list[str]]:
+    """Return the files that the C++ compiler read for each source; build.py has it write these lists."""
+    return [[os.path.realpath(path) for path in read_dependencies(each.read_text("utf-8", "surrogateescape"))]
+            for each in work.glob(f"*{LISTING}")]
+
+
+def refusal(extension: Extension, implicit: bool, library: Path, cxx: Compiler, by_nvcc: set[str],
+            trusted: tuple[str, ...]) -> str | None:
+    """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on.
+    `by_nvcc` are the files that nvcc read, and `trusted` the prefixes of those whose text need not be known."""
+    words = [word for each in extension.flags.values() for word in each]
+    asked = _DIFFERS.search("\n".join([policy.program_of(extension, implicit).code, *words]))
     if asked:
-        return f"it has {asked[0].strip()}"
-    include = os.path.realpath(headers.INCLUDE)
-    named = {name: os.path.realpath(f"{folder}/{name}") for name in program.includes
-             for folder in (sysconfig.get_path("include"), headers.INCLUDE / headers.API, include) if os.path.exists(f"{folder}/{name}")}
-    others = [name for name, path in named.items() if not _HEADERS.match(os.path.relpath(path, include))]
-    if others:
-        return f"it includes {others[0]}"
-    source, (major, minor) = library.with_name("opjit_stable.h"), map(int, extension.stable.split("."))
-    source.write_text(f"#define {_MACRO} 0x{major:02x}{minor:02x}000000000000\n#define USE_CUDA\n{_DECLARING}")
-    command = [cxx.path, "-E", "-P", "-x", "c++", "-std=c++20", f"-I{include}", str(source)]
-    declared = {*re.findall(r"\b((?:aoti_)?torch_\w+)\(", run_tool(command, library.parent))}
+        return f"it has {asked[0]}"
+    work, by_cxx = library.parent, listings(library.parent)
+    commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
+    if len(by_cxx) != commands.count(": compile ") or (": cuda_compile " in commands and not by_nvcc):
+        return "a compiler does not list what it reads"
+    limits, (major, minor) = _limits(extension), map(int, extension.stable.split("."))
+    include, python = (f"{os.path.realpath(folder)}/" for folder in (headers.INCLUDE, sysconfig.get_path("include")))
+    source = work / "opjit_stable.h"
+    source.write_text((f"#define {_PYTHON} {min(limits.values()):#x}\n{_OF_PYTHON}" if limits else "") +
+                      f"#define {_MACRO} 0x{major:02x}{minor:02x}000000000000\n#define USE_CUDA\n{_DECLARING}")
+    text = run_tool([cxx.path, "-E", "-x", "c++", "-std=c++20", f"-I{include}", f"-I{python}", str(source)], work)
+    limited = {*map(os.path.realpath, re.findall(r'^# \d+ "(.+)"', text, re.MULTILINE))}
+    scanned = {os.path.realpath(extension.place(name)) for name in extension.inputs}
+    for language, read in (("c", itertools.chain(*by_cxx)), ("cuda", map(os.path.realpath, sorted(by_nvcc)))):
+        for path in read:
+            ours = _HEADERS.match(path[len(include):]) if path.startswith(include) else (
+                language in limits and path in limited if path.startswith(python) else path in scanned or path.startswith(trusted))
+            if not ours:
+                return f"it includes {path.removeprefix(python).removeprefix(include)}"
+    declared = {*re.findall(r"\b(?:(?:aoti_)?torch_\w+(?=\()|_?Py\w+(?=[(;]))", text)}
     imported = [line.split()[-1] for line in toolchain.run(["nm", "-D", "--undefined-only", str(library)]).stdout.splitlines()]
     beyond = [name for name in imported if name not in declared and not _SYSTEMS.search(name)]
     return f"it imports {beyond[0]}, which is no function of torch's stable ABI of {extension.stable}" if beyond else None
