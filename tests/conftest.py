@@ -1,7 +1,5 @@
 """What the tests share: a private cache, ops made on the spot, fresh processes, and reasons to skip."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -13,7 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -28,11 +26,8 @@ from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from tests import helpers, tiers, zygote
+from tests import helpers, remotes, tiers, zygote
 from tests.helpers import COMPILES, EMULATED, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
-
-if TYPE_CHECKING:
-    from tests.remotes import Published
 
 OPS = Path(__file__).parent / "ops"
 CPP_AUTOGRAD = "OPJIT_TEST_CPP_AUTOGRAD" in os.environ  # give every op that a test's process loads autograd's kernel in C++
@@ -156,27 +151,29 @@ def entry(built_once: tuple[Path, Entry], tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="session")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+def published(tmp_path_factory: pytest.TempPathFactory) -> remotes.Published:
     """An op, which this process declares, and a remote with its signed entry, for tests that leave both as they are."""
-    from tests import remotes
-
     return remotes.publish(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Published:
+def other(tmp_path_factory: pytest.TempPathFactory) -> remotes.Published:
     """Another op, pushed by somebody else."""
-    from tests import remotes
-
     return remotes.publish(tmp_path_factory.mktemp("other"), "remoteother", 7.0)
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def on_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """``on_compile(commands)``: from now on, the compiler runs commands of the shell before it compiles an op's source."""
+    return lambda commands: monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "own-cc", f"if {COMPILES}; then {commands}; fi")))
+
+
+@pytest.fixture
+def log(tmp_path: Path, on_compile: Callable[[str], None]) -> Path:
     """A file with a line for each run of the compiler on an op's source."""
     path = tmp_path / "compiled"
     path.touch()
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "counting-cc", before=f"if {COMPILES}; then echo $$ >> '{path}'; fi")))
+    on_compile(f"echo $$ >> '{path}'")
     return path
 
 
@@ -197,13 +194,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
-    """``make_op(schema, source, fake=None, cuda=None, differentiable=True, elementwise=False)``: declare an op from a folder and in a
-    namespace of its own.
+    """``make_op(schema, source, fake=None, cuda=None, **options)``: declare an op from a folder and in a namespace of its own.
 
     The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file."""
 
-    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str | None = None,
-             differentiable: bool = True, elementwise: bool = False) -> opjit.Op:
+    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str = "", **options: Any) -> opjit.Op:
         namespace = f"optest{next(_namespaces)}"
         name = schema.partition("(")[0]
         folder = tmp_path / namespace
@@ -213,10 +208,10 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
         if cuda:
             (folder / f"{name}.cu").write_text('#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8")
         path = folder / "op.py"
-        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, differentiable={differentiable}, elementwise={elementwise})\n"
+        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, **options)\n"
                         f"def {name}_op(*args, **kwargs):\n"
                         "    return fake(*args, **kwargs) if fake else None\n", encoding="utf-8")
-        module: dict[str, Any] = {"opjit": opjit, "fake": fake}
+        module: dict[str, Any] = {"opjit": opjit, "fake": fake, "options": options}
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module)
         declared = module[f"{name}_op"]
         assert isinstance(declared, opjit.Op)

@@ -18,9 +18,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -39,7 +39,7 @@ from opjit.recipe import schema, toolchain
 from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe, read_inputs
 from opjit.store import elf, inventory, lock, manifest, usage
-from opjit.store.entry import Entry
+from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests import zygote
 
@@ -48,6 +48,7 @@ BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == reso
 
 MakeOp = Callable[..., opjit.Op]  # the fixture make_op
 Growth = Callable[[Callable[[], object], int], int]  # the fixture growth
+OnCompile = Callable[[str], None]  # the fixture on_compile
 
 DAY = 86400.0
 TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
@@ -92,25 +93,15 @@ opjit_status plus_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
 """
 # Gets and calls it, in a process that has declared it.
 GET = "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
-# Declares the op of the folder when a fresh process runs it; then `plus` is ready to be got or called.
-DECLARE = """\
-import warnings
-import torch
-import opjit
-from opjit.declare import registry
-from pathlib import Path
-registry.declare_folder(Path({folder!r}))
-"""
-OP_PY = f'''\
-import torch
-
-import opjit
 
 
-@opjit.op("{SCHEMA}")
-def plus(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-'''
+def op_py(schema: str, options: str = "") -> str:
+    """The op.py of an op whose result is like its first argument."""
+    name = schema.partition("(")[0].rpartition("::")[2]
+    return f'import torch\nimport opjit\n\n@opjit.op("{schema}"{options})\ndef {name}(x, *others):\n    return torch.empty_like(x)\n'
+
+
+OP_PY = op_py(SCHEMA)
 
 
 def write_op(folder: Path, **changed: str) -> Path:
@@ -200,8 +191,7 @@ def cache_warnings() -> Iterator[list[str]]:
     assert all(one.category is CacheWarning for one in seen), texts
 
 
-@dataclass
-class Caught:
+class Caught(NamedTuple):
     """What `caught` saw."""
 
     entry: Entry
@@ -335,6 +325,13 @@ def script(path: Path, *words: str | Path, changes: Mapping[str, str | None] | N
     return _run("script", str(path), changes, flags, cwd, words)
 
 
+def example(name: str, *words: str | Path, **how: Any) -> str:
+    """What a script of examples/ prints, which must exit with 0."""
+    done = script(ROOT / "examples" / name, *words, **how)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
 def started(code: str, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
     """A process in a session of its own, with pipes, for the test to end."""
     return _forked("-c", textwrap.dedent(code), environment(changes), stdin=subprocess.PIPE)
@@ -372,6 +369,13 @@ def cache_command(*words: str) -> Result:
     return CliRunner().invoke(main, ["cache", *words])
 
 
+def refused(*words: str | Path) -> str:
+    """The one line that a command refuses with, in this process."""
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert (done.exit_code, done.output[:7], done.output.count("\n")) == (1, "Error: ", 1), done.output
+    return done.output
+
+
 def keys() -> set[str]:
     """Of the entries in the cache that OPJIT_CACHE names."""
     return {item.key for item in cache.entries()}
@@ -384,7 +388,8 @@ def date(folder: Path, used: float, written: float | None = None) -> None:
 
 def declare(folder: Path) -> str:
     """The first lines of a fresh process's code: imports, and the op of a folder."""
-    return DECLARE.format(folder=str(folder))
+    return ("import warnings\nimport torch\nimport opjit\nfrom opjit.declare import registry\nfrom pathlib import Path\n"
+            f"registry.declare_folder(Path({str(folder)!r}))\n")
 
 
 def no_compiler(tmp: Path) -> dict[str, str | None]:
@@ -413,6 +418,13 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 def entries(cache: Path) -> list[Path]:
     return sorted(item.folder for item in inventory.scan(Store(cache)))
+
+
+def good(cache: Path) -> list[str]:
+    """The ops of all entries, each of which must verify."""
+    for folder in entries(cache):
+        verify(folder, targets.named(folder.parts[-2], cpu()))
+    return [folder.parts[-3].replace(".", "::", 1) for folder in entries(cache)]
 
 
 def copy_package(to: Path) -> Path:

@@ -41,7 +41,6 @@ class Answer(NamedTuple):
 
     entry: Entry
     warnings: list[str]
-    seconds: float
 
     @property
     def was_built(self) -> bool:
@@ -79,10 +78,9 @@ class Published(NamedTuple):
 
 def ask(op: Op) -> Answer:
     """What the first request for an op gives with the settings at hand; only opjit's own warnings may come."""
-    started = time.monotonic()
     with helpers.cache_warnings() as texts:
         entry = request.entry(op, targets.here(helpers.cpu()))
-    return Answer(entry, texts, time.monotonic() - started)
+    return Answer(entry, texts)
 
 
 def publish(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Published:

@@ -36,7 +36,6 @@ PLUS = """\
 #include "opjit.h"
 #include "stub.h"
 #include "amount.h"
-
 opjit_status plus_stub(const opjit_tensor *x, opjit_tensor *out, stub_stream_t stream)
 {
     void *scratch;
@@ -107,4 +106,3 @@ def write_plus(folder: Path, suffix: str = ".stub", text: str = PLUS) -> Path:
     write_op(folder)
     (folder / f"plus{suffix}").write_text(text)
     return folder
-

@@ -36,13 +36,11 @@ def test_a_child_is_what_a_fresh_process_is_once_it_has_imported_torch(tmp_path:
 
 
 @pytest.mark.parametrize(("code", "status", "out", "err"), [
-    ("print('text')", 0, "text\n", ""),
-    ("import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)", 3, "one\n", "two\n"),
+    ("print('text')", 0, "text\n", ""), ("import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)", 3, "one\n", "two\n"),
     ("raise SystemExit('the reason')", 1, "", "the reason\n"),
     ("def f():\n    1 / 0\nf()", 1, "", 'Traceback (most recent call last):\n  File "<string>", line 3, in <module>\n'
                                       '  File "<string>", line 2, in f\nZeroDivisionError: division by zero\n'),
-    ("import os; os._exit(7)", 7, "", ""),
-    ("import atexit; atexit.register(print, 'last'); print('first')", 0, "first\nlast\n", ""),
+    ("import os; os._exit(7)", 7, "", ""), ("import atexit; atexit.register(print, 'last'); print('first')", 0, "first\nlast\n", ""),
     ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('waited for'))).start()", 0, "waited for\n", ""),
     ("import os\nif os.fork() == 0: os.write(1, b'child ')\nelse: os.wait(); print('parent')", 0, "child parent\n", ""),
 ])
@@ -62,8 +60,7 @@ def test_children_run_at_once_and_one_that_hangs_or_is_killed_is_no_trouble_to_t
             assert [done.stdout for done in pool.map(lambda number: fresh(f"print({number})"), range(4))] == ["0\n", "1\n", "2\n", "3\n"]
         os.killpg(hanging.pid, signal.SIGKILL)
         assert hanging.wait(10) == -signal.SIGKILL
-        assert waiting.stdin is not None
-        waiting.stdin.write("\n")
+        waiting.send("")
         assert waiting.communicate(10) == ("ended\n", "")
         assert waiting.poll() == 0
 

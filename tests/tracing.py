@@ -19,7 +19,6 @@ import torch
 heavy_before = {{name for name in {HEAVY!r} if name in sys.modules}}
 seen, reads, tracing = [], [], []
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
 def hook(event, arguments):
     if not tracing:
         return
@@ -30,13 +29,10 @@ def hook(event, arguments):
         elif not isinstance(path, int):
             reads.append(str(path))
     elif event.startswith(("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.spawn", "os.system", "pty.", "fcntl.", "socket.",
-                           "tempfile.",
-                           "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",
-                           "os.chown", "os.putenv", "os.unsetenv", "shutil.", "signal.", "urllib.")):
+                           "tempfile.", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+                           "os.utime", "os.chmod", "os.chown", "os.putenv", "os.unsetenv", "shutil.", "signal.", "urllib.")):
         seen.append(f"{{event}} {{arguments!r}}")
-
 sys.addaudithook(hook)
-
 def report(**more):
     tracing.clear()
     heavy = sorted({{name for name in {HEAVY!r} if name in sys.modules}} - heavy_before)

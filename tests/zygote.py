@@ -48,9 +48,6 @@ class Request:
     warnings: list[str]  # as after python -W, an action and perhaps a class: ignore::DeprecationWarning
 
 
-# --- the client ----------------------------------------------------------------------------------------------------------------------
-
-
 def unheeded(environment: Mapping[str, str]) -> set[str]:
     """The variables in which an environment differs from this process's first, and whose change a child would not notice."""
     changed = {name for name, _ in environment.items() ^ ENVIRONMENT.items()}
@@ -99,6 +96,12 @@ class Process:
             self.returncode = int(self._report.readline())
             self._report.close()
         return self.returncode
+
+    def send(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.stdin is not None
+        self.stdin.write(line + "\n")
+        self.stdin.flush()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What is left of its output, when all who could write to it have ended."""
@@ -158,9 +161,6 @@ def stop() -> None:
         control, process = _started.pop()
         control.close()
         process.wait()
-
-
-# --- the zygote ----------------------------------------------------------------------------------------------------------------------
 
 
 def serve(control: socket.socket) -> Request:
