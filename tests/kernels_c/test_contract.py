@@ -38,23 +38,16 @@ def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
 C_HEADERS = ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_random.h"]
 
 
-def _check_syntax(language: str, header: str, *flags: str) -> None:
+@pytest.mark.parametrize(("header", "language", "flags"), [
+    *((header, "c", ["-std=c11"]) for header in C_HEADERS), *((header, "c++", ["-std=c++17"]) for header in [*C_HEADERS, "opjit_printf.h"]),
+    ("opjit_glue.h", "c", ["-std=c11", "-DOPJIT_LISTS=1", "-Wno-unused-function"]),  # only a generated file uses all of it
+    ("opjit_printf.h", "c", ["-std=gnu11"])])  # it takes functions of Linux's
+def test_a_header_is_strict_c11_and_cpp17(header: str, language: str, flags: list[str]) -> None:
     compiler = CC if language == "c" else CXX
     if compiler is None:
         pytest.skip("no C++ compiler")
     for each in [compiler, *(["clang"] if header == "opjit.h" and shutil.which("clang") else [])]:
         _compile(each, *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=f'#include "{header}"\n')
-
-
-@pytest.mark.parametrize("header", [*C_HEADERS, "opjit_glue.h", "opjit_printf.h"])
-def test_a_header_is_strict_c11(header: str) -> None:
-    whole = ["-DOPJIT_LISTS=1", "-Wno-unused-function"] if header == "opjit_glue.h" else []  # only a generated file uses all of it
-    _check_syntax("c", header, "-std=gnu11" if header == "opjit_printf.h" else "-std=c11", *whole)  # it takes functions of Linux's
-
-
-@pytest.mark.parametrize("header", [*C_HEADERS, "opjit_printf.h"])
-def test_a_header_is_strict_cpp17(header: str) -> None:
-    _check_syntax("c++", header, "-std=c++17")
 
 
 @pytest.mark.nvcc

@@ -7,41 +7,20 @@ import pytest
 
 from opjit.declare import registry
 from opjit.testing import sanitize
-from tests.helpers import BUNDLED
+from tests.helpers import BUNDLED, op_py
 
 pytestmark = pytest.mark.gpu
 
 WRONG = {"memcheck": "to[n] = 1", "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last",
          "initcheck": "to[0] = to[1]", "synccheck": "if (threadIdx.x % 32 <= 16) __syncwarp(0xffff)"}
-WRONG_OP = """
-import torch
-
-import opjit
-
-
-@opjit.op("optest::{name}(Tensor x) -> Tensor")
-def wrong(x):
-    return torch.empty_like(x)
-
-
-@wrong.reference
-def reference(x):
-    return torch.zeros_like(x)
-
-
-@wrong.samples
-def samples(device):
-    yield (torch.zeros(64, device=device),), {{}}
-"""
+SAMPLES = "{0}.reference(torch.zeros_like)\n{0}.samples(lambda device: [torch.zeros(64, device=device)])\n"
 WRONG_CU = """
 #include "opjit_cuda.h"
-
 static __global__ void wrong_kernel(float *to, int64_t n)
 {{
     to[threadIdx.x] = 0;
     {statement};
 }}
-
 opjit_status {name}_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {{
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
@@ -71,7 +50,7 @@ def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: st
 @pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 def test_compute_sanitizer_would_notice(sanitizer: str, tool: str, tmp_path: Path) -> None:
     name = f"wrong_under_{tool}"
-    (tmp_path / "op.py").write_text(WRONG_OP.format(name=name))
+    (tmp_path / "op.py").write_text(op_py(f"optest::{name}(Tensor x) -> Tensor") + SAMPLES.format(name))
     (tmp_path / f"{name}.cu").write_text(WRONG_CU.format(name=name, statement=WRONG[tool], threads=1 if tool == "initcheck" else 64))
     [op] = registry.add_path(tmp_path)
     done = sanitize.under_tool(sanitizer, tool, [op])

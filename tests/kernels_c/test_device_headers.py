@@ -8,11 +8,12 @@ import torch
 from opjit import request
 from opjit.wanted import target_of
 from tests.helpers import MakeOp
+from tests.kernels_c.test_dtypes import QUANTIZE_CUDA, TURN_CUDA
+from tests.kernels_c.test_header import TWICE_CUDA
 
 SCHEMA = "drawn(Tensor like, int seed, int n) -> (Tensor, Tensor)"
 DRAWN = """
 #include "opjit_random.h"
-
 opjit_status drawn_cpu(const opjit_tensor *like, int64_t seed, int64_t n, opjit_tensor *words, opjit_tensor *normals)
 {
     OPJIT_TRY(opjit_empty(words, OPJIT_SIZES(n, 4), OPJIT_INT64, like));
@@ -28,7 +29,6 @@ opjit_status drawn_cpu(const opjit_tensor *like, int64_t seed, int64_t n, opjit_
 """
 DRAWN_CUDA = """
 #include "opjit_random.h"
-
 static __global__ void draw(uint64_t seed, int64_t n, int64_t *words, float *normals)
 {
     OPJIT_KERNEL_LOOP(i, n) {
@@ -38,7 +38,6 @@ static __global__ void draw(uint64_t seed, int64_t n, int64_t *words, float *nor
         opjit_normal(drawn.word[0], drawn.word[1], normals + 2 * i);
     }
 }
-
 opjit_status drawn_cuda(const opjit_tensor *like, int64_t seed, int64_t n, opjit_tensor *words, opjit_tensor *normals, cudaStream_t stream)
 {
     OPJIT_TRY(opjit_empty(words, OPJIT_SIZES(n, 4), OPJIT_INT64, like));
@@ -50,7 +49,6 @@ opjit_status drawn_cuda(const opjit_tensor *like, int64_t seed, int64_t n, opjit
 REDUCED = """
 #include "opjit_reduce.h"
 #include "opjit_pack.h"
-
 static __global__ void reduce_rows(const float *x, float *out, int64_t columns, bool packed)
 {
     typedef opjit_pack<float> pack;
@@ -78,7 +76,6 @@ static __global__ void reduce_rows(const float *x, float *out, int64_t columns, 
         out[3 * blockIdx.x + 2] = smallest;
     }
 }
-
 opjit_status reduced_cuda(const opjit_tensor *x, int64_t warps, opjit_tensor *out, cudaStream_t stream)
 {
     OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32 && x->dim == 2, "expected a contiguous float32 matrix");
@@ -99,7 +96,6 @@ def test_philox_gives_the_numbers_of_its_authors_tests(make_op: MakeOp) -> None:
     """Random123's known answers: counters and keys of zeros, of ones, and of the digits of pi."""
     op = make_op("known(Tensor x) -> Tensor", """
         #include "opjit_random.h"
-
         opjit_status known_cpu(const opjit_tensor *x, opjit_tensor *out)
         {
             const opjit_random found[] = {opjit_philox(0, 0, 0), opjit_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX),
@@ -125,11 +121,13 @@ def test_normal_numbers_have_mean_0_and_variance_1(make_op: MakeOp) -> None:
     assert words.unique().numel() > 0.9999 * words.numel()
 
 
-@pytest.mark.slow
 @pytest.mark.nvcc
-@pytest.mark.parametrize(("schema", "code"), [(SCHEMA, DRAWN_CUDA), ("reduced(Tensor x, int warps) -> Tensor", REDUCED)],
-                         ids=["random", "reduce and pack"])
-def test_a_kernel_of_these_headers_is_compiled_without_a_gpu(make_op: MakeOp, schema: str, code: str) -> None:
+@pytest.mark.parametrize(("schema", "code"), [
+    ("twice(Tensor x) -> Tensor", TWICE_CUDA), pytest.param(SCHEMA, DRAWN_CUDA, marks=pytest.mark.slow),
+    pytest.param("reduced(Tensor x, int warps) -> Tensor", REDUCED, marks=pytest.mark.slow),
+    pytest.param("turn(Tensor z, float a) -> Tensor", TURN_CUDA, marks=pytest.mark.slow),
+    pytest.param("quantize(Tensor x, ScalarType dtype) -> Tensor", QUANTIZE_CUDA, marks=pytest.mark.slow)])
+def test_a_kernel_of_opjit_s_headers_is_compiled_without_a_gpu(make_op: MakeOp, schema: str, code: str) -> None:
     op = make_op(schema, cuda=code, fake=_fake)
     assert Path(request.entry(op, target_of("cuda", "sm_90")).library).is_file()
 

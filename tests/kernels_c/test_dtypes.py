@@ -1,12 +1,10 @@
 """Half precision, float8 and complex dtypes in kernels: converted, allocated, dispatched, in C and in CUDA C."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
-import opjit
 from opjit import Op
 from tests.helpers import MakeOp
 from tests.tensors import COMPLEX, DEVICES
@@ -170,14 +168,6 @@ def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, devic
     torch.testing.assert_close(op(z, 0.25), turned(z, 0.25))
     with pytest.raises(RuntimeError, match="turn does not take float32"):
         op(torch.ones(2), 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.nvcc
-def test_both_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
-    texts = {"turn(Tensor z, float a) -> Tensor": TURN_CUDA, "quantize(Tensor x, ScalarType dtype) -> Tensor": QUANTIZE_CUDA}
-    for schema, text in texts.items():
-        assert opjit.build_library(make_op(schema, cuda=text).qualified, tmp_path, arch="sm_90").is_file()
 
 
 @pytest.mark.gpu

@@ -11,9 +11,7 @@ from opjit.declare import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING, SMALL, WIDE_UNSIGNED, Seen
 
 REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
-    "add_custom": torch.add,
-    "tensor_negate": torch.neg,
-    "round_ste": lambda x: (x > 0.5).to(x.dtype),
+    "add_custom": torch.add, "tensor_negate": torch.neg, "round_ste": lambda x: (x > 0.5).to(x.dtype),
 }
 NUMBERS = [*SMALL[1:], *FLOATING, *COMPLEX]
 DTYPES = {"add_custom": [torch.bool, *NUMBERS], "tensor_negate": NUMBERS, "round_ste": FLOATING}
@@ -118,12 +116,8 @@ def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, devi
     expected = {0.5: 0, above: 1, below: 0, 0.0: 0, 1.0: 1, 1.5: 1, 100.0: 1, -0.6: 0, -1.0: 0, -100.0: 0, math.inf: 1, -math.inf: 0}
     x = torch.tensor([*expected, math.nan, -math.nan], dtype=dtype, device=device)
     assert registry.find("round_ste")(x).tolist() == [*expected.values(), 0, 0]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_half_there_is(dtype: torch.dtype, device: str) -> None:
-    assert_exact("round_ste", torch.arange(-2**15, 2**15, dtype=torch.int16, device=device).view(dtype))
+    if dtype.itemsize == 2:  # every half that there is
+        assert_exact("round_ste", torch.arange(-2**15, 2**15, dtype=torch.int16, device=device).view(dtype))
 
 
 @pytest.mark.parametrize("device", DEVICES)

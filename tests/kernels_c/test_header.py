@@ -1,11 +1,8 @@
 """The lines of opjit.h that an author writes every day: contiguous copies, sizes, scratch, half precision, and where an error is."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-import opjit
 from tests.helpers import MakeOp
 from tests.tensors import DEVICES, FLOATING
 
@@ -70,11 +67,6 @@ def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp, dev
             assert view._version == before
     with pytest.raises(RuntimeError, match="twice does not take int64"):
         op(torch.ones(3, dtype=torch.int64))
-
-
-@pytest.mark.nvcc
-def test_they_compile_in_a_cu_file(make_op: MakeOp, tmp_path: Path) -> None:
-    assert opjit.build_library(make_op("twice(Tensor x) -> Tensor", cuda=TWICE_CUDA).qualified, tmp_path, arch="sm_90").is_file()
 
 
 @pytest.mark.parametrize(("line",

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import environment
+from tests.helpers import environment, op_py
 
 LOOP = """
 #include <unistd.h>
 #include "opjit.h"
-
 static opjit_status loop(int64_t begin, int64_t end, void *x)
 {
     for (int64_t step = 0; step < 120000; step++) {
@@ -25,7 +24,6 @@ static opjit_status loop(int64_t begin, int64_t end, void *x)
     }
     OPJIT_FAIL("no interrupt from %lld to %lld", (long long)begin, (long long)end);
 }
-
 opjit_status {name}_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
@@ -43,7 +41,6 @@ except BaseException as error:
 """
 IN_A_THREAD = """
 done = threading.Event()  # an interrupted Thread.join() of Python 3.11 takes the thread for one that has ended
-
 def work():
     try:
         ops[0](x)
@@ -51,7 +48,6 @@ def work():
     except RuntimeError as error:
         print(str(error).splitlines()[0])
     done.set()
-
 try:
     threading.Thread(target=work).start()
     done.wait()
@@ -63,14 +59,11 @@ except KeyboardInterrupt:
 
 def _interrupted(folder: Path, code: str, *, call: str = AT_ONCE, times: int = 1) -> list[str]:
     """The lines that a process prints after it is interrupted at each "looping"."""
-    names = ("first", "second")
     declarations = []
-    for name in names:
+    for name in ("first", "second"):
         (folder / name).mkdir()
         (folder / name / f"{name}.c").write_text(LOOP.replace("{name}", name).replace("{call}", call))
-        (folder / name / "op.py").write_text("import torch, opjit\n\n"
-                                             f"@opjit.op('interrupted::{name}(Tensor x) -> Tensor')\ndef {name}(x):\n"
-                                             "    return torch.empty_like(x)\n")
+        (folder / name / "op.py").write_text(op_py(f"interrupted::{name}(Tensor x) -> Tensor"))
         declarations.append(f"opjit.add_path({str(folder / name)!r})[0]")
     program = "import signal, threading, torch, opjit\nx = torch.ones(4)\n" \
               f"ops = [{', '.join(declarations)}]\nfor op in ops:\n    opjit.get(op.qualified, 'cpu')\n" + textwrap.dedent(code)

@@ -16,21 +16,12 @@ from opjit import Op, backends
 from opjit.backends import targets
 from opjit.declare import registry
 from tests import helpers
+from tests.helpers import example
 from tests.tensors import COMPILES, DEVICES
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "05_lltm"
 FLOATING = [torch.float32, torch.float64]
 Tensor = torch.Tensor
-
-
-@pytest.fixture(scope="module")
-def forward() -> Op:
-    return registry.find("lltm_forward")
-
-
-@pytest.fixture(scope="module")
-def backward() -> Op:
-    return registry.find("lltm_backward")
+FORWARD, BACKWARD = registry.find("lltm_forward"), registry.find("lltm_backward")
 
 
 def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Tensor]:
@@ -42,12 +33,12 @@ def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device:
     return [x.to(device, dtype) for x in made]
 
 
-def gradient_arguments(forward: Op, args: list[Tensor], seed: int = 9) -> list[Any]:
+def gradient_arguments(args: list[Tensor], seed: int = 9) -> list[Any]:
     """What lltm_backward takes after such a forward, with gradients of both results."""
     generator = torch.Generator().manual_seed(seed)
     x, weights, _, old_h, old_cell = args
     grads = [torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell) for _ in range(2)]
-    return [*grads, forward.reference_function(*args)[2], x, weights, old_h, True, True]
+    return [*grads, FORWARD.reference_function(*args)[2], x, weights, old_h, True, True]
 
 
 def exact(op: Op, args: list[Any]) -> tuple[Tensor, ...]:
@@ -70,22 +61,21 @@ def assert_right(op: Op, args: list[Any]) -> None:
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.integers(0, 40), features=st.integers(0, 70), state=st.integers(0, 70), dtype=st.sampled_from(FLOATING),
        seed=st.integers(0, 99))
-def test_any_sizes_give_the_references_values(forward: Op, backward: Op, batch: int, features: int, state: int, dtype: torch.dtype,
-                                              seed: int) -> None:
+def test_any_sizes_give_the_references_values(batch: int, features: int, state: int, dtype: torch.dtype, seed: int) -> None:
     args = arguments(batch, features, state, dtype, seed=seed)
-    assert_right(forward, args)
-    assert_right(backward, gradient_arguments(forward, args))
+    assert_right(FORWARD, args)
+    assert_right(BACKWARD, gradient_arguments(args))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_sizes_beyond_a_block_of_the_depth_and_one_thread(forward: Op, backward: Op, dtype: torch.dtype, device: str) -> None:
+def test_sizes_beyond_a_block_of_the_depth_and_one_thread(dtype: torch.dtype, device: str) -> None:
     of_blocks = [(64, 128, 512), (5, 700, 33), (300, 2, 65)]
     of_tiles = [(1, 1, 1), (16, 32, 128), (17, 33, 65), (33, 1, 100), (100, 0, 30), (0, 3, 5), (2, 3, 0), (300, 300, 1030)]
     for sizes in of_blocks if device == "cpu" else [*of_blocks, *of_tiles]:
         args = arguments(*sizes, dtype, device)
-        assert_right(forward, args)
-        assert_right(backward, gradient_arguments(forward, args))
+        assert_right(FORWARD, args)
+        assert_right(BACKWARD, gradient_arguments(args))
 
 
 def apart(x: Tensor) -> Tensor:
@@ -95,12 +85,12 @@ def apart(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_strides_of_any_one_argument_are_followed(forward: Op, backward: Op, device: str) -> None:
+def test_strides_of_any_one_argument_are_followed(device: str) -> None:
     layouts: list[Callable[[Tensor], Tensor]] = [apart, lambda x: x.t().contiguous().t() if x.dim() == 2 else x,
                                                  lambda x: x[..., :1].expand(x.shape)]
     for sizes in ((19, 13, 34), (300, 300, 1030))[:1 if device == "cpu" else 2]:
         args = arguments(*sizes, torch.float32, device)
-        for op, all_args in ((forward, args), (backward, gradient_arguments(forward, args))):
+        for op, all_args in ((FORWARD, args), (BACKWARD, gradient_arguments(args))):
             for at in [index for index, x in enumerate(all_args) if isinstance(x, Tensor)]:
                 for layout in layouts:
                     assert_right(op, [layout(x) if index == at else x for index, x in enumerate(all_args)])
@@ -108,12 +98,12 @@ def test_strides_of_any_one_argument_are_followed(forward: Op, backward: Op, dev
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("wanted", range(5))
-def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: torch.dtype, wanted: int) -> None:
+def test_autograd_gives_eager_gradients_of_any_one_argument(dtype: torch.dtype, wanted: int) -> None:
     combinations: list[Callable[[Tensor, Tensor], Tensor]] = [lambda h, cell: h.sum() + cell.sum(), lambda h, cell: h.square().sum(),
                                                               lambda h, cell: cell.sum()]
     for combine in combinations:
         found = []
-        for function in (forward, forward.reference_function):
+        for function in (FORWARD, FORWARD.reference_function):
             leaves = [x.requires_grad_(index == wanted) for index, x in enumerate(arguments(16, 8, 24, dtype))]
             combine(*function(*leaves)[:2]).backward()
             assert [leaf.grad is not None for leaf in leaves] == [index == wanted for index in range(5)]
@@ -122,12 +112,12 @@ def test_autograd_gives_eager_gradients_of_any_one_argument(forward: Op, dtype: 
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dtype) -> None:
+def test_the_slope_of_elu_at_zero_is_one_as_torchs(dtype: torch.dtype) -> None:
     """All of z is exactly 0, so that new_cell is elu(z2) / 2 and its slope by the bias is elu'(0) / 2."""
     args = arguments(2, 3, 4, dtype)
     args[1].zero_()
     slopes = []
-    for function in (forward, forward.reference_function):
+    for function in (FORWARD, FORWARD.reference_function):
         bias = torch.zeros(12, dtype=dtype, requires_grad=True)
         function(args[0], args[1], bias, args[3], args[4])[1].sum().backward()
         assert bias.grad is not None
@@ -136,13 +126,13 @@ def test_the_slope_of_elu_at_zero_is_one_as_torchs(forward: Op, dtype: torch.dty
     assert torch.equal(slopes[0], torch.ones(4, dtype=dtype))
 
 
-def functions_of(forward: Op, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def functions_of(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """sigmoid(z), elu(z) and tanh(z), by the op: gates are these of any numbers, with weights of 0 and z in the bias."""
     n = z.numel()
     zero = z.new_zeros(1, n)
-    gates = forward(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
+    gates = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
     shut = torch.cat([z.new_full((n,), -math.inf), z.new_zeros(2 * n)])  # the input gate gives 0, so new_cell is old_cell
-    activated = forward(z.new_zeros(1, 0), z.new_zeros(3 * n, n), shut, zero, z[None])[2][0]
+    activated = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), shut, zero, z[None])[2][0]
     return gates[:n], gates[2 * n:3 * n], activated[3 * n:]
 
 
@@ -157,7 +147,7 @@ def hard_numbers(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "every"), [(torch.float32, 97), (torch.float64, 397)])
-def test_own_functions_are_as_exact_as_stated(forward: Op, dtype: torch.dtype, every: int) -> None:
+def test_own_functions_are_as_exact_as_stated(dtype: torch.dtype, every: int) -> None:
     """In units of the last place, against 200 bits, on a sample; subnormal numbers share the smallest's unit."""
     import mpmath  # type: ignore[import-untyped]
 
@@ -168,7 +158,7 @@ def test_own_functions_are_as_exact_as_stated(forward: Op, dtype: torch.dtype, e
         numbers = [mpmath.mpf(value) for value in z.tolist()]
         wanted = ([1 / (1 + mpmath.exp(-x)) for x in numbers], [x if x > 0 else mpmath.expm1(x) for x in numbers],
                   [mpmath.tanh(x) for x in numbers])
-        parts = zip(*(functions_of(forward, part) for part in z.split(700)), strict=True)
+        parts = zip(*(functions_of(part) for part in z.split(700)), strict=True)
         for name, got, of, bound in zip(("sigmoid", "elu", "tanh"), parts, wanted, (2.5, 1.5, 3.0), strict=True):
             worst = max(abs(mpmath.mpf(value) - right) / mpmath.ldexp(1, max(least, mpmath.frexp(right)[1] - 1) - digits)
                         for value, right in zip(torch.cat(got).tolist(), of, strict=True) if right)
@@ -176,23 +166,23 @@ def test_own_functions_are_as_exact_as_stated(forward: Op, dtype: torch.dtype, e
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_saturation_infinities_and_nan_are_torchs(forward: Op, dtype: torch.dtype) -> None:
+def test_saturation_infinities_and_nan_are_torchs(dtype: torch.dtype) -> None:
     z = torch.tensor([0.0, -0.0, 20, -20, 50, -50, 104, -104, 800, -800, 1e30, -1e30, math.inf, -math.inf, math.nan], dtype=dtype)
     wanted = torch.sigmoid(z), torch.nn.functional.elu(z), torch.tanh(z)
-    for got, right in zip(functions_of(forward, z), wanted, strict=True):
+    for got, right in zip(functions_of(z), wanted, strict=True):
         torch.testing.assert_close(got, right, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).smallest_normal, equal_nan=True)
-    sigmoid, elu, tanh = functions_of(forward, z)
+    sigmoid, elu, tanh = functions_of(z)
     assert sigmoid[-3:-1].tolist() == [1, 0]
     assert elu[-3:-1].tolist() == [math.inf, -1]
     assert tanh[-3:-1].tolist() == [1, -1]
 
 
-def error_ratios(forward: Op, op: Op, sizes: tuple[int, int, int], device: str) -> list[float]:
+def error_ratios(op: Op, sizes: tuple[int, int, int], device: str) -> list[float]:
     """The op's error over torch's, for each result: root mean squares over all elements of some calls."""
     mine, theirs = [0.0] * 5, [0.0] * 5
     for seed in range(6):
         args: list[Any] = arguments(*sizes, torch.float32, device, seed)
-        args = args if op is forward else gradient_arguments(forward, args, seed)
+        args = args if op is FORWARD else gradient_arguments(args, seed)
         for index, (got, torchs, right) in enumerate(zip(op(*args), op.reference_function(*args), exact(op, args), strict=True)):
             mine[index] += (got.double() - right).square().mean().item()
             theirs[index] += (torchs.double() - right).square().mean().item()
@@ -201,20 +191,19 @@ def error_ratios(forward: Op, op: Op, sizes: tuple[int, int, int], device: str) 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", [(16, 32, 128), (64, 128, 256), (64, 128, 512), (7, 600, 40)])
-def test_float32_is_no_less_exact_than_torch(forward: Op, backward: Op, sizes: tuple[int, int, int], device: str) -> None:
-    for op in (forward, backward):
-        assert max(error_ratios(forward, op, sizes, device)) <= 1.1  # a tenth is what chance does
+def test_float32_is_no_less_exact_than_torch(sizes: tuple[int, int, int], device: str) -> None:
+    for op in (FORWARD, BACKWARD):
+        assert max(error_ratios(op, sizes, device)) <= 1.1  # a tenth is what chance does
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_any_number_of_threads_gives_the_references_values(forward: Op, backward: Op, threads: Callable[[int], None],
-                                                           dtype: torch.dtype) -> None:
+def test_any_number_of_threads_gives_the_references_values(threads: Callable[[int], None], dtype: torch.dtype) -> None:
     args = arguments(70, 61, 300, dtype)
-    given_back = gradient_arguments(forward, args)
+    given_back = gradient_arguments(args)
     for count in (1, 2, 3, 8):
         threads(count)
-        assert_right(forward, args)
-        assert_right(backward, given_back)
+        assert_right(FORWARD, args)
+        assert_right(BACKWARD, given_back)
 
 
 def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> None:
@@ -276,30 +265,26 @@ def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     assert len(list(tmp_path.glob(f"v1/opjit.lltm_*/{arch}/*/manifest.json"))) == 2
 
 
-FORWARD: list[tuple[int, Callable[[Tensor], Tensor], str]] = [
-    (0, lambda x: x[0], "`x` and `old_h` must have 2 dimensions, not 1 and 2"),
-    (2, lambda x: x[None], "`bias` must have 1 dimension, not 2"),
-    (3, lambda x: x[:2], "dimension 0 of `old_h` is 2, but must be 3 for a batch of 3, 4 features (`x`) and 5 states (`old_h`)"),
-    (4, lambda x: x[:, :4], "dimension 1 of `old_cell` is 4, but must be 5"),
-    (1, lambda x: x[:14], "dimension 0 of `weights` is 14, but must be 15"),
-    (2, lambda x: x[:5], "dimension 0 of `bias` is 5, but must be 15"),
-    (1, lambda x: x.double(), "`weights` is float64, but `x` is float32"),
-    (0, lambda x: x.half(), "lltm_forward takes float32 and float64, not float16"),
-]
-BACKWARD: list[tuple[int, Callable[[Tensor], Tensor], str]] = [
-    (0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but must be 3"),
-    (2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but must be 20"),
-    (0, lambda x: x.double(), "`grad_h` is float64, but `x` is float32"),
+MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
+    (FORWARD, 0, lambda x: x[0], "`x` and `old_h` must have 2 dimensions, not 1 and 2"),
+    (FORWARD, 2, lambda x: x[None], "`bias` must have 1 dimension, not 2"),
+    (FORWARD, 3, lambda x: x[:2], "dimension 0 of `old_h` is 2, but must be 3 for a batch of 3, 4 features (`x`) and 5 states (`old_h`)"),
+    (FORWARD, 4, lambda x: x[:, :4], "dimension 1 of `old_cell` is 4, but must be 5"),
+    (FORWARD, 1, lambda x: x[:14], "dimension 0 of `weights` is 14, but must be 15"),
+    (FORWARD, 2, lambda x: x[:5], "dimension 0 of `bias` is 5, but must be 15"),
+    (FORWARD, 1, lambda x: x.double(), "`weights` is float64, but `x` is float32"),
+    (FORWARD, 0, lambda x: x.half(), "lltm_forward takes float32 and float64, not float16"),
+    (BACKWARD, 0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but must be 3"),
+    (BACKWARD, 2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but must be 20"),
+    (BACKWARD, 0, lambda x: x.double(), "`grad_h` is float64, but `x` is float32"),
 ]
 
 
-@pytest.mark.parametrize(("of_forward", "at", "changed", "message"),
-                         [*((True, *each) for each in FORWARD), *((False, *each) for each in BACKWARD)])
-def test_bad_arguments_are_named(forward: Op, backward: Op, of_forward: bool, at: int, changed: Callable[[Tensor], Tensor],
-                                 message: str) -> None:
+@pytest.mark.parametrize(("op", "at", "changed", "message"), MISTAKES)
+def test_bad_arguments_are_named(op: Op, at: int, changed: Callable[[Tensor], Tensor], message: str) -> None:
     """By the kernel, and by the fake kernel while a graph is traced."""
-    op, args = (forward if of_forward else backward), arguments(3, 4, 5, torch.float32)
-    args = args if of_forward else gradient_arguments(forward, args)
+    args = arguments(3, 4, 5, torch.float32)
+    args = args if op is FORWARD else gradient_arguments(args)
     args[at] = changed(args[at])
     with pytest.raises(RuntimeError, match=re.escape(message)):
         op(*args)
@@ -309,7 +294,7 @@ def test_bad_arguments_are_named(forward: Op, backward: Op, of_forward: bool, at
 
 
 @COMPILES
-def test_a_batch_that_only_data_tell_is_one_graph_with_gradients(forward: Op) -> None:
+def test_a_batch_that_only_data_tell_is_one_graph_with_gradients() -> None:
     torch._dynamo.reset()
 
     def step(mask: Tensor, x: Tensor, weights: Tensor, bias: Tensor, *states: Tensor) -> Tensor:
@@ -323,13 +308,6 @@ def test_a_batch_that_only_data_tell_is_one_graph_with_gradients(forward: Op) ->
     torch.testing.assert_close(got, torch.autograd.grad(step(mask, *args), args))
 
 
-def example(script: str, *options: str) -> str:
-    """What an example prints."""
-    done = helpers.script(EXAMPLES / script, *options, flags=())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 NUMBERS = r"\d+\.\d{3}/\d+\.\d{3}"
 
 
@@ -337,32 +315,30 @@ NUMBERS = r"\d+\.\d{3}/\d+\.\d{3}"
 @pytest.mark.parametrize("options", [("py",), ("c", "-d", "-b", "3", "-f", "5", "-s", "7", "--scale", "ms")])
 def test_the_examples_benchmark_prints_one_line(options: tuple[str, ...]) -> None:
     unit = options[options.index("--scale") + 1] if "--scale" in options else "us"
-    assert re.fullmatch(f"Forward: {NUMBERS} {unit} \\| Backward {NUMBERS} {unit}\n", example("benchmark.py", *options, "-r", "5"))
+    told = example("05_lltm/benchmark.py", *options, "-r", "5", flags=())
+    assert re.fullmatch(f"Forward: {NUMBERS} {unit} \\| Backward {NUMBERS} {unit}\n", told)
 
 
-@pytest.mark.parametrize("script", ["check.py", "grad_check.py"])
-def test_the_examples_checks_pass(script: str) -> None:
-    assert example(script, "c").startswith("c on cpu: ")
-
-
-@pytest.mark.slow
-def test_the_examples_cpp_form_is_right() -> None:
-    """Also where ninja is only pip's and the environment is not activated: opjit finds it beside Python."""
-    assert example("check.py", "cpp").startswith("cpp on cpu: equal to Python")
+@pytest.mark.parametrize(("script", "form", "told"), [
+    ("check.py", "c", "c on cpu: "), ("grad_check.py", "c", "c on cpu: "),
+    # Also where ninja is only pip's and the environment is not activated: opjit finds it beside Python.
+    pytest.param("check.py", "cpp", "cpp on cpu: equal to Python", marks=pytest.mark.slow)])
+def test_the_examples_checks_pass(script: str, form: str, told: str) -> None:
+    assert example(f"05_lltm/{script}", form, flags=()).startswith(told)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(16, 32, 128), (300, 300, 1030)])
-def test_cuda_gives_the_same_bits_each_time(forward: Op, backward: Op, sizes: tuple[int, int, int]) -> None:
+def test_cuda_gives_the_same_bits_each_time(sizes: tuple[int, int, int]) -> None:
     args = arguments(*sizes, torch.float32, "cuda")
-    given_back = gradient_arguments(forward, args)
-    first = [*forward(*args), *backward(*given_back)]
+    given_back = gradient_arguments(args)
+    first = [*FORWARD(*args), *BACKWARD(*given_back)]
     for _ in range(20):
-        assert all(torch.equal(one, other) for one, other in zip(first, [*forward(*args), *backward(*given_back)], strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(first, [*FORWARD(*args), *BACKWARD(*given_back)], strict=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("script", ["check.py", "grad_check.py", "benchmark.py"])
 def test_the_examples_run_on_cuda(script: str) -> None:
-    told = example(script, "cuda")
+    told = example(f"05_lltm/{script}", "cuda", flags=())
     assert script != "benchmark.py" or re.fullmatch(f"Forward: {NUMBERS} us \\| Backward {NUMBERS} us\n", told)

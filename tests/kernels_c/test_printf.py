@@ -17,7 +17,6 @@ from tests.helpers import MakeOp, fresh, python_on_terminal
 EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
 SAY = """
 #include "opjit_printf.h"
-
 opjit_status say_cpu(const opjit_tensor *x, int64_t n)
 {
     (void)x;
@@ -27,7 +26,6 @@ opjit_status say_cpu(const opjit_tensor *x, int64_t n)
 """
 PARTS = """
 #include "opjit_printf.h"
-
 static opjit_status part(int64_t begin, int64_t end, void *context)
 {
     (void)context;
@@ -35,20 +33,11 @@ static opjit_status part(int64_t begin, int64_t end, void *context)
         opjit_printf("part %lld\\n", (long long)i);
     return OPJIT_OK;
 }
-
 opjit_status parts_cpu(const opjit_tensor *x)
 {
     return opjit_parallel_for(0, x->numel, 1, part, NULL);
 }
 """
-OP_PY = '''\
-import opjit
-
-
-@opjit.op("printtest::say(Tensor x, int n) -> ()")
-def say(x, n):
-    return None
-'''
 # Between lines of Python's, whole and unfinished.
 CONVERSATION = "x = torch.ones(1)\nfor i in range(3):\n    print('Python', i, end=' ' if i else None)\n    torch.ops.printtest.say(x, i)\n"
 HEARD = "Python 0\nC 0\nPython 1 C 1\nPython 2 C 2\n"
@@ -57,11 +46,8 @@ HEARD = "Python 0\nC 0\nPython 1 C 1\nPython 2 C 2\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of an op that prints its number."""
-    op = tmp_path / "say"
-    op.mkdir()
-    (op / "say.c").write_text('#include "opjit.h"\n#include <stdio.h>\n' + SAY)
-    (op / "op.py").write_text(OP_PY)
-    return op
+    return helpers.write_op(tmp_path / "say", op_py=helpers.op_py("printtest::say(Tensor x, int n) -> ()"),
+                            say_c='#include "opjit.h"\n#include <stdio.h>\n' + SAY)
 
 
 @pytest.fixture
@@ -148,7 +134,7 @@ def test_other_threads_write_to_the_file_descriptor(make_op: MakeOp, say: opjit.
 
 def test_a_caller_that_holds_python_s_lock_is_not_waited_for(tmp_path: Path) -> None:
     """A call through ctypes.PyDLL keeps the lock, as a C++ program around Python may; the first part, its own, does not print."""
-    (tmp_path / "op.py").write_text(OP_PY.replace("say(Tensor x, int n)", "parts(Tensor x)"))
+    (tmp_path / "op.py").write_text(helpers.op_py("printtest::parts(Tensor x) -> ()"))
     (tmp_path / "parts.c").write_text('#include "opjit.h"\n' + PARTS.replace("int64_t i = begin", "int64_t i = begin ? begin : end"))
     code = helpers.declare(tmp_path) + """
 import ctypes
