@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -18,16 +19,15 @@ from opjit import cli, files
 from opjit.ahead import precompile
 from opjit.ahead.plan import plan_ops
 from opjit.ahead.precompile import Report
-from opjit.backends import targets
 from opjit.batch import pairs, requests, targets_of
 from opjit.declare import registry
 from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
-from opjit.store import entry, prune, store
+from opjit.store import prune, store
 from opjit.store.prune import MARKER
 from opjit.store.store import Store
 from opjit.wanted import OpBinary, describe
 from tests import helpers
-from tests.helpers import as_root, entries, fake_compiler, fresh, is_alive, tmpfs, until
+from tests.helpers import OnCompile, as_root, entries, fresh, good, is_alive, tmpfs, until
 
 pytestmark = pytest.mark.usefixtures("here", "no_gpu")
 _numbers = itertools.count()
@@ -38,7 +38,7 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
     """Folders of small ops in a namespace of their own; returns the ops' names."""
     namespace = namespace or f"ahead{next(_numbers)}"
     for name in names:
-        helpers.write_op(root / name, op_py=helpers.OP_PY.replace("keytest::plus", f"{namespace}::{name}"))
+        helpers.write_op(root / name, op_py=helpers.op_py(f"{namespace}::{name}(Tensor x) -> Tensor"))
         for suffix in (".c", ".cu"):
             plus = root / name / f"plus{suffix}"
             (root / name / f"{name}{suffix}").write_text(plus.read_text().replace("plus_", f"{name}_"))
@@ -48,16 +48,6 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
 
 def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
     return helpers.command("precompile", *arguments, **changes)
-
-
-def good(cache: Path) -> list[str]:
-    """The ops of all entries, each of which must verify."""
-    found = []
-    for folder in entries(cache):
-        target = targets.named(folder.parts[-2], helpers.cpu())
-        entry.verify(folder, target)
-        found.append(folder.parts[-3].replace(".", "::", 1))
-    return found
 
 
 def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(tmp_path: Path, here: Path, log: Path) -> None:
@@ -97,10 +87,8 @@ def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"),
-    (["nonsense"], "no op named 'opjit::nonsense' is declared"),
-    (["/no/such/folder"], "there is no folder /no/such/folder"),
-    ([], "name OPs, or give --all, or --from FILE"),
+    (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"), (["nonsense"], "no op named 'opjit::nonsense' is declared"),
+    (["/no/such/folder"], "there is no folder /no/such/folder"), ([], "name OPs, or give --all, or --from FILE"),
     (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
 ])
 def test_bad_arguments_are_refused_before_anything_is_built(here: Path, arguments: list[str], message: str) -> None:
@@ -238,31 +226,26 @@ def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path,
     assert "(for 3 builds: " in done.stderr
 
 
-def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(tmp_path: Path, here: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(tmp_path: Path, here: Path, on_compile: OnCompile) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three", "four"])
-    killed = f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) kill -9 $$;; esac; fi"
-    real = helpers.real_compiler()
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "killed-cc", before=killed)))
+    on_compile('case " $* " in *ops/two*) kill -9 $$;; esac')
     with pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]], jobs=2)
     [(name, error)] = caught.value.failed
     assert name.startswith(names[1])
     assert "Killed" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
-    monkeypatch.setenv("CC", real)
+    on_compile("true")
     assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
     assert set(good(here)) == set(names)
 
 
 @pytest.fixture
-def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slow(tmp_path: Path, on_compile: OnCompile) -> Path:
     """A compiler that hangs at the op `two` as long as there is the file `hang`; returns the file of its process ids."""
     (tmp_path / "hang").write_text("")
     pids = tmp_path / "pids"
-    hang = f"if [ -e '{tmp_path}/hang' ]; then echo $$ >> '{pids}'; sleep 100; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(
-        tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then case \" $* \" in *ops/two*) {hang};; esac; fi")))
+    on_compile(f"case \" $* \" in *ops/two*) if [ -e '{tmp_path}/hang' ]; then echo $$ >> '{pids}'; sleep 100; fi;; esac")
     return pids
 
 
@@ -340,15 +323,10 @@ def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_pat
     local = Store(store.default_root())
     wanted = pairs(ops, targets_of(ARCHS, local))
     assert [each.recipe.key for each in requests(wanted, local)] == [describe(*pair, local).key for pair in wanted]
-    opened: list[str] = []
-    real = files.read_regular
-
-    def counted(path: str, *arguments: Any) -> bytes:
-        opened.append(path)
-        return real(path, *arguments)
-
+    counted = Mock(wraps=files.read_regular)
     monkeypatch.setattr(files, "read_regular", counted)
     found = requests(wanted, local)
+    opened = [call.args[0] for call in counted.call_args_list]
     assert opened
     assert len(opened) == len(set(opened))
     assert [each.find(local) for each in found] == [None] * len(wanted)

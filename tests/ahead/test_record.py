@@ -182,10 +182,8 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("changed", "message"), [
     ({"op": "elsewhere::op", "schema": "elsewhere::op(Tensor x) -> Tensor"}, "elsewhere::op is not here: .* name the folder .* OPJIT_PATH"),
-    ({"folder": "relative/place"}, "is not here"),
-    ({"op": "keytest::other"}, "under the name keytest::other, which is another op"),
-    ({"schema": "keytest::plus(", }, "keytest::plus"),
-    ({"folder": None, "code": {"fpga": "int x;"}}, "no backend for device 'fpga'"),
+    ({"folder": "relative/place"}, "is not here"), ({"op": "keytest::other"}, "under the name keytest::other, which is another op"),
+    ({"schema": "keytest::plus(", }, "keytest::plus"), ({"folder": None, "code": {"fpga": "int x;"}}, "no backend for device 'fpga'"),
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "backend": "fpga"},
      "no backend 'fpga'"),
     ({"op": "opjit::allreduce", "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor", "arch": "x86-64-v9"},

@@ -13,14 +13,13 @@ from click.testing import CliRunner
 from opjit.backends.targets import host_of
 from opjit.cli import main
 from tests import helpers
-from tests.helpers import fake_compiler, is_alive, until
+from tests.helpers import OnCompile, is_alive, until
 
 
-def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(op: Path, here: Path, tmp_path: Path,
-                                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    pids = tmp_path / "pids"
-    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
+def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(op: Path, here: Path,
+                                                                                        on_compile: OnCompile) -> None:
+    pids = here.with_name("pids")
+    on_compile(f"echo $$ > '{pids}'; sleep 100")
     with helpers.process(f"from opjit.cli import main; main(['get', {str(op)!r}])") as running:
         until(lambda: pids.exists() and pids.read_text() != "", process=running)
         time.sleep(0.5)  # the file may be there before Python waits for the compiler
@@ -32,9 +31,9 @@ def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_ha
         assert list((here / "v1" / "staging").iterdir()) == []
 
 
-def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached = tmp_path / "reached"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES}; then touch '{reached}'; sleep 1; fi")))
+def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, on_compile: OnCompile) -> None:
+    reached = here.with_name("reached")
+    on_compile(f"touch '{reached}'; sleep 1")
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     with helpers.process(f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])") as running:
         until(reached.exists, process=running)
@@ -88,8 +87,7 @@ def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(op: Path, tmp_pat
         assert all(part in line for part, line in zip(expected, shown, strict=True)), done.stderr
 
 
-def test_get_takes_several_archs(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
     archs = [arch for arch in helpers.cpu().archs() if host_of(arch) == platform.machine()][:2]
     done = CliRunner().invoke(main, ["get", str(op), "--arch", ",".join(archs)], catch_exceptions=False)
     assert [path.split("/")[-3] for path in done.stdout.split()] == archs

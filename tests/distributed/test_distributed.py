@@ -31,7 +31,6 @@ from tests.helpers import COMPILES, LEVELS, entries, fake_compiler, free_port, r
 OP_PY = '''
 import torch
 import opjit
-
 for n in range(1, {count} + 1):
     @opjit.op(f"jobtest::add{{n}}(Tensor x) -> Tensor")
     def add(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +48,6 @@ from opjit.distributed import job, rendezvous
 from opjit.declare import registry
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
-
 def rank(started, before, after):
     result = {}
     with warnings.catch_warnings(record=True) as seen:
@@ -73,7 +71,6 @@ def rank(started, before, after):
             result["crash"] = traceback.format_exc()
     result["warnings"] = [str(one.message) for one in seen]
     return result
-
 for line in sys.stdin:
     request = json.loads(line)
     folder = Path(request["folder"])
@@ -150,9 +147,7 @@ class Cluster:
         folder.mkdir()
         request = {"folder": str(folder), "ops": str(self.ops), "before": before, "after": after, "environment": helpers.environment(),
                    "ranks": numbered(ranks, names, free_port()) if number else [*ranks]}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        self.process.send(json.dumps(request))
         assert self.process.stdout.readline() == "done\n"
         logs = "".join(path.read_text() for path in folder.glob("*.log"))
         assert "Traceback" not in logs, logs
@@ -188,8 +183,6 @@ def numbered(ranks: Sequence[Mapping[str, str | None]], names: str, port: str) -
 
 
 ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
-
-
 # All ranks have arrived, and rank 0 has claimed a build, before the others look.
 FROZEN = "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0"  # a holder that gives no sign for so long is replaced
 TOGETHER = """
@@ -341,8 +334,7 @@ def test_a_build_that_fails_on_one_node_is_done_by_another(cluster: Cluster, tmp
     """Its compiler exits with 0 and leaves nonsense."""
     broken = helpers.program(tmp_path / "broken-cc", f"#!/bin/sh\n'{real_compiler()}' \"$@\" || exit\n"
                              f"{helpers.LINKS} || exit 0\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && echo nonsense > \"$2\"; shift; done\n")
-    job = [cluster.nodes[0].rank(CC=str(broken)), cluster.nodes[1].rank(DELAY="1.5")]
-    results = cluster.run(job)
+    results = cluster.run([cluster.nodes[0].rank(CC=str(broken)), cluster.nodes[1].rank(DELAY="1.5")])
     assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 2, results
 
 
@@ -358,8 +350,7 @@ def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(cluster: Cluste
     missing = helpers.no_compiler(tmp_path)
     results = cluster.run([Node(tmp_path / name, missing).rank() for name in "cd"])
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
-    offline = [Node(tmp_path / name, {"OPJIT_OFFLINE": "1"}).rank() for name in "ef"]
-    results = cluster.run(offline)
+    results = cluster.run([Node(tmp_path / name, {"OPJIT_OFFLINE": "1"}).rank() for name in "ef"])
     assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
 
 
@@ -376,7 +367,6 @@ def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(cluster
 @pytest.fixture
 def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``shared(fill)``: rank 1 of 2 readies an op with a store that `fill(store, name, good)` has written to; its outcome."""
-
     for declared in [op for op in registry.all_ops() if op.qualified.startswith("jobtest::")]:
         registry.remove(declared)
     registry.declare_folder(ops)
@@ -454,11 +444,9 @@ def test_a_claim_without_a_result_and_a_result_without_bytes_or_an_entry_are_bui
     assert (outcome.origin, outcome.error) == ("built", None)
 
 
+MADE = "dist.init_process_group('gloo')\n"
 SUM = ("x = torch.full((2,), float(dist.get_rank() + 1))\ndist.all_reduce(x)\nresult['sum'] = x.tolist()\ndist.barrier()\n"
        "dist.destroy_process_group()")
-
-
-MADE = "dist.init_process_group('gloo')\n"
 
 
 @pytest.mark.torch

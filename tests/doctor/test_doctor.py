@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -24,19 +23,9 @@ from tests.helpers import SOMEBODY, as_root, fake_compiler, is_alive, program, t
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a temporary folder of each test's own."""
-    for name in ("cache", "temporary"):
-        (tmp_path / name).mkdir(mode=0o700)
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return tmp_path
-
-
-@pytest.fixture
-def cache(own_folders: Path) -> Path:
-    return own_folders / "cache"
+def cache(here: Path) -> Path:
+    here.mkdir(mode=0o700)
+    return here
 
 
 def those(observations: Iterable[Observation], *states: str) -> list[Observation]:
@@ -56,14 +45,14 @@ def only(observations: Iterable[Observation], *states: str) -> Observation:
 
 
 @pytest.mark.slow
-def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, own_folders: Path) -> None:
-    helpers.built(helpers.write_op(own_folders / "plus"), cache)
+def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, tmp_path: Path) -> None:
+    helpers.built(helpers.write_op(tmp_path / "plus"), cache)
     before = {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)}  # a folder came and went in it
     done = helpers.command("doctor", OPJIT_CAHCE="/elsewhere")
     told = done.stdout
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
     assert {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)} == before
-    assert [path.name for path in (own_folders / "temporary").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
     lines = told.splitlines()
     assert any(line.startswith("ok       C op: built in ") and line.endswith("the result is correct") for line in lines), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
@@ -73,8 +62,8 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: P
     assert "\x1b" not in told
 
 
-def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_colours(own_folders: Path) -> None:
-    code, told = helpers.on_terminal("doctor", **helpers.no_compiler(own_folders), COLUMNS="120", TERM="xterm")
+def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_colours(tmp_path: Path) -> None:
+    code, told = helpers.on_terminal("doctor", **helpers.no_compiler(tmp_path), COLUMNS="120", TERM="xterm")
     assert code == 1
     assert "problem" in told
     assert "Traceback" not in told
@@ -100,11 +89,9 @@ def test_a_check_that_fails_is_an_observation_and_the_others_follow(monkeypatch:
 def test_the_command_s_json_is_the_observations_and_its_exit_code_the_same(state: str) -> None:
     code = f"""
 from opjit import cli, doctor
-
 def check():
     print("a remark")
     yield doctor.Observation("thing", {state!r}, "seen", "do it")
-
 doctor.CHECKS = [check]
 cli.main()
 """
@@ -130,10 +117,10 @@ def test_a_compiler_that_makes_nothing_is_a_problem(phase: str, seen: str, tmp_p
     assert seen in only(checks.c_op(), PROBLEM).seen
 
 
-def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = own_folders / "pid"
-    monkeypatch.setenv("CC", str(fake_compiler(own_folders / "bin" / "cc", before=f"if {helpers.COMPILES}; then echo $$ > '{pid}'; "
-                                                                                 "exec sleep 1000; fi")))
+def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(tmp_path: Path, on_compile: helpers.OnCompile,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    on_compile(f"echo $$ > '{pid}'; exec sleep 1000")
     monkeypatch.setattr(checks, "TIMEOUT", 5.0)
     found = only(checks.c_op(), PROBLEM)
     assert "still compiling or running after 5 s" in found.seen
@@ -183,9 +170,9 @@ def test_an_nvcc_of_another_major_than_torch_s_is_found(monkeypatch: pytest.Monk
     assert checks.version_mismatch(Nvcc("/", "13.2", "V13.2.1"), True) is None
 
 
-def test_an_nvcc_that_does_not_work_is_a_problem(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(own_folders / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
-    monkeypatch.setenv("CUDA_HOME", str(own_folders / "cuda"))
+def test_an_nvcc_that_does_not_work_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     found = only(checks.cuda_op(), PROBLEM)
     assert "is not a working nvcc" in found.seen
 
@@ -264,14 +251,14 @@ def test_a_layer_that_is_no_cache_is_a_warning(cache: Path, monkeypatch: pytest.
     assert only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
 
 
-def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(own_folders: Path,
+def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(tmp_path: Path,
                                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(checks.remote()) == []
     monkeypatch.setattr(remote, "_IN_ALL", 5.0)
     remotes.forget(monkeypatch)
-    monkeypatch.setenv("OPJIT_REMOTE", (own_folders / "remote").as_uri())
+    monkeypatch.setenv("OPJIT_REMOTE", (tmp_path / "remote").as_uri())
     assert "nothing from it is trusted" in only(checks.remote(), WARNING, PROBLEM).seen
-    _, public = trust.keygen("ci", own_folders / "keys")
+    _, public = trust.keygen("ci", tmp_path / "keys")
     monkeypatch.setenv("OPJIT_TRUST", public)
     assert "answers in" in only(checks.remote(), OK).seen
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,14 @@ from opjit.builder import build
 from opjit.store import elf, lock, manifest
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import OUTPUT, elementwise, fake_compiler, fresh, is_alive, program, until
+from tests.helpers import OUTPUT, MakeOp, OnCompile, elementwise, fake_compiler, fresh, is_alive, program, until
 
-MakeOp = Callable[..., opjit.Op]
 # Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
 TOGETHER = """
 import hashlib, json, os, sys
 from torch.utils import cpp_extension  # before the forks, to stay light
 from opjit.store import manifest
 torch.set_num_threads(1)
-
 def together(count, work):
     go, told = os.pipe(), os.pipe()
     children = []
@@ -60,24 +57,20 @@ def together(count, work):
 
 
 @pytest.mark.slow
-def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(op: Path, here: Path, tmp_path: Path,
-                                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    log, rounds = tmp_path / "log", 4
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; fi")))
+def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(op: Path, here: Path, log: Path) -> None:
+    rounds = 4
     code = helpers.declare(op) + TOGETHER + f"""
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
 for turn in range({rounds}):
     (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
-
     def work():
         assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
         (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
         return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
-
     print(len(set(together(16 if turn else 64, work))), flush=True)
 """
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
-    assert len(log.read_text()) == rounds
+    assert len(log.read_text().split()) == rounds
     assert len(helpers.entries(here)) == rounds
 
 
@@ -129,11 +122,9 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                  whole_group: bool) -> None:
-    reached = tmp_path / "reached"
-    stop = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 30; fi"  # only the first to come here
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=stop)))
+def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, on_compile: OnCompile, whole_group: bool) -> None:
+    reached = here.with_name("reached")
+    on_compile(f"mkdir '{reached}' 2>/dev/null && sleep 30")  # only the first to come here
     from torch.utils import cpp_extension  # noqa: F401 - not part of the time measured below
 
     victim = helpers.started(helpers.declare(op) + "opjit.get('keytest::plus', 'cpu')")
@@ -245,7 +236,6 @@ def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_buil
 import importlib.machinery, os, signal, sys, threading, time
 torch.set_num_threads(1)
 reached = threading.Event()
-
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name != {module!r} or reached.is_set():
@@ -258,7 +248,6 @@ class Slow:
             run(module)
         spec.loader.exec_module = slow
         return spec
-
 sys.meta_path.insert(0, Slow())
 builder = threading.Thread(target=lambda: opjit.get("allreduce", "cpu"))
 builder.start()
@@ -303,18 +292,15 @@ import os, queue, signal, subprocess, threading, time
 import torch, opjit
 torch.set_num_threads(1)
 moments, children = queue.SimpleQueue(), []
-
 def slow(function):
     def called(*arguments, **others):
         moments.put("there are pipes")
         time.sleep(0.3)
         return function(*arguments, **others)
     return called
-
 def work():
     {build}
     moments.put("built")
-
 subprocess.Popen._execute_child = slow(subprocess.Popen._execute_child)
 subprocess.Popen.communicate = slow(subprocess.Popen.communicate)
 threading.Thread(target=work, daemon=True).start()
@@ -333,11 +319,9 @@ print(len(children) >= 4)
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning"), cwd=tmp_path).stdout == "True\n"
 
 
-def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here: Path, tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, go = tmp_path / "reached", tmp_path / "go"
-    slow = f"if {helpers.COMPILES}; then touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=slow)))
+def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here: Path, on_compile: OnCompile) -> None:
+    reached, go = here.with_name("reached"), here.with_name("go")
+    on_compile(f"touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done")
     code = helpers.declare(op) + "from opjit import progress; progress.LONG = 2.0; opjit.get('keytest::plus', 'cpu')"
     with helpers.process(code) as builder:
         until(reached.exists, process=builder)
@@ -351,11 +335,10 @@ def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here
             assert waiter.communicate() == ("", "")
 
 
-def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, on_compile: OnCompile) -> None:
     """Only this process is interrupted, as in a notebook; at a terminal, Ctrl-C reaches the compilers too."""
-    pids = tmp_path / "pids"
-    hang = f"if {helpers.COMPILES}; then echo $$ > '{pids}'; sleep 100; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "slow-cc", before=hang)))
+    pids = here.with_name("pids")
+    on_compile(f"echo $$ > '{pids}'; sleep 100")
     code = f"import opjit; opjit.add_path({str(op)!r})\ntry:\n    opjit.get('keytest::plus', 'cpu')\nexcept KeyboardInterrupt:\n    input()"
     with helpers.process(code) as running:
         until(lambda: pids.exists() and pids.read_text() != "", process=running)
@@ -382,12 +365,10 @@ def test_two_builds_that_differ_are_never_mixed(op: Path, here: Path, tmp_path: 
         """)))
     code = "import fcntl\nfcntl.flock = lambda descriptor, operation: None\n" + helpers.declare(op) + TOGETHER + f"""
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
-
 def agrees(entry):
     described = json.loads((entry / "manifest.json").read_bytes())
     assert hashlib.sha256((entry / described["library"]).read_bytes()).hexdigest() == described["sha256"], entry
     return described["sha256"]
-
 watcher = os.fork()
 if watcher == 0:
     while not (cache / "done").exists():
@@ -396,12 +377,10 @@ if watcher == 0:
     os._exit(0)
 for turn in range({rounds}):
     (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
-
     def work():
         assert opjit.get("keytest::plus", "cpu")(torch.ones(2)).tolist() == [turn + 1.0] * 2
         (mapped,) = {{line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("keytest.plus.so")}}
         return agrees(Path(mapped).parent)
-
     print(len(set(together(2, work))), flush=True)
 (cache / "done").touch()
 print(os.waitpid(watcher, 0)[1], flush=True)

@@ -4,6 +4,7 @@ import logging
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,10 +71,7 @@ def test_without_a_reader_nothing_is_explained_and_no_command_is_listed(op: opji
         assert "commands" not in command  # ninja's listing
         return real(command, **settings)
 
-    def never(*arguments: object) -> None:
-        raise AssertionError("somebody looked")
-
-    monkeypatch.setattr(why, "compare", never)
+    monkeypatch.setattr(why, "compare", Mock(side_effect=AssertionError("somebody looked")))
     monkeypatch.setattr(processes, "run", run)
     request(op)
     request(op)

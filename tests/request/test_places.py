@@ -3,8 +3,8 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +13,7 @@ from opjit import request
 from opjit.backends import targets
 from opjit.errors import NoKernel, OpjitError
 from tests import helpers
-from tests.helpers import GET, UNREADABLE, as_root, cache_warnings, fresh, tmpfs
+from tests.helpers import GET, UNREADABLE, MakeOp, as_root, cache_warnings, fresh, tmpfs
 
 NOOP = "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }"
 
@@ -86,9 +86,6 @@ def test_a_cache_whose_name_the_locale_cannot_spell_is_used(op: Path, tmp_path: 
     assert len(helpers.entries(tmp_path / "é")) == 1
 
 
-MakeOp = Callable[..., opjit.Op]
-
-
 def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(make_op: MakeOp) -> None:
     op = make_op("lonely(Tensor x) -> Tensor")
     with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected lonely\.c .* in /"):
@@ -107,11 +104,7 @@ def test_offline_mode_names_what_is_in_no_cache(make_op: MakeOp, monkeypatch: py
 
 def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks in $TMPDIR, /tmp, /var/tmp, /usr/tmp and the working folder; root can write to all of them."""
-
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=FileNotFoundError(2, "No usable temporary directory found")))
     op = make_op("noop(Tensor x) -> ()", NOOP)
     with cache_warnings() as texts:
         entry = request.entry(op, targets.here(helpers.cpu()))
@@ -127,10 +120,8 @@ def test_an_op_builds_where_tmpdir_names_no_folder(op: Path, here: Path) -> None
 def test_a_build_that_may_start_no_thread_names_the_limits(here: Path) -> None:
     code = """
 import threading, warnings, opjit
-
 def refuse(thread):
     raise RuntimeError("can't start new thread")
-
 threading.Thread.start = refuse
 warnings.simplefilter("ignore")  # of a build without a lock
 try:

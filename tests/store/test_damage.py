@@ -17,13 +17,7 @@ from opjit.store import manifest, prune
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import as_root, built, caught, copy_cache, describe, process, tmpfs, write_op
-
-
-@pytest.fixture
-def copied(built_once: tuple[Path, Entry], here: Path) -> tuple[Path, Entry]:
-    """The op, and a cache of its own that holds the entry already."""
-    return built_once[0], copy_cache(built_once[1], here)
+from tests.helpers import as_root, built, caught, describe, process, tmpfs
 
 
 @as_root
@@ -81,18 +75,15 @@ def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, here: Pat
 
 
 @pytest.mark.parametrize("how", ["damaged", "cleared", "pruned"])
-def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(copied: tuple[Path, Entry], here: Path,
+def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(op: Path, entry: Entry, here: Path,
                                                                         monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    op, entry = copied
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     code = helpers.declare(op) + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n" + (
         "for line in sys.stdin: print(plus(torch.full((3,), float(line))).tolist(), flush=True)\n")
     with process(code) as user:
 
         def ask(number: float) -> str:
-            assert user.stdin is not None
-            user.stdin.write(f"{number}\n")
-            user.stdin.flush()
+            user.send(str(number))
             return user.stdout.readline()
 
         assert ask(1) == "[2.0, 2.0, 2.0]\n"
@@ -115,15 +106,9 @@ def _sparse(path: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "folder": Path.mkdir,
-    "link": lambda path: path.symlink_to("/dev/zero"),
-    "dangling link": lambda path: path.symlink_to("nowhere"),
-    "20 GB": _sparse,
-    "nothing": lambda path: None,
-    "an empty file": Path.touch,
-    "deep JSON": lambda path: path.write_text("[" * 100_000),
-    "text": lambda path: path.write_text('{"stamp": []}'),
+    "pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nowhere"), "20 GB": _sparse, "nothing": lambda path: None, "an empty file": Path.touch,
+    "deep JSON": lambda path: path.write_text("[" * 100_000), "text": lambda path: path.write_text('{"stamp": []}'),
 }
 
 
@@ -166,19 +151,11 @@ def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path
     assert [path for path in root.rglob("*") if path.lstat().st_uid == 0] == []
 
 
-@pytest.fixture(scope="module")
-def cuda_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
-    """An op and its entries for two GPUs, in one cache."""
-    folder = write_op(tmp_path_factory.mktemp("cuda") / "plus")
-    return folder, [built(folder, folder.parent / "cache", helpers.cuda_target(arch)) for arch in ("sm_80", "sm_90")]
-
-
 @pytest.mark.slow
 @pytest.mark.nvcc
-def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(cuda_once: tuple[Path, list[Entry]],
-                                                                                     here: Path) -> None:
+def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(op: Path, here: Path) -> None:
     target = helpers.cuda_target("sm_90")
-    entry = copy_cache(cuda_once[1][1], here)
+    entry = built(op, here, target)
     major = int(target.runtime.removeprefix("cuda"))
     ours, other = (f"libcudart.so.{number}\0".encode() for number in (major, major - 1))
     content = entry.library.read_bytes().replace(ours, other)
@@ -189,4 +166,4 @@ def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_op
     with pytest.raises(EntryError, match=r"needs libcudart\.so\.\d+"):
         verify(entry.folder, target)
     with pytest.warns(CacheWarning, match="libcudart"):
-        assert Store(here).find(describe(cuda_once[0], target)) is None
+        assert Store(here).find(describe(op, target)) is None

@@ -73,21 +73,15 @@ def loop(root: Path) -> None:
 
 
 DANGERS: dict[str, Callable[[Path], None]] = {
-    "parent-world-writable": lambda root: root.parent.chmod(0o777),
-    "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
-    "parent-group-writable": lambda root: open_to_group(root.parent),
-    "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
+    "parent-world-writable": lambda root: root.parent.chmod(0o777), "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
+    "parent-group-writable": lambda root: open_to_group(root.parent), "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
     "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
-    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
-    "root-group-writable": open_to_group,
-    "root-of-another-user": lambda root: give(root, SOMEBODY),
-    "link-of-another-user": link_of_somebody,
-    "link-to-where-others-write": link_into_the_open,
-    "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
+    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777), "root-group-writable": open_to_group,
+    "root-of-another-user": lambda root: give(root, SOMEBODY), "link-of-another-user": link_of_somebody,
+    "link-to-where-others-write": link_into_the_open, "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
     "op-folder-world-writable": lambda root: (root / "v1" / "keytest.plus").chmod(0o777),
     "arch-folder-group-writable": lambda root: open_to_group(next((root / "v1" / "keytest.plus").iterdir())),
-    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY),
-    "op-folder-is-a-link": op_folder_is_a_link,
+    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY), "op-folder-is-a-link": op_folder_is_a_link,
 }
 
 
@@ -131,22 +125,17 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
     assert Store(root).find(describe(op)) is not None
 
 
-@pytest.mark.parametrize("name", ["sticky-parent", "link", "parent-is-a-link", "link-over-a-link", "relative-link", "own-group"])
+SAFE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "sticky-parent": lambda root, patch: root.parent.chmod(0o1777), "link": lambda root, patch: swap(root, ""),
+    "parent-is-a-link": lambda root, patch: swap(root.parent, ""), "own-group": lambda root, patch: own_group(root, patch),
+    "link-over-a-link": lambda root, patch: [swap(each, "") for each in (root, root.parent, root.parents[1])],
+    "relative-link": lambda root, patch: swap(root, "../inner/./cache-moved"),
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
 def test_what_only_this_user_can_swap_is_used(op: Path, root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "sticky-parent":
-        root.parent.chmod(0o1777)
-    elif name == "link":
-        swap(root, "")
-    elif name == "parent-is-a-link":
-        swap(root.parent, "")
-    elif name == "link-over-a-link":
-        swap(root, "")
-        swap(root.parent, "")
-        swap(root.parents[1], "")
-    elif name == "relative-link":
-        swap(root, "../inner/./cache-moved")
-    else:
-        own_group(root, monkeypatch)
+    SAFE[name](root, monkeypatch)
     assert caught(op, root).warnings == []
     assert caught(op, root).entry.folder.is_relative_to(root)
     if name == "link":

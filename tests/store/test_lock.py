@@ -11,17 +11,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from opjit import progress
-from opjit.backends import targets
 from opjit.builder import build
 from opjit.store import lock
-from opjit.store.entry import verify
 from opjit.store.store import Store
 from tests import helpers, zygote
-from tests.helpers import GET, as_root, fake_compiler, fresh, hold, process, tmpfs, until
+from tests.helpers import GET, OnCompile, as_root, fresh, good, hold, process, tmpfs, until
 from tests.locks import is_held
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -49,12 +48,6 @@ def line(running: zygote.Process) -> str:
     return running.stdout.readline().strip()
 
 
-def tell(running: zygote.Process, text: str) -> None:
-    assert running.stdin is not None
-    running.stdin.write(text + "\n")
-    running.stdin.flush()
-
-
 def is_free() -> bool:
     return not is_held(lock.folder() / "key.lock")
 
@@ -68,7 +61,7 @@ def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_o
             told.append(text)
             step = next(steps, None)
             if step is not None:
-                tell(running, step)
+                running.send(step)
             else:
                 os.kill(running.pid, signal.SIGKILL)
 
@@ -85,13 +78,10 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
     assert steps == ["compiling", "checking", "publishing"]
 
 
-def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Path, here: Path, tmp_path: Path,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
-    reached = tmp_path / "reached"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{reached}'; fi")))
-    build_it = helpers.declare(op) + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nimport sys\n" + (
-        "warnings.simplefilter('always')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Path, here: Path, on_compile: OnCompile) -> None:
+    reached = here.with_name("reached")
+    on_compile(f"echo >> '{reached}'")
+    build_it = (helpers.declare(op) + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n" + GET)
     with process(build_it) as stopped:
         until(reached.exists)
         os.killpg(stopped.pid, signal.SIGSTOP)
@@ -101,16 +91,14 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Pat
         assert "no sign of life" in done.stderr
         os.killpg(stopped.pid, signal.SIGCONT)
         assert stopped.communicate() == ("[2.0]\n", "")
-    (entry,) = helpers.entries(here)
-    assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
+    assert good(here) == ["keytest::plus"]
     assert len(reached.read_text().split("\n")) - 1 == 2
 
 
 @pytest.mark.slow
-def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, done = tmp_path / "reached", tmp_path / "done"
-    slow = f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then until [ -e '{done}' ]; do sleep 0.1; done; fi"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=slow)))
+def test_a_compiler_that_works_for_long_is_waited_for(op: Path, here: Path, on_compile: OnCompile) -> None:
+    reached, done = here.with_name("reached"), here.with_name("done")
+    on_compile(f"mkdir '{reached}' 2>/dev/null && until [ -e '{done}' ]; do sleep 0.1; done")
     code = helpers.declare(op) + (
         "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
         "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)")
@@ -126,12 +114,8 @@ def test_a_compiler_that_works_for_long_is_waited_for(op: Path, tmp_path: Path, 
 
 def test_a_waiter_that_is_interrupted_leaves_nothing_behind() -> None:
     with holder() as running:
-
-        def interrupt(text: str) -> None:
-            raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            hold("key", interrupt)
+            hold("key", Mock(side_effect=KeyboardInterrupt))
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
     until(lambda: not any(thread.name == "opjit-lock" for thread in threading.enumerate()))
@@ -147,16 +131,14 @@ def test_an_error_in_the_build_frees_the_lock() -> None:
 
 
 @pytest.mark.slow
-def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(op: Path, here: Path, tmp_path: Path,
-                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "log"
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{log}'; sleep 1; fi")))
+def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(op: Path, here: Path, on_compile: OnCompile) -> None:
+    log = here.with_name("log")
+    on_compile(f"echo >> '{log}'; sleep 1")
     code = helpers.declare(op) + "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nwarnings.simplefilter('error')\n" + GET
     running = [helpers.started(code) for _ in range(6)]
     assert [process.communicate() for process in running] == [("[2.0]\n", "")] * 6
     assert len(log.read_text()) > 1
-    (entry,) = helpers.entries(here)
-    assert verify(entry, targets.here(helpers.cpu()))[0].folder == entry
+    assert good(here) == ["keytest::plus"]
 
 
 def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,21 +166,11 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
     assert is_free()
 
 
-def test_a_process_that_may_start_no_thread_builds_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    (warning,) = hold()
-    assert "can't start new thread" in warning
-
-
 @as_root
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path) -> None:
     lock.folder().mkdir(mode=0o700)
     with tmpfs(lock.folder(), "nr_inodes=1"):
-        done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n"
-                     "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())")
+        done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n" + GET)
     assert done.stdout == "[2.0]\n"
     assert done.stderr.count("CacheWarning") == 1
     assert os.strerror(errno.ENOSPC) in done.stderr
@@ -223,7 +195,7 @@ with lock.held("key", str):
     with process(code) as running:
         assert line(running) == "True"
         assert not is_free()
-        tell(running, "")
+        running.send("")
         assert running.stdin is not None
         running.stdin.close()
         until(is_free)
@@ -293,14 +265,15 @@ def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, 
     assert not folder.is_dir() or list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), OSError(37, "No locks available"),
-                                   NotImplementedError("no locks")])
-def test_a_filesystem_without_locks_costs_one_warning(here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*args: object) -> None:
-        raise error
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    assert len(hold()) == 1
+@pytest.mark.parametrize(("owner", "name", "error"), [
+    *((fcntl, "flock", error) for error in (OSError(38, "Function not implemented"), OSError(37, "No locks available"),
+                                            NotImplementedError("no locks"))),
+    (threading.Thread, "start", RuntimeError("can't start new thread"))])
+def test_a_filesystem_without_locks_or_a_process_without_threads_costs_one_warning_that_says_so(
+        monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception) -> None:
+    monkeypatch.setattr(owner, name, Mock(side_effect=error))
+    (warning,) = hold()
+    assert str(error) in warning
 
 
 @pytest.mark.parametrize("note", ["", "\x1b[2J", "\n", "x" * 1000, "\udc80"])

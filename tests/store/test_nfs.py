@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opjit.backends import targets
-from opjit.store import entry
 from tests import helpers
-from tests.helpers import entries
+from tests.helpers import entries, good
 
 pytestmark = pytest.mark.slow
 NODE = """
@@ -64,8 +62,7 @@ def test_two_nodes_work_whatever_the_filesystem_answers_and_the_store_has_no_hal
             helpers.until(lambda: bool(entries(here)), process=nodes[0])  # the second begins as the entry appears
         nodes.append(node("two", op, here, "get", second))
         assert [ended(each) for each in nodes] == ["[2.0, 2.0]\n"] * 2
-        for folder in entries(here):
-            entry.verify(folder, targets.named(folder.parts[-2], helpers.cpu()))
+        good(here)
 
 
 @pytest.mark.parametrize("fault", ["estale", "eio", "late"])
@@ -75,5 +72,4 @@ def test_a_node_that_prunes_takes_nothing_from_one_that_works(fault: str, op: Pa
     nodes = [node("one", op, here, "prune", faulty), node("two", op, here, "get", faulty)]
     assert [ended(each) for each in nodes] == ["[2.0, 2.0]\n"] * 2
     assert time.monotonic() - started < 300
-    for folder in entries(here):
-        entry.verify(folder, targets.named(folder.parts[-2], helpers.cpu()))
+    good(here)

@@ -280,8 +280,14 @@ def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
     monkeypatch.setenv("OPJIT_CACHE_SIZE", f"{1.5 * next(inventory.scan(Store(entry.folder.parents[3]))).size:.0f}")
     monkeypatch.setattr(prune, "_FRESH", 0.0)
     date(entry.folder, 1000)
-    make_yesterday(entry.folder.parents[2] / MARKER)
+    mark(entry.folder.parents[3])
     return entry
+
+
+def mark(root: Path, when: float | None = None) -> None:
+    """Note when the cache was pruned last: yesterday, if at no other time."""
+    (root / "v1" / MARKER).write_text("")
+    os.utime(root / "v1" / MARKER, (when or time.time() - DAY - 60,) * 2)
 
 
 def test_a_build_prunes_once_a_day_and_a_hit_never(old: Entry, op: Path) -> None:
@@ -296,20 +302,10 @@ def test_a_build_prunes_once_a_day_and_a_hit_never(old: Entry, op: Path) -> None
     assert second.folder.exists()
 
 
-def make_future(marker: Path) -> None:
-    marker.write_text("")
-    os.utime(marker, (YEAR_2100, YEAR_2100))
-
-
-def make_yesterday(marker: Path) -> None:
-    marker.write_text("")
-    os.utime(marker, (time.time() - DAY - 60,) * 2)
-
-
-@pytest.mark.parametrize("make", [make_future, make_yesterday])
-def test_a_marker_of_another_day_means_that_it_is_due_and_is_put_right(old: Entry, op: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("when", [YEAR_2100, None], ids=["future", "yesterday"])
+def test_a_marker_of_another_day_means_that_it_is_due_and_is_put_right(old: Entry, op: Path, when: float | None) -> None:
     root = Path(os.environ["OPJIT_CACHE"])
-    make(root / "v1" / MARKER)
+    mark(root, when)
     built(grown(op, 2), root)
     assert not old.folder.exists()
     assert abs(time.time() - (root / "v1" / MARKER).stat().st_mtime) < 3600
@@ -345,10 +341,11 @@ HOOKS = {
                                            "    loader.open_library = plain\n    stop()\n    return plain(*arguments)\n"
                                            "loader.open_library = opened\n",
 }
+removed = pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
 
 
+@removed
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
-@pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
 def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(entry: Entry, op: Path, stopped: Callable[[str], zygote.Process], hook: str,
                                                             remove: Callable[[], object]) -> None:
     child = stopped(helpers.declare(op) + STOP + hook + GET)
@@ -359,7 +356,7 @@ def test_a_cache_that_is_cleared_during_a_look_up_is_a_miss(entry: Entry, op: Pa
     assert entry.folder.exists(), "it was built again"
 
 
-@pytest.mark.parametrize("remove", [lambda: cache.clear(), lambda: shutil.rmtree(os.environ["OPJIT_CACHE"])], ids=["clear", "rm"])
+@removed
 def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(entry: Entry, op: Path, stopped: Callable[[str], zygote.Process],
                                                                          remove: Callable[[], object]) -> None:
     shutil.rmtree(entry.folder.parents[1])
@@ -399,9 +396,7 @@ def test_four_processes_get_what_others_clear_all_the_time(entry: Entry, op: Pat
     )
     children = [helpers.started(code) for _ in range(4)]
     for child in children:
-        assert child.stdin is not None
-        child.stdin.write("x")
-        child.stdin.flush()
+        child.send("")
     try:
         until = time.monotonic() + 200
         while any(child.poll() is None for child in children) and time.monotonic() < until:
@@ -413,9 +408,8 @@ def test_four_processes_get_what_others_clear_all_the_time(entry: Entry, op: Pat
             child.end()
 
 
-def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at while the compiler runs, and when the entry is complete but not published."""
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     seen = []
     plain = Store.put
 
@@ -424,7 +418,7 @@ def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(op: Path, 
         return plain(self, staged, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "put", put)
-    built(op, tmp_path / "cache")
+    built(op, here)
     assert seen == [([], [], None, ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"])]
     assert len(keys()) == 1
 

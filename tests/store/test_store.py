@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -27,18 +28,7 @@ from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store, default_root
 from tests import helpers
-from tests.helpers import LEVELS, SOMEBODY, as_root, built, cache_warnings, caught, copy_cache, describe, fresh, mounted, tmpfs, write_op
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def copied(built_once: tuple[Path, Entry], cache: Path) -> tuple[Path, Entry]:
-    """A cache of its own that holds the entry already."""
-    return cache, copy_cache(built_once[1], cache)
+from tests.helpers import LEVELS, SOMEBODY, as_root, built, cache_warnings, caught, describe, fresh, mounted, tmpfs, write_op
 
 
 def rewrite(path: Path, content: bytes) -> None:
@@ -102,11 +92,8 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "library-empty": lambda entry: rewrite(entry.library, b""),
     "library-one-byte-short": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-1]),
     "library-tail-zeroed": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-512] + bytes(512)),
-    "library-first-byte": flip(0),
-    "library-code-byte": flip(0x1200),
-    "library-last-byte": flip(-1),
-    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"),
-    "library-is-a-link": link_the_library,
+    "library-first-byte": flip(0), "library-code-byte": flip(0x1200), "library-last-byte": flip(-1),
+    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"), "library-is-a-link": link_the_library,
     "library-group-writable": lambda entry: helpers.open_to_group(entry.library),
     "manifest-empty": lambda entry: rewrite(entry.folder / manifest.NAME, b""),
     "manifest-one-byte-short": lambda entry: rewrite(entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]),
@@ -115,13 +102,10 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "manifest-world-writable": lambda entry: (entry.folder / manifest.NAME).chmod(0o666),
     "manifest-is-a-folder": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkdir),
     "manifest-is-a-pipe": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkfifo),
-    "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo),
-    "folder-is-a-link": swap_for_link,
+    "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo), "folder-is-a-link": swap_for_link,
     "folder-group-writable": lambda entry: helpers.open_to_group(entry.folder),
-    "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
-    "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
-    "another-s-entry": be_another_s_entry,
-    "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
+    "folder-world-writable": lambda entry: entry.folder.chmod(0o757), "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
+    "another-s-entry": be_another_s_entry, "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
     "library-missing": lambda entry: entry.library.unlink(),
 }
 SILENT = ("folder-is-a-file", "manifest-missing", "library-missing")  # no entry at all: a miss like any other
@@ -150,36 +134,33 @@ FIELDS: dict[str, Callable[[Entry], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(op: Path, copied: tuple[Path, Entry], damage: str) -> None:
-    cache, first = copied
-    assert built(op, cache) == first
-    good = first.library.read_bytes()
-    DAMAGES[damage](first)
-    after = caught(op, cache)
+def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(op: Path, here: Path, entry: Entry, damage: str) -> None:
+    assert built(op, here) == entry
+    good = entry.library.read_bytes()
+    DAMAGES[damage](entry)
+    after = caught(op, here)
     assert len(after.warnings) == (damage not in SILENT), after.warnings
-    assert all(str(first.folder) in text for text in after.warnings)
-    assert after.entry == first
-    assert first.library.read_bytes() == good
-    before = helpers.snapshot(cache)
-    assert caught(op, cache).warnings == []
-    assert helpers.snapshot(cache) == before
+    assert all(str(entry.folder) in text for text in after.warnings)
+    assert after.entry == entry
+    assert entry.library.read_bytes() == good
+    before = helpers.snapshot(here)
+    assert caught(op, here).warnings == []
+    assert helpers.snapshot(here) == before
 
 
-@pytest.mark.parametrize("damage", FIELDS.values(), ids=FIELDS.keys())
-def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(op: Path, copied: tuple[Path, Entry],
-                                                                 damage: Callable[[Entry], None]) -> None:
-    recipe, store = describe(op), Store(copied[0])
-    assert store.find(recipe) == copied[1]
-    damage(copied[1])
-    with pytest.warns(CacheWarning, match=copied[1].key) as seen:
+@pytest.mark.parametrize("damage", FIELDS)
+def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(op: Path, here: Path, entry: Entry, damage: str) -> None:
+    recipe, store = describe(op), Store(here)
+    assert store.find(recipe) == entry
+    FIELDS[damage](entry)
+    with pytest.warns(CacheWarning, match=entry.key) as seen:
         assert store.find(recipe) is None
     assert len(seen) == 1
     assert store.find(recipe, warn=False) is None
 
 
-def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_request_warns_once_though_it_looks_twice(make_op: helpers.MakeOp, here: Path) -> None:
     """`request.entry` looks before it takes the lock, and again behind it."""
-    monkeypatch.setenv("OPJIT_CACHE", str(cache))
     op = make_op("noop(Tensor x) -> ()", "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
     target = targets.here(helpers.cpu())
     first = request.entry(op, target)
@@ -190,9 +171,8 @@ def test_a_request_warns_once_though_it_looks_twice(make_op: Callable[..., Any],
 
 
 @as_root
-def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(op: Path, copied: tuple[Path, Entry],
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    entry, target = copied[1], targets.here(helpers.cpu())
+def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = targets.here(helpers.cpu())
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)  # a real switch would need a Python that others can run
     assert verify(entry.folder, target)[0] == entry
     for path in [entry.folder, *entry.folder.iterdir()]:
@@ -266,8 +246,8 @@ def staged(recipe: Any, store: Store) -> tuple[Path, Any]:
     return folder / "entry", manifest.parse((folder / "entry" / manifest.NAME).read_bytes())
 
 
-def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, cache: Path) -> None:
-    recipe, store = describe(op), Store(cache)
+def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
+    recipe, store = describe(op), Store(here)
     mine, described = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
@@ -276,8 +256,8 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, cache: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["library-empty", "manifest-empty", "folder-is-a-link", "folder-is-a-file", "folder-world-writable"])
-def test_a_winner_that_is_no_good_is_moved_aside(op: Path, cache: Path, damage: str) -> None:
-    recipe, store = describe(op), Store(cache)
+def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: str) -> None:
+    recipe, store = describe(op), Store(here)
     mine, described = staged(recipe, store)
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
@@ -296,7 +276,7 @@ def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(built_once: tupl
 
 
 @pytest.mark.parametrize("stage", ["before-library", "before-manifest", "before-rename"])
-def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(op: Path, cache: Path, stage: str) -> None:
+def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(op: Path, here: Path, stage: str) -> None:
     code = helpers.declare(op) + f"""
 import os, signal
 from opjit import files
@@ -309,33 +289,32 @@ files.write_synced = write
 if {stage!r} == "before-rename": store.Store.put = die
 opjit.get("keytest::plus", "cpu")
 """
-    killed = helpers.ended(code, {"OPJIT_CACHE": str(cache)})
+    killed = helpers.ended(code, {"OPJIT_CACHE": str(here)})
     assert killed.returncode == -signal.SIGKILL
-    assert helpers.entries(cache) == []
-    assert len(list((cache / "v1" / "staging").iterdir())) == 1
-    assert caught(op, cache).warnings == []
-    assert len(list((cache / "v1" / "staging").iterdir())) == 1, "a fresh staging folder may be somebody's: it stays"
+    assert helpers.entries(here) == []
+    assert len(list((here / "v1" / "staging").iterdir())) == 1
+    assert caught(op, here).warnings == []
+    assert len(list((here / "v1" / "staging").iterdir())) == 1, "a fresh staging folder may be somebody's: it stays"
 
 
-def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, cache: Path) -> None:
-    staging = cache / "v1" / "staging"
+def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, here: Path) -> None:
+    staging = here / "v1" / "staging"
     staging.mkdir(parents=True, mode=0o700)
     for age, name in ((25 * 3600, "old"), (60, "fresh"), (-86400 * 400, "future")):
         (staging / name).mkdir()
         (staging / name / "file").write_text("")
         os.utime(staging / name, (time.time() - age,) * 2)
-    (cache / "v1").chmod(0o700)
-    cache.chmod(0o700)
-    built(op, cache)
+    (here / "v1").chmod(0o700)
+    here.chmod(0o700)
+    built(op, here)
     assert sorted(path.name for path in staging.iterdir()) == ["fresh", "future"]
 
 
 @pytest.mark.parametrize("when", [0, 4102444800])  # 1970 and 2100
-def test_dates_decide_nothing_about_an_entry(op: Path, copied: tuple[Path, Entry], when: int) -> None:
-    cache, first = copied
-    for path in [first.folder, *first.folder.iterdir()]:
+def test_dates_decide_nothing_about_an_entry(op: Path, here: Path, entry: Entry, when: int) -> None:
+    for path in [entry.folder, *entry.folder.iterdir()]:
         os.utime(path, (when, when))
-    assert caught(op, cache).warnings == []
+    assert caught(op, here).warnings == []
 
 
 @as_root
@@ -380,12 +359,10 @@ def test_an_op_works_with_one_warning_where_the_cache_is_a_file(op: Path, tmp_pa
 
 
 def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
-
     (tmp_path / "file").touch()
     recipe = describe(op)
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    refuse = FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+    monkeypatch.setattr("tempfile.mkdtemp", Mock(side_effect=refuse))
     expected = r"No usable temporary directory found\); set OPJIT_CACHE or TMPDIR"
     with pytest.warns(CacheWarning), pytest.raises(BuildError, match=expected):
         build.build(recipe, Store(tmp_path / "file" / "cache"))
@@ -424,15 +401,15 @@ def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(tmp_p
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
-def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, cache: Path, mask: int) -> None:
+def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, here: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        first = caught(op, cache)
+        first = caught(op, here)
         assert first.warnings == []
-        assert caught(op, cache) == first
+        assert caught(op, here) == first
     finally:
         os.umask(before)
-    assert [files.distrusted(path) for path in [cache, *cache.rglob("*")] if files.distrusted(path)] == []
+    assert [files.distrusted(path) for path in [here, *here.rglob("*")] if files.distrusted(path)] == []
 
 
 def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,11 +434,7 @@ def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: p
 def test_a_user_without_a_home_or_a_name_gets_a_cache_of_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "OPJIT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-
-    def nobody(user: int) -> object:
-        raise KeyError(f"getpwuid(): uid not found: {user}")
-
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("getpwuid(): uid not found")))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir("/")
     assert default_root() == tmp_path / f"opjit-{os.geteuid()}" / "cache"
@@ -474,25 +447,24 @@ def test_import_never_fails_for_want_of_a_home(home: str) -> None:
     fresh("import opjit", {"HOME": home, "OPJIT_CACHE": None})
 
 
-def test_two_archs_share_a_cache(op: Path, cache: Path) -> None:
-    first, second = (built(op, cache, targets.named(arch)) for arch in LEVELS[:2])
+def test_two_archs_share_a_cache(op: Path, here: Path) -> None:
+    first, second = (built(op, here, targets.named(arch)) for arch in LEVELS[:2])
     assert first.folder.parent != second.folder.parent
-    assert caught(op, cache, targets.named(LEVELS[0])) == helpers.Caught(first, [])
-    assert caught(op, cache, targets.named(LEVELS[1])) == helpers.Caught(second, [])
+    assert caught(op, here, targets.named(LEVELS[0])) == helpers.Caught(first, [])
+    assert caught(op, here, targets.named(LEVELS[1])) == helpers.Caught(second, [])
 
 
-def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(op: Path, cache: Path) -> None:
-    first, store = built(op, cache), Store(cache)
-    unknown = describe(op)._replace(toolchain=None)
-    assert store.find(unknown) == first
+def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(op: Path, here: Path) -> None:
+    first, store = built(op, here), Store(here)
+    assert store.find(describe(op)._replace(toolchain=None)) == first
     (op / "amount.h").write_text("#define AMOUNT 9.0f\n")
     assert store.find(describe(op)._replace(toolchain=None)) is None
 
 
-def test_a_stray_file_in_the_cache_harms_nobody(op: Path, cache: Path) -> None:
-    first = built(op, cache)
-    for folder in (cache, cache / "v1", first.folder.parent, cache / "v1" / "staging"):
+def test_a_stray_file_in_the_cache_harms_nobody(op: Path, here: Path) -> None:
+    first = built(op, here)
+    for folder in (here, here / "v1", first.folder.parent, here / "v1" / "staging"):
         (folder / "stray").write_text("?")
         (folder / "stray-folder").mkdir()
-    assert caught(op, cache) == helpers.Caught(first, [])
-    assert helpers.entries(cache) == [first.folder]
+    assert caught(op, here) == helpers.Caught(first, [])
+    assert helpers.entries(here) == [first.folder]

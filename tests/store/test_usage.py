@@ -23,15 +23,14 @@ def lines(entry: Entry) -> Path:
     return path
 
 
-def test_builds_and_hits_through_ready_are_counted(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+def test_builds_and_hits_through_ready_are_counted(op: Path, here: Path) -> None:
     for get in (GET, "import opjit.distributed; opjit.distributed.ready(['keytest::plus'], 'cpu')\n"):
         fresh(helpers.declare(op) + get)
     found = cache.stats()
     assert found[1:] == (1, 0, 1)
     assert abs(found.since - time.time()) < 600
     assert cache_command("stats").output.startswith("hits 1, fetches 0, builds 1; since 20")
-    assert json.loads(cache_command("stats", "--json").output) == {"path": str(tmp_path / "cache"), **found._asdict()}
+    assert json.loads(cache_command("stats", "--json").output) == {"path": str(here), **found._asdict()}
 
 
 def test_fetches_are_counted(entry: Entry, op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
