@@ -105,8 +105,7 @@ CASES = [
     Case("A folder that cannot be written", 'opjit.build_library("round_ste", "/proc/build", "cpu")', "'/proc/build'",
          "choose a folder that you can write"),
     Case("A library without the rest of its folder", 'opjit.load_library("clip.so")', "…/clip.so",
-         "copy the folder from opjit.build_library as a whole",
-         {"clip.so": "not a library"}),
+         "copy the folder from opjit.build_library as a whole", {"clip.so": "not a library"}),
     Case("A library that was damaged", 'library = opjit.build_library("round_ste", "build", "cpu")\nos.chmod(library, 0o600)\n'
          'os.truncate(library, 100)\nopjit.load_library(library)', "opjit.round_ste.so", "build it again with opjit.build_library"),
     Case("A folder of ops that others can write", 'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
@@ -117,8 +116,7 @@ CASES = [
          'opjit.cli.main(["get", "round_ste", "--device", "cpu"], standalone_mode=False)', "opjit::round_ste for cpu",
          "set OPJIT_CACHE to a folder of your own"),
     Case("A compiler's warning", CALL, "…/clip/clip.c:7", "", clip(GOOD_C.replace("    OPJIT_TRY",
-         "    const int8_t most = 300;\n    OPJIT_TRY")),
-         "clip/clip.c",
+         "    const int8_t most = 300;\n    OPJIT_TRY")), "clip/clip.c",
          "A `CompileWarning` is the compiler's own text at the line of the author's file; the op works."),
     Case("A size that is none", 'opjit.cache.prune(size="big")', "'big'", "expected a size such as 5GiB"),
     Case("A remote that is not trusted", 'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
@@ -126,8 +124,7 @@ CASES = [
     Case("An op that fails in precompile", 'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])', "…/clip/clip.c:8:35",
          "include '<math.h>'", clip(CLIP_C)),
     Case("A program that cannot be recorded", 'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',
-         "'no-such-program'",
-         "what follows -- is a program with its arguments"),
+         "'no-such-program'", "what follows -- is a program with its arguments"),
 ]
 _RUN = """
 import json, os, sys, warnings

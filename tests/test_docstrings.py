@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import opjit
-from tests.helpers import fresh
+from tests.helpers import elementwise, fresh
 
 FILES = {
     "my_ops/scale/op.py": '''\
@@ -28,18 +28,7 @@ def reference(x, a):
 def samples(device):
     yield torch.ones(3, device=device), 2.5
 ''',
-    "my_ops/scale/scale.c": """\
-#include "opjit.h"
-
-opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
-{
-    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i];
-    return OPJIT_OK;
-}
-""",
+    "my_ops/scale/scale.c": '#include "opjit.h"' + elementwise("scale", "(float)a * from[i]", "double a, "),
     "ext.cpp": """\
 #include <torch/extension.h>
 
@@ -52,22 +41,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
 SCALE = '[scale] = opjit.add_path("my_ops")'
 BUILDS_CPP = re.compile(r"aoti|cpp_extension|distributed|^load(_inline)?$")
 BEFORE = {  # what an example takes for granted
-    "Sample": SCALE,
-    "Workload": SCALE,
-    "build_library": SCALE,
-    "load_library": SCALE,
+    **dict.fromkeys(("Sample", "Workload", "build_library", "load_library"), SCALE),
     "aoti_compile_and_package": "model = torch.nn.Module()\nmodel.forward = lambda x: torch.ops.opjit.allreduce(x)",
     "watch": "train = lambda: None",
     "explain": f'{SCALE}\nopjit.precompile(["mylib::scale"])\nwith open("my_ops/scale/scale.c", "a") as file: print("//\\n//", file=file)',
     "ready": ('from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n'
               'recorded = oplist._recorded(registry.find("allreduce"), targets.here(for_device("cpu")))\n'
               'with open("ops.json", "w") as file: file.write(oplist.dump_list([recorded]))'),
-    "cache": 'opjit.precompile(["allreduce"])',
-    "cache.clear": 'opjit.precompile(["allreduce"])',
-    "cache.entries": 'opjit.precompile(["allreduce"])',
-    "cache.verify": 'opjit.precompile(["allreduce"])',
-    "cache.stats": 'opjit.precompile(["allreduce"])',
-    "cache.pack": 'opjit.precompile(["allreduce"])',
+    **dict.fromkeys(("cache", *(f"cache.{name}" for name in ("clear", "entries", "verify", "stats", "pack"))),
+                    'opjit.precompile(["allreduce"])'),
     "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.tar")',
 }
 MODULES: dict[str, ModuleType] = {"cache": opjit.cache, "cpp_extension": opjit.cpp_extension, "distributed": opjit.distributed,

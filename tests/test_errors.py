@@ -12,8 +12,7 @@ from opjit.errors import OpjitError
 
 EXAMPLES: list[OpjitError] = [errors.UnknownOp("opjit::x", ["y", "z"]), errors.SchemaError("a"), errors.DeclarationError("b"),
                               errors.UnknownDevice("c"), errors.UnknownArch("d"), errors.DeviceUnavailable("e"), errors.NoKernel("f"),
-                              errors.ToolMissing("nvcc", "g"),
-                              errors.BuildError("h", op="o", target="t", command="gcc x", log=Path("/log")),
+                              errors.ToolMissing("nvcc", "g"), errors.BuildError("h", op="o", target="t", command="gcc", log=Path("/log")),
                               errors.CompileError("i", op="o", target="t"), errors.LoadError("j"), errors.RemoteError("k"),
                               errors.EntryError("l"), errors.UntrustedFolder("m"), errors.BadSetting("n"), errors.RecordError("p"),
                               errors.PrecompileError("q", []), OpjitError("s")]

@@ -19,22 +19,14 @@ from opjit.backends.cpu import Cpu
 from opjit.declare import registry
 from opjit.errors import NoKernel
 from tests import helpers
+from tests.helpers import ROOT, example
 from tests.tensors import DEVICES
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def run(script: str, *arguments: str) -> str:
-    """What an example prints; it must exit with 0 and warn of nothing."""
-    done = helpers.script(ROOT / "examples" / script, *arguments)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.mark.slow
 def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     """compare.py itself stops unless both sides' sums are torch's."""
-    printed = run("07_from_cpp/compare.py")
+    printed = example("07_from_cpp/compare.py")
     ratios = {row[:22].strip(): float(row.split()[-1]) for row in printed.splitlines()[2:]}
     assert list(ratios) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
     assert ratios["build"] < 0.1
@@ -44,8 +36,8 @@ def test_the_tutorials_op_in_c_and_in_cpp() -> None:
 @pytest.mark.slow
 def test_the_tutorials_op_in_a_package(tmp_path: Path) -> None:
     """examples/07_from_cpp/run.cpp is compiled in tests/library/test_without_python.py."""
-    done = helpers.script(ROOT / "examples" / "07_from_cpp" / "package.py", str(tmp_path / "all_reduce.pt2"), flags=())  # torch warns
-    assert (done.stdout, done.returncode) == (f"{tmp_path / 'all_reduce.pt2'} tensor([3.])\n", 0), done.stderr
+    printed = example("07_from_cpp/package.py", str(tmp_path / "all_reduce.pt2"), flags=())  # torch warns
+    assert printed == f"{tmp_path / 'all_reduce.pt2'} tensor([3.])\n"
 
 
 class Toy(Cpu):
@@ -57,7 +49,7 @@ class Toy(Cpu):
 
 @pytest.mark.slow
 def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
-    printed = run("09_own_device/example.py")
+    printed = example("09_own_device/example.py")
     assert "device='toy:0'" in printed
     assert "kernels launched on the stream: 1\nthe same as torch.add on the CPU" in printed
     assert "a product under autocast: torch.bfloat16" in printed
@@ -65,7 +57,7 @@ def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
 
 @pytest.mark.slow
 def test_a_network_trains_with_the_layer_from_caffe() -> None:
-    errors = [float(line.split()[-1]) for line in run("06_from_caffe/train.py").splitlines() if line.startswith("step")]
+    errors = [float(line.split()[-1]) for line in example("06_from_caffe/train.py").splitlines() if line.startswith("step")]
     assert errors[-1] < 0.1 * errors[0]
 
 
@@ -220,9 +212,8 @@ def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: 
 
 @pytest.mark.slow
 def test_the_fused_kernel_is_compared_with_torch_compile() -> None:
-    done = helpers.script(ROOT / "examples/04_rms_norm_rope/compare.py", flags=())  # torch.compile warns of torch's own code
-    assert done.returncode == 0, done.stderr
-    assert [len(line.split()) for line in done.stdout.splitlines()[2:]] == [7, 7, 7]
+    printed = example("04_rms_norm_rope/compare.py", flags=())  # torch.compile warns of torch's own code
+    assert [len(line.split()) for line in printed.splitlines()[2:]] == [7, 7, 7]
 
 
 def test_a_library_for_any_program_is_called_without_torch() -> None:
@@ -237,4 +228,4 @@ def test_a_library_for_any_program_is_called_without_torch() -> None:
 def test_another_project_s_builder_is_replaced_only_where_it_is_installed(script: str) -> None:
     if any(map(importlib.util.find_spec, ("flashinfer", "sglang", "deepspeed"))):
         pytest.skip("one of the projects is installed, and its modules take minutes to build")
-    assert run(f"13_any_library/{script}").startswith("skipped, as ")
+    assert example(f"13_any_library/{script}").startswith("skipped, as ")

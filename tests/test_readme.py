@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from opjit.recipe import toolchain
-from tests.helpers import fresh
+from tests.helpers import ROOT, fresh
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 import pictures
 
-ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = re.compile(r"<!-- snippet: (\S+)(?: (\S+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = [(path.relative_to(ROOT).as_posix(), *found) for path in (ROOT / "README.md", *sorted(ROOT.glob("examples/*/README.md")))
@@ -49,7 +48,7 @@ def test_a_chart_shows_the_results_that_are_kept(name: str) -> None:
 
 def test_the_picture_of_the_notebook_shows_the_cells_that_are_kept() -> None:
     """After an edit of the notebook: python tests/benchmarks/pictures.py --cell."""
-    assert lines_of("cell", (ROOT / ".github/pictures/cell.svg").read_text(encoding="utf-8")) == lines_of("cell", pictures.cells())
+    assert all_lines_of((ROOT / ".github/pictures/cell.svg").read_text(encoding="utf-8")) == all_lines_of(pictures.cells())
 
 
 @pytest.mark.slow
@@ -57,7 +56,7 @@ def test_the_picture_of_the_terminal_has_the_lines_of_the_demo(monkeypatch: pyte
     """The rows depend on the machine, and the times on the hour. After a change: python tests/benchmarks/pictures.py --demo."""
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["opjit"])
-    kept, now = (lines_of("demo", text) for text in ((ROOT / ".github/pictures/demo.svg").read_text(encoding="utf-8"), pictures.terminal()))
+    kept, now = (lines_of(text) for text in ((ROOT / ".github/pictures/demo.svg").read_text(encoding="utf-8"), pictures.terminal()))
     assert [line for line in kept if "opjit" not in line] == [line for line in now if "opjit" not in line]
     assert [line.split()[-2:] for line in kept if " new " in line] == [["new", "mylib::scale_add"]]
 
@@ -71,10 +70,9 @@ def test_the_readme_and_the_picture_of_the_terminal_show_one_run() -> None:
     assert ["".join(line.split()) for line in shown] == ["".join(line.split()) for line in drawn]
 
 
-def lines_of(name: str, svg: str) -> list[str]:
+def lines_of(svg: str) -> list[str]:
     """The lines of a terminal's picture, without rows of figures and what only a machine without a GPU says."""
-    found = all_lines_of(svg)
-    return found if name == "cell" else [line for line in found if not re.match(r"c(pu|uda) |No GPU|─|[~/]", line)]
+    return [line for line in all_lines_of(svg) if not re.match(r"c(pu|uda) |No GPU|─|[~/]", line)]
 
 
 def all_lines_of(svg: str) -> list[str]:
@@ -106,6 +104,7 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
     ("14_dropout/use.py", "[2.0, 0.0, 0.0, 2.0, 0.0, 2.0] [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]\n"),
     pytest.param("16_variants/use.py", "every variant's transpose is torch's\n", marks=pytest.mark.slow),
     ("15_top_k/use.py", "[4, 2, 4, 4, 3, 4] [3, 4, 3, 4, 4, 4]\n"),
+    ("notebook/inline.py", "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"),
     pytest.param("08_existing_extension/use.py", "tensor([0., 1., 4., 9.])\n", marks=pytest.mark.slow),
 ])
 def test_an_example_prints_what_its_page_says(example: str, printed: str, tmp_path: Path) -> None:

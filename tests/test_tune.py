@@ -31,15 +31,12 @@ opjit_status numbered_cpu(const opjit_tensor *x, opjit_tensor *out)
 OP_PY = """
 import torch
 import opjit
-
 @opjit.op("tunetest::numbered(Tensor x) -> Tensor")
 def numbered(x):
     return torch.empty_like(x)
-
 @numbered.variants("cpu", LOOPS=(200000, 2000000, 0), NUMBER=(1, 2))
 def fits(LOOPS, NUMBER):
     return LOOPS or NUMBER == 2
-
 @numbered.workloads
 def workloads(device):
     yield opjit.Workload("eight", (torch.zeros(8, device=device),), {}, bytes=64)
@@ -173,7 +170,6 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
     assert fresh(call, {"OPJIT_OFFLINE": "1"}).stdout == "2.0\n"
     assert record.stat().st_mtime_ns == before
     assert len(log.read_text().split()) == 5
-
     for damage in ("{", json.dumps({"variant": "LOOPS=1", "seconds": 1}), None):  # None: anyone may have written it
         record.write_text(damage or json.dumps({"variant": "LOOPS=2000000 NUMBER=1", "seconds": 1}))
         record.chmod(0o600 if damage else 0o666)

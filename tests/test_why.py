@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import opjit
-from opjit import cli, why
+from opjit import cli, request, why
 from opjit.backends import targets
 from opjit.errors import CacheWarning
 from opjit.recipe import recipe
@@ -201,15 +201,12 @@ def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> 
 
 
 @pytest.fixture
-def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
+def declared(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     """An op that this process declares, with a folder of its own, and an empty cache."""
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     return helpers.declared(NAMESPACE, tmp_path / "plus", monkeypatch)
 
 
 def build_it(op: opjit.Op) -> Entry:
-    from opjit import request
-
     return request.entry(op, targets.here(helpers.cpu()))
 
 
@@ -220,11 +217,9 @@ def test_a_hit_names_its_folder_and_whose_that_is(declared: opjit.Op, tmp_path: 
     assert found.reason.endswith(f"is built already: {entry.folder}")
     start = f"{NAMESPACE}::plus for {targets.here(helpers.cpu())}"
     assert str(found) == f"{start}: a hit; a request would use it\n  in the cache: {entry.folder}"
-
     monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "cache"))
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
     assert opjit.explain(declared, "cpu").place == f"the layer {tmp_path / 'cache'}"
-
     monkeypatch.delenv("OPJIT_LAYERS")
     shutil.copytree(tmp_path / "cache", declared.folder / LAYER)
     beside = opjit.explain(declared, "cpu")

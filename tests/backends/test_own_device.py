@@ -79,8 +79,7 @@ print(number("stub_device").value)
 
 
 @pytest.mark.parametrize(("suffix", "text", "given"), [
-    (".stub.c", PLUS, "compiled=False"),
-    (".stub", helpers.PLUS.replace("plus_cpu", "plus_stub"), "stream=None"),
+    (".stub.c", PLUS, "compiled=False"), (".stub", helpers.PLUS.replace("plus_cpu", "plus_stub"), "stream=None"),
     (".stub", PLUS.replace("stub_blocks == 1", "stub_blocks == 0"),
      "stream=__import__('tests.stub_device').stub_device.STREAM._replace(exchange=None, allocate=None, free=None)"),
 ], ids=["in C with a stream", "compiled without streams", "torch's device guard and memory"])
@@ -111,11 +110,9 @@ def test_what_decides_the_binary_is_in_the_key(plus: Path, sdk: Path) -> None:
             library.write(b"\0")
 
     changes: dict[str, Callable[[], object]] = {
-        "version": lambda: write_compiler(sdk, "stubcc 1.1"),
-        "program": lambda: write_compiler(sdk, "stubcc 1.1", before="# changed"),
+        "version": lambda: write_compiler(sdk, "stubcc 1.1"), "program": lambda: write_compiler(sdk, "stubcc 1.1", before="# changed"),
         "flags": lambda: setattr(backend, "more", ("-DMORE",)),
-        "header": lambda: (sdk / "stub.h").write_text(stub_device.HEADER + "/* changed */\n"),
-        "runtime": runtime,
+        "header": lambda: (sdk / "stub.h").write_text(stub_device.HEADER + "/* changed */\n"), "runtime": runtime,
         "stream": lambda: setattr(backend, "stream", stub_device.STREAM._replace(exchange=None)),
         "author's header": lambda: (plus / "amount.h").write_text("#define AMOUNT 2.0f\n"),
     }

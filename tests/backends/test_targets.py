@@ -1,6 +1,7 @@
 """Devices, archs and the CPU's level: what is asked for is found, or refused with what there is."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,11 +15,7 @@ from tests import helpers
 
 def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a chroot without /proc."""
-
-    def missing(path: str, **settings: str) -> None:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(cpu, "open", missing, raising=False)
+    monkeypatch.setattr(cpu, "open", Mock(side_effect=FileNotFoundError), raising=False)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     cpu._host_arch.cache_clear()
     try:
@@ -27,18 +24,15 @@ def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(
         cpu._host_arch.cache_clear()
 
 
-@pytest.mark.parametrize("device", ["gpu9", "3.7", "", "cuda:x", "cpu:many", "cpu:0:1", 3.7, True, ["cpu"], {}, "CPU", "cpu ", "cuda:-1"])
-def test_an_unknown_device_is_refused_and_named(device: object) -> None:
-    with pytest.raises(UnknownDevice, match=re.escape(repr(device))) as caught:
+@pytest.mark.parametrize(("device", "says"), [
+    *((name, re.escape(repr(name))) for name in list[object]((
+        "gpu9", "3.7", "", "cuda:x", "cpu:many", "cpu:0:1", 3.7, True, ["cpu"], {}, "CPU", "cpu ", "cuda:-1"))),
+    *((name, r"no backend for device '\w+'; there are: cpu, cuda") for name in ("meta", torch.device("meta"), "xpu", "mps:0"))])
+def test_an_unknown_device_is_refused_and_named_and_one_without_a_backend_with_the_ones_there_are(device: object, says: str) -> None:
+    with pytest.raises(UnknownDevice, match=says) as caught:
         opjit.get("allreduce", device)
     assert "cpu" in str(caught.value)
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize("device", ["meta", torch.device("meta"), "xpu", "mps:0"])
-def test_a_device_without_a_backend_is_refused_with_the_ones_there_are(device: object) -> None:
-    with pytest.raises(UnknownDevice, match=r"no backend for device '\w+'; there are: cpu, cuda"):
-        opjit.get("allreduce", device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])

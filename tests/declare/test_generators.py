@@ -12,7 +12,7 @@ from opjit.ahead import plan
 from opjit.declare import oplist
 from opjit.errors import DeclarationError, SchemaError
 from opjit.wanted import target_of
-from tests.helpers import fresh
+from tests.helpers import fresh, op_py, write_op
 from tests.tensors import COMPILES
 
 NOISE = '#include "opjit_random.h"\n' \
@@ -104,13 +104,8 @@ def test_what_cannot_be_is_an_error_that_says_what_to_do(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_a_complete_library_sets_the_tags_of_the_declaration(tmp_path: Path) -> None:
-    folder = tmp_path / "tagged"
-    folder.mkdir()
-    (folder / "tagged.c").write_text(NOISE.format("tagged"))
-    (folder / "op.py").write_text(
-        "import torch, opjit\n"
-        "@opjit.op('generators::tagged(Tensor x, Generator? generator=None) -> Tensor', tags=[torch.Tag.needs_fixed_stride_order])\n"
-        "def tagged(x, generator=None):\n    return torch.empty_like(x)\n")
+    declared = op_py("generators::tagged(Tensor x, Generator? generator=None) -> Tensor", ", tags=[torch.Tag.needs_fixed_stride_order]")
+    folder = write_op(tmp_path / "tagged", op_py=declared, tagged_c=NOISE.format("tagged"))
     [op] = opjit.add_path(folder)
     expected = {torch.Tag.needs_fixed_stride_order, torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag}
     assert set(op.overload.tags) == expected

@@ -15,18 +15,7 @@ import opjit
 from opjit import processes
 from opjit.declare import arguments, autograd, registry
 from opjit.errors import DeclarationError, UnknownOp
-from tests.helpers import PLUS, fresh, install_package, until, write_op
-
-OP_PY = '''\
-import torch
-
-import opjit
-
-
-@opjit.op("{name}(Tensor x) -> Tensor")
-def {short}(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-'''
+from tests.helpers import PLUS, fresh, install_package, op_py, until, write_op
 
 
 def write(folder: Path, name: str) -> Path:
@@ -34,7 +23,7 @@ def write(folder: Path, name: str) -> Path:
     short = name.rpartition("::")[2]
     folder.mkdir(parents=True)
     folder.chmod(0o755)
-    (folder / "op.py").write_text(OP_PY.format(name=name, short=short))
+    (folder / "op.py").write_text(op_py(f"{name}(Tensor x) -> Tensor"))
     (folder / "op.py").chmod(0o644)
     (folder / f"{short}.c").write_text(PLUS.replace('#include "amount.h"\n', "").replace("plus_cpu", f"{short}_cpu").replace("AMOUNT", "1"))
     return folder
@@ -100,7 +89,7 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     folder = write(tmp_path / "broken", "pathtest::broken")
     text = (folder / "op.py").read_text()
-    (tmp_path / "whole.py").write_text(OP_PY.format(name="pathtest::whole", short="whole"))
+    (tmp_path / "whole.py").write_text(op_py("pathtest::whole(Tensor x) -> Tensor"))
     (folder / "op.py").write_text(text + "\n\nimport whole\n\nraise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         opjit.add_path(folder)
@@ -180,8 +169,7 @@ def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) ->
 def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_declares_an_op(tmp_path: Path) -> None:
     folder = write(tmp_path / "importer", "pathtest::importer")
     (tmp_path / "importing").mkdir()
-    (tmp_path / "importing" / "declares.py").write_text("import time\ntime.sleep(0.5)\n" + OP_PY.format(name="pathtest::declares",
-                                                                                                        short="declares"))
+    (tmp_path / "importing" / "declares.py").write_text("import time\ntime.sleep(0.5)\n" + op_py("pathtest::declares(Tensor x) -> Tensor"))
     with (folder / "op.py").open("a") as file:
         file.write("\n\nimport declares\n")
     fresh(f"""
@@ -334,9 +322,9 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     """A module that declares them, or a package that is a folder of ops; those of other namespaces are not imported."""
     site = tmp_path / "site"
     install_package(site, "alpha", "alphaops = alpha_ops", {"alpha_ops/__init__.py": "", "alpha_ops/grow/grow.c": ""})
-    (site / "alpha_ops" / "grow" / "op.py").write_text(OP_PY.format(name="alphaops::grow", short="grow"))
+    (site / "alpha_ops" / "grow" / "op.py").write_text(op_py("alphaops::grow(Tensor x) -> Tensor"))
     install_package(site, "beta", "betaops = beta_ops:declare", {"beta_ops.py": "import opjit\nfrom pathlib import Path\nprint('beta')\n"
-            + OP_PY.format(name="betaops::shrink", short="shrink") + "declare = None\n"})
+            + op_py("betaops::shrink(Tensor x) -> Tensor") + "declare = None\n"})
     install_package(site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no licence')\n"})
     code = """
         import sys, warnings
@@ -363,33 +351,26 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "ops"
+def path(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = here.with_name("ops")
     write_op(folder / "plus", op_py="import torch, opjit\n"
              "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
              "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n")
     monkeypatch.setenv("OPJIT_PATH", str(folder))
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     return folder
 
 
-def test_an_op_of_opjit_path_is_found_by_its_name(path: Path) -> None:
-    fresh("""
+@pytest.mark.parametrize("first", [
+    "torch.ops.nstest.plus", "torch.compile(lambda x: torch.ops.nstest.plus(x), fullgraph=True, backend='eager')"])
+def test_an_op_of_opjit_path_is_found_by_its_name_also_by_a_compiled_function(path: Path, first: str) -> None:
+    fresh(f"""
         import torch, opjit
-        assert torch.ops.nstest.plus(torch.ones(2)).tolist() == [2, 2]
+        assert {first}(torch.ones(2)).tolist() == [2, 2]
         assert not hasattr(torch.ops.nstest, "minus") and not hasattr(torch.ops.aten, "no_such_op")
         try:
             torch.ops.nstest.minus
         except AttributeError as error:
             assert "no attribute 'minus'" in str(error), error
-    """)
-
-
-def test_a_compiled_function_finds_it_too(path: Path) -> None:
-    fresh("""
-        import torch, opjit
-        compiled = torch.compile(lambda x: torch.ops.nstest.plus(x) * 2, fullgraph=True, backend="eager")
-        assert compiled(torch.ones(2)).tolist() == [4, 4]
     """)
 
 

@@ -29,17 +29,13 @@ COMPILED = """
     import torch, opjit
     opjit.registry.declare_folder(Path({double!r}))
     cache = Path(os.environ["OPJIT_CACHE"])
-
     def entries():
         return len(list(cache.rglob("manifest.json")))
-
     @torch.compile(fullgraph=True, backend={backend!r}, dynamic={dynamic})
     def f(x):
         return torch.ops.opjit.allreduce(torch.ops.optest.double(x.sin()).t() + 1, dtype=torch.float64) * 2
-
     def plain(x):
         return ((x.sin() * 2).t() + 1).sum(dtype=torch.float64) * 2
-
     assert entries() == 0
     for shape in ((3, 5), (4, 7), (1, 9)):
         x = torch.linspace(0, 1, shape[0] * shape[1]).reshape(shape).requires_grad_()
@@ -88,10 +84,8 @@ def test_meta_and_fake_tensors_build_nothing(tmp_path: Path) -> None:
 
 
 UNUSUAL: dict[str, Callable[[], Any]] = {
-    "sparse": lambda: torch.ones(3, 3).to_sparse(),
-    "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "sparse": lambda: torch.ones(3, 3).to_sparse(), "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "mkldnn": lambda: torch.ones(3).to_mkldnn(),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
 }
@@ -219,5 +213,3 @@ def test_the_tensors_device_is_used_and_the_current_one_left(double: Op) -> None
 def test_get_readies_the_accelerator(double: Op) -> None:
     assert opjit.get("optest::double") is double.overload
     assert "cuda" in double.loaded
-
-

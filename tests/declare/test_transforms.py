@@ -63,13 +63,10 @@ X, Y = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4), torch.linsp
 PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "grad": lambda f: grad(lambda x: f(x, Y).sum())(X),
     "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(X, Y),
-    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X),
-    "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
-    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]),
-    "vmap": lambda f: vmap(f)(X, Y),
+    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X), "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]), "vmap": lambda f: vmap(f)(X, Y),
     "vmap over columns": lambda f: vmap(f, in_dims=(1, 0), out_dims=1)(X, Y.t()),
-    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]),
-    "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
+    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]), "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
     "vmap of vmap": lambda f: vmap(vmap(f))(X[:, :, None], Y[:, :, None]),
     "vmap of grad": lambda f: vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y),
     "grad of vmap": lambda f: grad(lambda x: vmap(f)(x, Y).sin().sum())(X),
@@ -214,10 +211,7 @@ def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: O
 
 
 def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
-    text = helpers.OP_PY.replace("keytest::plus", "pickletest::plus")
-    registry.declare_folder(helpers.write_op(tmp_path / "pickled_plus", op_py=text))
+    registry.declare_folder(helpers.write_op(tmp_path / "pickled_plus", op_py=helpers.op_py("pickletest::plus(Tensor x) -> Tensor")))
     (tmp_path / "op.pkl").write_bytes(pickle.dumps(opjit.get("pickletest::plus", "cpu")))
     code = f"import opjit, pickle, torch\nprint(pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))(torch.ones(2)).tolist())"
     assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"
-
-

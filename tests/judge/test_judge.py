@@ -31,20 +31,12 @@ from opjit.judge.task import Expected, Task
 from opjit.judge.verdict import Ended
 from opjit.recipe import toolchain
 from opjit.recipe.schema import parse
-from tests.helpers import ROOT
+from tests.helpers import ROOT, elementwise
 
 HERE = Path(__file__).parent
 SCALE, MODEL = str(HERE / "scale"), str(HERE / "matmul_relu.py")
 CHEATS = sorted((HERE / "cheats").glob("*.*"))
-RIGHT = """#include "opjit.h"
-opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
-{
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i];
-    return OPJIT_OK;
-}
-"""
+RIGHT = '#include "opjit.h"' + elementwise("scale", "(float)a * from[i]", "double a, ")
 MODEL_NEW = """import torch
 from torch import nn
 
@@ -363,11 +355,7 @@ def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_comput
 @pytest.mark.parametrize(("text", "words"), [(KERNEL, NOT_WRONG), (KERNEL.replace("i < n", "i <= n"), ("wrong",))],
                          ids=["right", "writes-beside"])
 def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, words: tuple[str, ...]) -> None:
-    async def run() -> Verdict:
-        async with Judge(SCALE, device="cuda", workers=1) as judge:
-            return await judge(text, "scale.cu")
-
-    verdict = asyncio.run(run())
+    verdict = judged(SCALE, [("scale.cu", text)], device="cuda")["scale.cu"]
     assert verdict.verdict in words, verdict
     assert verdict.tier == "device"
 

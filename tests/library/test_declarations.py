@@ -19,35 +19,29 @@ opjit_status {name}_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
 {{
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
     OPJIT_FOR_EACH(i, at, x)
-        ((float *)out->data)[i] = ((const float *)x->data)[at] * (float)a{and_then};
+        ((float *)out->data)[i] = ((const float *)x->data)[at] * (float)a;
     return OPJIT_OK;
 }}
 """
 # An op and the op of its backward, with a fake kernel that comes from two modules beside op.py.
 SCALE_PY = """\
 import torch
-
 import opjit
-
 from .shapes import like
 from . import marks
-
 
 @opjit.op("{ns}::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DUNUSED=1"], extra_include_paths=["include"])
 def scale(x, a):
     assert marks.DONE
     return like(x)
 
-
 @opjit.op("{ns}::scale_grad(Tensor grad, float a) -> Tensor")
 def scale_grad(grad, a):
     return like(grad)
 
-
 @scale.setup_context
 def setup(ctx, inputs, output):
     ctx.a = inputs[1]
-
 
 @scale.backward
 def backward(ctx, grad):
@@ -80,7 +74,7 @@ def write_scale(folder: Path, ns: str, op_py: str = SCALE_PY) -> Path:
     (folder / "marks.py").write_text("DONE = True\n")
     (folder / "unused.py").write_text("raise ImportError('no op imports it')\n")
     for name in ("scale", "scale_grad"):
-        (folder / f"{name}.c").write_text(SCALE_C.format(name=name, and_then=""))
+        (folder / f"{name}.c").write_text(SCALE_C.format(name=name))
     return folder
 
 

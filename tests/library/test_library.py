@@ -22,9 +22,8 @@ from opjit.library import load
 from opjit.recipe.document import document_key
 from opjit.store.entry import Entry
 from tests import helpers
-from tests.helpers import SOMEBODY, elsewhere, fresh, write_op
+from tests.helpers import SOMEBODY, elsewhere, example, fresh, write_op
 
-EXAMPLE = helpers.ROOT / "examples" / "tensor_negate"
 # The code of a process that builds and prints where the library is.
 BUILD = "print(opjit.build_library('keytest::plus', {directory!r}, 'cpu'))"
 USE = """
@@ -54,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def declared(tmp_path_factory: pytest.TempPathFactory) -> tuple[opjit.Op, Path]:
     """An op that this process declares, and a library of it."""
     folder = tmp_path_factory.mktemp("declared")
-    op = write_op(folder / "plus", op_py=helpers.OP_PY.replace(helpers.SCHEMA, SCHEMA))
+    op = write_op(folder / "plus", op_py=helpers.op_py(SCHEMA))
     registry.declare_folder(op)
     return registry.find("loadtest::plus"), opjit.build_library("loadtest::plus", folder / "build", "cpu")
 
@@ -203,13 +202,8 @@ def test_a_library_of_another_schema_is_refused_with_both(declared: tuple[opjit.
         assert part in str(caught.value)
 
 
-def damaged(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1:]
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "one bit": (lambda path: path.write_bytes(damaged(path.read_bytes())), "does not have the SHA-256 in its manifest"),
+    "1 bit": (lambda path: path.write_bytes(path.read_bytes().replace(b"opjit", b"opjiT", 1)), "does not have the SHA-256 in its manifest"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not have the size in its manifest"),
     "another name": (lambda path: path.rename(path.with_name("other.so")), r"No such file or directory: .*/loadtest\.plus\.so"),
     "bad manifest": (lambda path: (path.parent / "manifest.json").write_text("{"), "manifest is not JSON"),
@@ -293,14 +287,9 @@ def test_a_library_for_another_major_version_of_cuda_is_refused(tmp_path: Path, 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_example_builds_in_one_process_and_is_used_in_another(tmp_path: Path) -> None:
-    def run(script: str, argument: Path | str, **changes: str | None) -> str:
-        done = helpers.script(EXAMPLE / script, argument, changes=changes, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    path = run("build.py", tmp_path / "build").strip()
+    path = example("tensor_negate/build.py", tmp_path / "build", cwd=tmp_path).strip()
     assert path == f"{tmp_path}/build/my_ops/example.tensor_negate.so"
-    assert run("use.py", tmp_path / "build" / "my_ops", **elsewhere(tmp_path)).splitlines() == [
+    assert example("tensor_negate/use.py", tmp_path / "build/my_ops", changes=elsewhere(tmp_path), cwd=tmp_path).splitlines() == [
         "elements 0 to 4999, first 0",  # 20000 bytes of stack hold 5000 elements
         "elements 5000 to 9999, first 9666",
         "elements 10000 to 11999, first 7333",

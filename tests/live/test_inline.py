@@ -13,20 +13,10 @@ import torch
 import opjit
 from opjit.declare import registry
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
-from tests.helpers import ROOT, ended, fresh, script
+from tests.helpers import elementwise, ended, fresh
 
 SIGNATURE = "(Tensor x, float a) -> Tensor"
-BODY = """(const opjit_tensor *x, double a, opjit_tensor *out)
-{
-    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "it takes a contiguous float32 tensor");
-    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = FORMULA;
-    return OPJIT_OK;
-}
-"""
-TIMES = "(float)a * ((const float *)x->data)[i]"
-PLUS = "(float)a + ((const float *)x->data)[i]"
+TIMES, PLUS = "(float)a * from[i]", "(float)a + from[i]"
 CUDA = """
 static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
 {
@@ -44,7 +34,7 @@ opjit_status NAME_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaS
 
 
 def source(name: str, formula: str = TIMES) -> str:
-    return f"\nopjit_status {name}_cpu{BODY.replace('FORMULA', formula)}"
+    return elementwise(name, formula, "double a, ")
 
 
 def declare(name: str, formula: str = TIMES, **more: Any) -> opjit.Op:
@@ -151,8 +141,7 @@ def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str)
     ({"c": b"bytes"}, "the code of bad.c must be a string, not b'bytes'"),
     *(({"like": like}, r"like= takes the name of a Tensor argument for each result.* pass a function as fake=")
       for like in ("y", "a", ["x", "x"], [])),
-    ({"fake": torch.empty_like}, "give one of them"),
-    ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
+    ({"fake": torch.empty_like}, "give one of them"), ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
     ({"extra_include_paths": ["no-such-folder"]}, f"no folder .*/no-such-folder; a relative path starts from {os.getcwd()}$"),
 ])
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str) -> None:
@@ -214,9 +203,7 @@ def test_flags_and_include_folders_from_the_current_one(tmp_path: Path, monkeypa
 def test_a_backward_is_added_replaced_and_missed() -> None:
     def slope(op: opjit.Op) -> float:
         x = torch.ones(1, requires_grad=True)
-        op(x, 3.0).backward()
-        assert x.grad is not None
-        return x.grad.item()
+        return torch.autograd.grad(op(x, 3.0), x)[0].item()
 
     op = declare("curve")
     op.setup_context(lambda ctx, inputs, output: setattr(ctx, "a", inputs[1]))
@@ -259,17 +246,11 @@ def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -
     assert len([path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("opjit-inline")]) == 1
 
 
-def test_the_example_runs() -> None:
-    done = script(ROOT / "examples" / "notebook" / "inline.py")
-    assert (done.returncode, done.stdout) == (0, "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"), done.stderr
-
-
 @pytest.mark.gpu
 def test_both_languages_serve_both_devices() -> None:
     for formula, expected in (("a * from[i]", 6.0), ("a + from[i]", 5.0)):
-        cpu = formula.replace("a ", "(float)a ").replace("from", "((const float *)x->data)")
         cuda = CUDA.replace("NAME", "both").replace("FORMULA", formula)
-        op = opjit.inline("both" + SIGNATURE, c=source("both", cpu), cuda=cuda, like="x")
+        op = opjit.inline("both" + SIGNATURE, c=source("both", formula.replace("a ", "(float)a ")), cuda=cuda, like="x")
         for device in ("cpu", "cuda"):
             assert op(torch.full((1000,), 2.0, device=device), 3.0).eq(expected).all()
 
@@ -285,5 +266,3 @@ def test_an_error_of_the_code_ends_in_the_caller_s_lines() -> None:
         assert frames[0].startswith('  File "<string>", line 3')
         assert len(frames) <= 2, done.stderr
         assert not [line for line in frames if "builder" in line or "request.py" in line], done.stderr
-
-

@@ -23,21 +23,12 @@ from tests import helpers
 from tests.helpers import declare, fresh, no_compiler, no_nvcc, no_nvrtc
 
 # The op multiplies by FACTOR(), which is defined elsewhere.
-OP = '''\
-import opjit
-
-
-@opjit.op("linktest::{name}(Tensor x) -> Tensor", {extra})
-def {name}(x):
-    return x.new_empty(x.shape)
-'''
 KERNEL = '#include "opjit.h"\nfloat factor(void);\n' + helpers.elementwise("NAME", "factor() * from[i]")
 # sqrtf shows that an archive may need the libraries that opjit links with.
 FACTOR = "#include <math.h>\nfloat factor(void) { volatile float square = VALUE; return sqrtf(square); }\n"
 CUDA = """\
 #include "opjit_cuda.h"
 void multiply(const float *from, float *to, int64_t n, cudaStream_t stream);
-
 opjit_status NAME_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
@@ -60,9 +51,7 @@ void multiply(const float *from, float *to, int64_t n, cudaStream_t stream)
 BLAS = """\
 #include "opjit_cuda.h"
 #include <cublas_v2.h>
-
 static cublasHandle_t handle;
-
 opjit_status NAME_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
@@ -84,7 +73,7 @@ CUDA_13 = Target(backends.for_device("cuda"), "sm_90", "cuda13")
 def write_op(folder: Path, extra: str, **more: str) -> Path:
     """An op's folder; names in `more` have ``_`` for the dot."""
     folder.mkdir(parents=True)
-    (folder / "op.py").write_text(OP.format(name=folder.name, extra=extra))
+    (folder / "op.py").write_text(helpers.op_py(f"linktest::{folder.name}(Tensor x) -> Tensor", f", {extra}"))
     for name, text in {f"{folder.name}_c": KERNEL, **more}.items():
         stem, _, suffix = name.rpartition("_")
         (folder / f"{stem}.{suffix}").write_text(text.replace("NAME", folder.name))

@@ -51,9 +51,6 @@ def test_a_schema_is_read_in_full() -> None:
                                 Argument("n", "int", optional=True, list=True, keyword_only=True))
     assert parsed.results == (Result("first", "Tensor"), Result("second", "Tensor"))
     assert parsed.mutates
-
-
-def test_without_a_namespace_it_is_opjits() -> None:
     assert parse("f(Tensor x) -> Tensor").qualified == "opjit::f"
     assert parse(" f (Tensor x) -> Tensor").qualified == "opjit::f"
 
@@ -62,14 +59,12 @@ def test_without_a_namespace_it_is_opjits() -> None:
 @pytest.mark.parametrize(("schema", "says"), [
     ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
     ("f(Tensor x, Scalar s) -> Tensor", "`s` is a Scalar, which has no form in C; use float or int"),
-    ("f(Tensor x, Scalar[]? s) -> Tensor", "use float or int"),
-    ("f(Tensor x, Generator g) -> Tensor", "let it be None"),
+    ("f(Tensor x, Scalar[]? s) -> Tensor", "use float or int"), ("f(Tensor x, Generator g) -> Tensor", "let it be None"),
     ("f(Tensor x, flaot a) -> Tensor", "argument `a` is a flaot, which has no form in C; did you mean float?"),
     ("f(Tensor x, Stream s) -> Tensor", "the kernel receives torch's current stream anyway"),
     ("f(Tensor x, Dict(str, Tensor) d) -> Tensor", "use one list for the keys and one for the values"),
     ("f(Tensor x, __torch__.torch.classes._nnapi.Compilation c) -> Tensor", "pass its parts as Tensors and numbers"),
-    ("f(Tensor x, complex c) -> Tensor", "use two floats"),
-    ("f(Tensor?[] xs) -> Tensor", "leave the missing ones out: Tensor[]"),
+    ("f(Tensor x, complex c) -> Tensor", "use two floats"), ("f(Tensor?[] xs) -> Tensor", "leave the missing ones out: Tensor[]"),
     ("f(Tensor x, str[] s) -> Tensor", "lists are of int, float, bool, Tensor"),
     ("f(Tensor x, int[][] n) -> Tensor", "`n` is a int[][], which has no form in C; use one flat list"),
     ("f(Tensor x, Layout y) -> Tensor", "`y` is a Layout, which has no form in C; use an int"),
@@ -85,15 +80,11 @@ def test_without_a_namespace_it_is_opjits() -> None:
                                "it as a Tensor of one element"),
     ("f(Tensor x, Tensor(a!)[]? ys) -> (Tensor, float)", "returns a plain float, which torch can neither compile nor export together"),
     ("f(Tensor x, *, Tensor(a!) y) -> (bool, Tensor)", "returns a plain bool, which torch can neither compile nor export together"),
-    ("f(int n) -> Tensor", "has no Tensor argument"),
-    ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
+    ("f(int n) -> Tensor", "has no Tensor argument"), ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
     ("f(Tensor x) -> Tensor[]?", "returns a Tensor[]?; an op returns Tensor, int, float, bool, Tensor?, Tensor[], or several of them"),
-    ("f(Tensor x) -> Tensor?[]", "returns a Tensor?[]; an op returns"),
-    ("f(Tensor x) -> float?", "returns a float?; an op returns"),
-    ("f(Tensor x) -> str", "returns a str; an op returns"),
-    ("f(Tensor x, ...) -> Tensor", "any number of values"),
-    ("f(Tensor x) -> ...", "any number of values"),
-    ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
+    ("f(Tensor x) -> Tensor?[]", "returns a Tensor?[]; an op returns"), ("f(Tensor x) -> float?", "returns a float?; an op returns"),
+    ("f(Tensor x) -> str", "returns a str; an op returns"), ("f(Tensor x, ...) -> Tensor", "any number of values"),
+    ("f(Tensor x) -> ...", "any number of values"), ("f(Tensor x, Tensor x) -> Tensor", "two arguments named `x`"),
     ("__init__(Tensor x) -> Tensor", "torch.ops.optest.__init__ is an attribute"),
     ("name(Tensor x) -> Tensor", "torch.ops.optest.name is an attribute"),
 ])

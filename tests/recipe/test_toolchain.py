@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,19 @@ from opjit.errors import ToolMissing
 from opjit.recipe import toolchain
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import built, fake_compiler, program
+from tests.helpers import built, fake_compiler, no_nvcc, no_nvrtc, program
+
+
+def lacks(tool: str, says: str, work: Callable[[], object]) -> None:
+    with pytest.raises(ToolMissing, match=says) as caught:
+        work()
+    assert caught.value.tool == tool
 
 
 def test_a_missing_compiler_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(ToolMissing, match=r"(?s)no C compiler.*apt install gcc.*OPJIT_CACHE") as caught:
-        built(op, tmp_path / "cache")
-    assert caught.value.tool == "cc"
+    lacks("cc", r"(?s)no C compiler.*apt install gcc.*OPJIT_CACHE", lambda: built(op, tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
 
 
@@ -29,9 +34,7 @@ def test_a_missing_compiler_says_what_to_install(op: Path, tmp_path: Path, monke
 def test_a_cc_that_names_no_program_is_an_error_and_not_passed_over(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                     name: str) -> None:
     monkeypatch.setenv("CC", name)
-    with pytest.raises(ToolMissing, match=re.escape(f"CC is {name!r}")) as caught:
-        built(op, tmp_path / "cache")
-    assert caught.value.tool == "cc"
+    lacks("cc", re.escape(f"CC is {name!r}"), lambda: built(op, tmp_path / "cache"))
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's builder does not quote the compiler's path")
@@ -47,19 +50,15 @@ def test_a_compiler_or_an_nvcc_that_does_not_say_who_it_is_is_refused(tmp_path: 
     fake = program(tmp_path / "bin" / "nvcc", f"#!/bin/{said}")
     monkeypatch.setenv("CC", str(fake))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    for require, tool, what in ((toolchain.require_compiler, "cc", "gcc or clang"), (toolchain.require_nvcc, "nvcc", "nvcc")):
-        with pytest.raises(ToolMissing, match=re.escape(f"{fake} is not a working {what}")) as caught:
-            require(None)
-        assert caught.value.tool == tool
+    lacks("cc", re.escape(f"{fake} is not a working gcc or clang"), lambda: toolchain.require_compiler(None))
+    lacks("nvcc", re.escape(f"{fake} is not a working nvcc"), lambda: toolchain.require_nvcc(None))
 
 
 def test_a_missing_ninja_says_what_to_install(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", helpers.real_compiler())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ninja", None)
-    with pytest.raises(ToolMissing, match="pip install ninja") as caught:
-        built(op, tmp_path / "cache")
-    assert caught.value.tool == "ninja"
+    lacks("ninja", "pip install ninja", lambda: built(op, tmp_path / "cache"))
 
 
 def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +68,10 @@ def test_ninja_is_found_beside_python_where_path_has_none(tmp_path: Path, monkey
 
 
 def test_a_missing_nvcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: Path) -> None:
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda memory: None)
-    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+    no_nvcc(monkeypatch)
+    no_nvrtc(monkeypatch)
     recipe = helpers.describe(op, targets.named("sm_90", cuda_version="13.0"), compiler={})
-    with pytest.raises(ToolMissing, match=f"CUDA Toolkit.*{toolchain.INSTALL_NVRTC}") as caught:
-        build.build(recipe, Store(tmp_path / "cache"))
-    assert caught.value.tool == "nvcc"
+    lacks("nvcc", f"CUDA Toolkit.*{toolchain.INSTALL_NVRTC}", lambda: build.build(recipe, Store(tmp_path / "cache")))
 
 
 def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

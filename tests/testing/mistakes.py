@@ -6,17 +6,13 @@ from typing import NamedTuple
 
 OP_PY = """\
 import torch
-
 import opjit
-
 
 @opjit.op("mistakes::{name}(Tensor x) -> Tensor")
 def {name}(x):
     return {fake}
 
-
 {name}.reference(lambda x: {reference})
-
 
 @{name}.samples
 def samples(device):

@@ -79,7 +79,6 @@ def test_samples_may_be_plain_and_have_a_tolerance(tmp_path: Path) -> None:
     """A correct sum of 1e5 elements, and one that its author allows to be wrong."""
     folder = Mistake("total", "", kernel="""\
 #include "opjit.h"
-
 opjit_status total_cpu(const opjit_tensor *x, double error, opjit_tensor *out)
 {
     OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32, "expected a contiguous float32 tensor");
@@ -112,7 +111,6 @@ def test_cuda_code_is_compiled_where_no_gpu_is(tmp_path: Path, no_gpu: None) -> 
     folder = Mistake("both", "").write(tmp_path / "both")
     (folder / "both.cu").write_text("""\
 #include "opjit_cuda.h"
-
 opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {
     return no_such_function(x, out, stream);

@@ -14,7 +14,7 @@ from opjit.cli import main
 from opjit.testing.checks import outcome_of
 from opjit.testing.gradients import assert_same_gradients
 from opjit.testing.samples import Skipped, rolled
-from tests.helpers import command
+from tests.helpers import MakeOp, command
 from tests.testing.mistakes import BODY, Mistake
 
 CHECKS = {check.name: check for check in testing.CHECKS}
@@ -41,7 +41,7 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, after: str = "", fake: Callable[..., Any] = _fake,
+def _negated(make_op: MakeOp, before: str = "", value: str = RIGHT, after: str = "", fake: Callable[..., Any] = _fake,
              backward: Callable[..., Any] | None = None, change: Callable[[Op], object] = lambda op: None) -> Op:
     op = make_op("negated(Tensor x) -> Tensor", NEGATED.format(before=before, value=value, after=after), fake=fake)
     op.reference(torch.neg)
@@ -95,7 +95,7 @@ def _negated(make_op: Callable[..., Op], before: str = "", value: str = RIGHT, a
                        "change": lambda op: op.setup_context(lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))},
      r"ctx\.x is a tensor; keep it with ctx\.save_for_backward"),
 ])
-def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wrong: dict[str, Any], told: str) -> None:
+def test_a_broken_promise_is_noticed(make_op: MakeOp, name: str, wrong: dict[str, Any], told: str) -> None:
     op = _negated(make_op, **wrong)
     line = outcome_of(name, lambda: CHECKS[name].run(op, "cpu"))
     assert line.status == "failed", line
@@ -107,7 +107,7 @@ def test_a_broken_promise_is_noticed(make_op: Callable[..., Op], name: str, wron
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_good_op_passes_each_of_them(make_op: Callable[..., Op]) -> None:
+def test_a_good_op_passes_each_of_them(make_op: MakeOp) -> None:
     op = _negated(make_op, backward=lambda ctx, grad: -grad)
     found = list(testing.results(op, "cpu"))
     assert [line for line in found if line.status == "failed"] == []
@@ -128,7 +128,7 @@ opjit_status flipped_cpu(const opjit_tensor *x, opjit_tensor *out)
 
 
 @pytest.mark.slow
-def test_a_good_op_that_takes_float8_passes_too(make_op: Callable[..., Op]) -> None:
+def test_a_good_op_that_takes_float8_passes_too(make_op: MakeOp) -> None:
     op = make_op("flipped(Tensor x) -> Tensor", FLIPPED, fake=torch.empty_like, elementwise=True)
 
     @op.reference
@@ -152,7 +152,6 @@ def test_elements_of_any_view_are_rolled(view: Callable[[torch.Tensor], torch.Te
     assert torch.equal(rolled(x, 1), x.flatten().roll(1).reshape(x.shape))
 
 
-@pytest.mark.usefixtures("increment")
 def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
     increment.reference(lambda x: x.add_(1) and None if x.numel() == 1 else (x.add_(1), None)[1])
     increment.samples(lambda device: (((torch.arange(6.0, device=device).reshape(2, 3).t(),), {}) for _ in range(2)))
@@ -164,7 +163,7 @@ def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
     assert {"results", "inputs kept", "compile", "export", "threads"} <= {line.name for line in found if line.status == "ok"}
 
 
-def test_an_op_that_returns_the_argument_which_it_writes_keeps_its_inputs(make_op: Callable[..., Op]) -> None:
+def test_an_op_that_returns_the_argument_which_it_writes_keeps_its_inputs(make_op: MakeOp) -> None:
     op = make_op("first_(Tensor(a!) x) -> Tensor(a!)", """
         opjit_status first__cpu(opjit_tensor *x)
         {
@@ -177,7 +176,7 @@ def test_an_op_that_returns_the_argument_which_it_writes_keeps_its_inputs(make_o
     assert CHECKS["inputs kept"](op, "cpu").startswith("nothing written, nothing shared")
 
 
-def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_meta_tensors(make_op: Callable[..., Op]) -> None:
+def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_meta_tensors(make_op: MakeOp) -> None:
     op = make_op("filled(Tensor x) -> Tensor", """
         opjit_status filled_cpu(const opjit_tensor *x, opjit_tensor *out)
         {
@@ -206,14 +205,14 @@ opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out)
 
 
 @pytest.mark.parametrize("reference", [torch.clone, lambda x: torch.maximum(x, x)], ids=["takes float8", "takes no float8"])
-def test_an_op_that_copies_bytes_may_take_float8(make_op: Callable[..., Op], reference: Callable[..., Any]) -> None:
+def test_an_op_that_copies_bytes_may_take_float8(make_op: MakeOp, reference: Callable[..., Any]) -> None:
     op = make_op("copied(Tensor x) -> Tensor", COPIED, fake=_fake)
     op.reference(reference)
     op.samples(lambda device: iter([torch.linspace(-2, 3, 24, device=device)]))
     assert CHECKS["dtypes"](op, "cpu").endswith(", float8_e4m3fn")
 
 
-def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: Callable[..., Op]) -> None:
+def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: MakeOp) -> None:
     """The mistake of a float4 pointer, in vectors that short samples do not fill."""
     op = make_op("copied(Tensor x) -> Tensor", COPIED.replace("return OPJIT_OK", """
         OPJIT_CHECK(x->numel < 64 || (uintptr_t)x->data % 16 == 0, "stands in for a kernel\\nthat dies"); return OPJIT_OK"""), fake=_fake)
@@ -223,8 +222,7 @@ def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: Callable[..., 
     assert "on (float32 (67,)) the op must raise a one-line error" in line.note, line
 
 
-@pytest.mark.usefixtures("increment")
-def test_other_arguments_than_the_written_ones_are_kept(make_op: Callable[..., Op]) -> None:
+def test_other_arguments_than_the_written_ones_are_kept(make_op: MakeOp) -> None:
     op = make_op("accumulated(Tensor(a!) x, Tensor y) -> ()", """
         opjit_status accumulated_cpu(opjit_tensor *x, const opjit_tensor *y)
         {
@@ -239,7 +237,7 @@ def test_other_arguments_than_the_written_ones_are_kept(make_op: Callable[..., O
     assert "the kernel writes into tensor 1, an input that the schema does not mark" in line.note, line
 
 
-def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: Callable[..., Op]) -> None:
+def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: MakeOp) -> None:
     sample = Sample((torch.ones(2, dtype=torch.int64), torch.ones(2), torch.ones(2)), {})
     both, one = lambda i, x, y: x * y, lambda i, x, y: x * y.detach()
     for calls, told in (((both, one), "the reference has a gradient for tensor 2 and the op has none"),
@@ -248,7 +246,7 @@ def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: Callable[...,
             assert_same_gradients(sample, *calls)
 
 
-def test_what_does_not_apply_says_why(make_op: Callable[..., Op]) -> None:
+def test_what_does_not_apply_says_why(make_op: MakeOp) -> None:
     op = _negated(make_op)
     for name, why in (("gradcheck", "the op has no backward"), ("cuda graph", "for cuda only")):
         with pytest.raises(Skipped, match=why):
@@ -306,7 +304,7 @@ def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command
     assert done.exit_code == 1
 
 
-def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Callable[..., Op]) -> None:
+def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: MakeOp) -> None:
     op = make_op("bare(Tensor x) -> ()", "opjit_status bare_cpu(const opjit_tensor *x) { return OPJIT_OK; }")
     done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu", "--sanitize", "none"])
     assert done.exit_code == 1
