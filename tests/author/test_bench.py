@@ -19,8 +19,7 @@ from opjit.cli import main
 from opjit.measure.plan import Measurement
 from opjit.measure.timing import measure
 from opjit.measure.units import format_rate
-
-MakeOp = Callable[..., Op]
+from tests.helpers import MakeOp, elementwise, refused
 
 
 @pytest.fixture(autouse=True)
@@ -63,26 +62,14 @@ def test_two_lines_sum_up_an_op_on_a_device() -> None:
 
 def _elementwise(make_op: MakeOp, expression: str, x: torch.Tensor, reference: Callable[[torch.Tensor], torch.Tensor]) -> Op:
     """An op of float32 and one workload."""
-    op = make_op("made(Tensor x) -> Tensor", f"""
-        opjit_status made_cpu(const opjit_tensor *x, opjit_tensor *out)
-        {{
-            OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "made takes float32, not %s", opjit_dtype_name(x->dtype));
-            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-            for (int64_t i = 0; i < x->numel; i++) {{
-                float x_ = ((float *)x->data)[i];
-                ((float *)out->data)[i] = {expression};
-            }}
-            return OPJIT_OK;
-        }}
-        """, fake=torch.empty_like)
-
+    op = make_op("made(Tensor x) -> Tensor", elementwise("made", expression), fake=torch.empty_like)
     op.reference(reference)
     op.workloads(lambda device: [opjit.Workload("the only one", (x,), {}, 2 * x.nbytes)])
     return op
 
 
 def test_operations_a_noisy_run_and_their_numbers_are_shown(make_op: MakeOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    op = _elementwise(make_op, "2 * x_", torch.ones(1000), lambda x: 2 * x)
+    op = _elementwise(make_op, "2 * from[i]", torch.ones(1000), lambda x: 2 * x)
     op.workloads(lambda device: [opjit.Workload("counted", (torch.ones(1000),), {}, 8000, flops=1000)])
     times = {"opjit": (1e-6, 2e-6, 3e-6), "torch": (1e-6, 1e-6, 1e-6)}
     monkeypatch.setattr(bench, "measure", lambda plan: {
@@ -97,7 +84,7 @@ def test_operations_a_noisy_run_and_their_numbers_are_shown(make_op: MakeOp, tmp
 @pytest.mark.parametrize(("against", "name"), [("aten::neg", "neg"), ("torch:neg", "neg"), pytest.param(
     "torch.compile", "compile", marks=pytest.mark.slow)])
 def test_another_side_is_measured_when_asked(make_op: MakeOp, tmp_path: Path, against: str, name: str) -> None:
-    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    op = _elementwise(make_op, "-from[i]", torch.ones(100), lambda x: -x)
     printed, [line] = measured(tmp_path / "lines.json", op.qualified, "--against", against)
     assert line["against"] == name
     assert re.search(f"opjit +{name} +ratio", printed)
@@ -105,21 +92,19 @@ def test_another_side_is_measured_when_asked(make_op: MakeOp, tmp_path: Path, ag
 
 @pytest.mark.parametrize("against", ["nothing", "no_such_module:name", "torch:no_such_name", "aten::no_such_op"])
 def test_a_side_that_is_not_there_is_refused(make_op: MakeOp, against: str) -> None:
-    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
-    done = CliRunner().invoke(main, ["bench", op.qualified, "--against", against])
-    assert done.exit_code == 1
-    assert f"--against {against} names nothing" in done.output
+    op = _elementwise(make_op, "-from[i]", torch.ones(100), lambda x: -x)
+    assert f"--against {against} names nothing" in refused("bench", op.qualified, "--against", against)
 
 
 def test_a_side_with_other_results_is_refused(make_op: MakeOp) -> None:
-    op = _elementwise(make_op, "-x_", torch.ones(100), lambda x: -x)
+    op = _elementwise(make_op, "-from[i]", torch.ones(100), lambda x: -x)
     with pytest.raises(AssertionError, match="exp is wrong on the only one"):
         CliRunner().invoke(main, ["bench", op.qualified, "--device", "cpu", "--against", "torch:exp"], catch_exceptions=False)
 
 
 def test_errors_are_against_float64(make_op: MakeOp, tmp_path: Path) -> None:
     """Ours is off by a thousandth, which the validation lets pass, and torch's by the rounding of float32."""
-    op = _elementwise(make_op, "1.001f * x_ / 3", torch.arange(100.0), lambda x: x / 3)
+    op = _elementwise(make_op, "1.001f * from[i] / 3", torch.arange(100.0), lambda x: x / 3)
     [line] = measured(tmp_path / "lines.json", op.qualified)[1]
     assert line["error"] == pytest.approx(1e-3, rel=1e-3)
     assert 0 < line["reference_error"] <= 2**-24
@@ -150,11 +135,10 @@ def test_an_op_without_a_float_result_is_measured_and_one_that_is_wrong_is_not(
 @pytest.mark.usefixtures("parts")
 def test_only_measures_what_contains_the_text_and_a_file_that_cannot_be_written_is_refused_before(tmp_path: Path) -> None:
     assert [line["label"] for line in measured(tmp_path / "lines.json", "optest::parts", "--only", "2^10")[1]] == ["float32 2^10"]
-    runner = CliRunner()
-    none = runner.invoke(main, ["bench", "optest::parts", "--device", "cpu", "--only", "no such workload"])
+    none = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--only", "no such workload"])
     assert none.exit_code == 1
     assert "no workload's label contains 'no such workload'" in none.output
-    lost = runner.invoke(main, ["bench", "optest::parts", "--json", str(tmp_path / "none" / "out.json")])
+    lost = CliRunner().invoke(main, ["bench", "optest::parts", "--json", str(tmp_path / "none" / "out.json")])
     assert lost.exit_code == 2
     assert "No such file or directory" in lost.output
 
@@ -165,5 +149,5 @@ def test_a_plot_is_a_picture_and_is_refused_without_matplotlib(tmp_path: Path, m
     measured(tmp_path / "lines.json", "optest::parts", "optest::joined", "--plot", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    done = CliRunner().invoke(main, ["bench", "optest::parts", "--device", "cpu", "--plot", str(tmp_path / "plot.png")])
-    assert (done.exit_code, done.output) == (1, "Error: --plot needs matplotlib, which is not installed: pip install matplotlib\n")
+    told = refused("bench", "optest::parts", "--device", "cpu", "--plot", tmp_path / "plot.png")
+    assert told == "Error: --plot needs matplotlib, which is not installed: pip install matplotlib\n"

@@ -27,11 +27,9 @@ def test_the_demo_builds_loads_and_compares_the_op_and_what_it_says_to_try_next_
     cold disk an import of torch takes seconds: one process builds for every device, one loads."""
     (tmp_path / "sitecustomize.py").write_text(f"""\
 import atexit, os, sys
-
 def note():
     if "torch" in sys.modules:
         open({str(tmp_path / "imported")!r}, "a").write(" ".join(sys.orig_argv).replace(chr(10), " ") + chr(10))
-
 atexit.register(note)
 """)
     printed = run(tmp_path / "cache", OPJIT_OFFLINE="1", OPJIT_REMOTE="file:///nowhere", OPJIT_LAYERS="/nowhere",

@@ -56,12 +56,9 @@ def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     (("scale",), "expected namespace::name, such as mylib::scale"),
     (("my-lib::scale",), "'my-lib' is not a valid name in both C and Python"),
-    (("mylib::for",), "'for' is not a valid name in both C and Python"),
-    (("mylib::torch",), "'torch' is taken, by torch or by the files"),
-    (("opjit::allreduce",), "as opjit has this op; choose another"),
-    (("aten::add",), "'aten' is taken, by torch or by the files"),
-    (("cpu", "--backend"), "'cpu' is taken, by torch"),
-    (("my-npu", "--backend"), "use letters, digits and _"),
+    (("mylib::for",), "'for' is not a valid name in both C and Python"), (("mylib::torch",), "'torch' is taken, by torch or by the files"),
+    (("opjit::allreduce",), "as opjit has this op; choose another"), (("aten::add",), "'aten' is taken, by torch or by the files"),
+    (("cpu", "--backend"), "'cpu' is taken, by torch"), (("my-npu", "--backend"), "use letters, digits and _"),
     (("npu", "--backend", "--cuda"), "--backend goes with none of"),
 ])
 def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -115,16 +115,14 @@ def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("", "Missing argument 'SCHEMA...'"),
-    ("scale(Tensor x) -> Tensor --zip", "does not know --zip; %%opjit? lists its options"),
+    ("", "Missing argument 'SCHEMA...'"), ("scale(Tensor x) -> Tensor --zip", "does not know --zip; %%opjit? lists its options"),
     ("scale(Tensor x) -> Tensor --like", "Option '--like' requires an argument."),
     ("scale(Tensor x) -> Tensor --cuda=1", "Option '--cuda' does not take a value."),
     ("scale(Tensor x) -> Tensor --fake nobody", "--fake names 'nobody', which is not a function in this notebook"),
     ("scale(Tensor x) -> Tensor --bench 'x", "a quotation mark is not closed"),
     ("scale(Tensor x) -> Tensor --over n=3", "--over is about --bench, which the line does not have"),
     ('scale(Tensor x) -> Tensor --test "x"', "--test compares with a reference: --reference NAME"),
-    ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"),
-    ("scale(Tensor x) -> Tensor --like y", "like= takes the name of a Tensor argument"),
+    ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"), ("scale(Tensor x) -> Tensor --like y", "like= takes the name of a Tensor argument"),
 ])
 def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(kernel: Kernel, line: str, message: str) -> None:
     outputs = kernel.run(f"%%opjit {line}\nnonsense")

@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from opjit.author.new import new_op
 from opjit.backends.cpu import Cpu
-from opjit.cli import main
 from opjit.recipe import toolchain
 from tests import helpers
-from tests.helpers import LEVELS, fresh, no_compiler
+from tests.helpers import LEVELS, fresh, no_compiler, refused
 
 OTHER = os.environ.get("OPJIT_TEST_OTHER_PYTHON")
 LEVEL = LEVELS[1]
+ARCHS = [*LEVELS, *(["sm_80", "sm_90"] if toolchain.find_nvcc(None) else [])]
 CALL = """
 import sys
 import torch
@@ -40,26 +39,12 @@ def make(*arguments: str, **changes: str) -> Path:
     return Path(done.stdout.strip())
 
 
-def refused(*arguments: str) -> str:
-    """The one line that the command refuses with."""
-    done = CliRunner().invoke(main, ["wheel", *arguments])
-    assert done.exit_code == 1
-    assert done.output.startswith("Error: ")
-    assert len(done.output.splitlines()) == 1
-    return done.output
-
-
 @pytest.fixture(scope="module")
-def archs() -> list[str]:
-    return [*LEVELS, *(["sm_80", "sm_90"] if toolchain.find_nvcc(None) else [])]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory, archs: list[str]) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ops for every arch."""
     folder = tmp_path_factory.mktemp("wheel")
     ops = [str(new_op(f"wheeltest::{name}", folder, cuda=True)) for name in ("one", "two")]
-    return make(*ops, "--arch", ", ".join(archs), "--version", "1.2", "-o", str(folder / "dist"))
+    return make(*ops, "--arch", ", ".join(ARCHS), "--version", "1.2", "-o", str(folder / "dist"))
 
 
 def install(wheel: Path, to: Path, umask: int = 0o022) -> Path:
@@ -85,7 +70,7 @@ def library(site: Path, name: str, arch: str) -> Path:
     return found
 
 
-def test_a_wheel_is_small_and_says_what_it_is(wheel: Path, archs: list[str]) -> None:
+def test_a_wheel_is_small_and_says_what_it_is(wheel: Path) -> None:
     assert wheel.stat().st_size < 1 << 20
     assert wheel.name.startswith("wheeltest_ops-1.2-py3-none-manylinux_2_")
     assert wheel.name.endswith(f"_{platform.machine()}.whl")
@@ -96,7 +81,7 @@ def test_a_wheel_is_small_and_says_what_it_is(wheel: Path, archs: list[str]) -> 
             assert archive.getinfo(name).external_attr >> 16 & 0o777 == 0o644
         assert archive.read("wheeltest_ops-1.2.dist-info/entry_points.txt") == b"[opjit.ops]\nwheeltest = wheeltest_ops\n"
     libraries = [name for name in names if name.endswith(".so")]
-    assert len(libraries) == 2 * len(archs)
+    assert len(libraries) == 2 * len(ARCHS)
     assert {"wheeltest_ops/one/one.c", "wheeltest_ops/one/one.cu", "wheeltest_ops/one/op.py"} <= names
     assert not any("/test_" in name for name in names)
 
@@ -143,15 +128,10 @@ def test_a_wheel_installed_with_an_open_umask_is_trusted_as_its_sources_are(whee
     assert called(site, tmp_path / "cache", no_compiler(tmp_path))[1:] == sorted(str(library(site, name, arch)) for name in ("one", "two"))
 
 
-def _damaged(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(("harm", "told"), [(lambda path: path.chmod(0o666), "can be written by others"),
-                                            (_damaged, "does not have the SHA-256 in its manifest")])
-def test_a_binary_that_may_not_be_trusted_is_built_anew_with_a_warning(installed: Path, tmp_path: Path, harm: Callable[[Path], None],
+@pytest.mark.parametrize(("harm", "told"), [
+    (lambda path: path.chmod(0o666), "can be written by others"),
+    (lambda path: path.write_bytes(path.read_bytes().replace(b"opjit", b"opjiT", 1)), "does not have the SHA-256 in its manifest")])
+def test_a_binary_that_may_not_be_trusted_is_built_anew_with_a_warning(installed: Path, tmp_path: Path, harm: Callable[[Path], object],
                                                                        told: str) -> None:
     harm(library(installed, "one", Cpu().host_arch()))
     path = os.pathsep.join([str(installed), str(helpers.ROOT), os.environ.get("PYTHONPATH", "")])
@@ -169,13 +149,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--arch", "sm_1"], "unknown arch 'sm_1'; known: "),
     (["--arch", "sm_90"], "no kernel for cuda in wheeltest::plain, so there is nothing to build for sm_90"),
-    (["--arch", ","], "unknown arch ''"),
-    (["--arch", LEVEL, "--name", "no name"], "'no name' cannot be a wheel's name"),
+    (["--arch", ","], "unknown arch ''"), (["--arch", LEVEL, "--name", "no name"], "'no name' cannot be a wheel's name"),
     (["--arch", LEVEL, "--version", "one"], "Invalid version `one` from field `project.version`"),
     (["--arch", LEVEL, "-o", "/proc/dist"], "the wheel cannot be written to /proc/dist"),
 ])
 def test_what_cannot_be_a_wheel_is_refused_in_a_sentence(arguments: list[str], told: str, plain: Path, tmp_path: Path) -> None:
-    assert told in refused(str(plain), "-o", str(tmp_path / "dist"), *arguments)
+    assert told in refused("wheel", str(plain), "-o", str(tmp_path / "dist"), *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,21 +163,21 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outside.h").touch()
     source = folder / "includes.c"
     source.write_text(source.read_text().replace('#include "opjit.h"', '#include "opjit.h"\n#include "../outside.h"'))
-    assert "wheeltest::includes includes ../outside.h, which lies outside" in refused(str(folder), "--arch", LEVEL)
+    assert "wheeltest::includes includes ../outside.h, which lies outside" in refused("wheel", str(folder), "--arch", LEVEL)
 
 
 def test_folders_that_hold_no_op_or_share_a_name_are_refused_before_anything_in_them_is_run(plain: Path, tmp_path: Path) -> None:
-    assert "there is no folder" in refused(str(tmp_path / "gone"), "--arch", LEVEL)
+    assert "there is no folder" in refused("wheel", str(tmp_path / "gone"), "--arch", LEVEL)
     other = str(new_op("othertest::plain", tmp_path))
-    assert "two folders are named plain" in refused(str(plain), other, "--arch", LEVEL, "--name", "both")
+    assert "two folders are named plain" in refused("wheel", str(plain), other, "--arch", LEVEL, "--name", "both")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "op.py").write_text("raise SystemExit('it was run')\n")
-    assert f"{tmp_path} has no op.py; name the folder of each op" in refused(str(tmp_path), "--arch", LEVEL, "-o", str(tmp_path))
+    assert f"{tmp_path} has no op.py; name the folder of each op" in refused("wheel", str(tmp_path), "--arch", LEVEL, "-o", str(tmp_path))
 
 
 def test_ops_of_two_namespaces_make_a_wheel_of_the_name_that_the_user_gives(plain: Path, tmp_path: Path) -> None:
     folders = [str(plain), str(new_op("secondtest::second", tmp_path))]
-    told = refused(*folders, "--arch", LEVEL, "-o", str(tmp_path / "dist"))
+    told = refused("wheel", *folders, "--arch", LEVEL, "-o", str(tmp_path / "dist"))
     assert "the ops have 2 namespaces, secondtest and wheeltest; name the wheel with --name NAME\n" in told
     assert not (tmp_path / "dist").exists()
     assert make(*folders, "--arch", LEVEL, "-o", str(tmp_path / "dist"), "--name", "both").name.startswith("both-0.1.0-")

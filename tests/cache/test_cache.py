@@ -115,13 +115,12 @@ def test_an_entry_of_a_device_that_this_process_does_not_know_is_good_if_its_byt
     assert cache_command("verify").output.splitlines()[-1] == "2 entries: 1 good, 1 bad"
 
 
-def test_extensions_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "plain.cpp").write_text('extern "C" int value() { return 7; }\n')
-    opjit.load(f"plain{os.urandom(4).hex()}", [str(tmp_path / "plain.cpp")], is_python_module=False)
+def test_extensions_are_verified_too(here: Path) -> None:
+    source = helpers.write_cxx(here.with_name("source"), 'extern "C" int value() { return 7; }\n')
+    opjit.load(f"plain{os.urandom(4).hex()}", [source], is_python_module=False)
     assert [finding.verdict for finding in cache.verify()] == ["good"]
     assert cache_command("verify").exit_code == 0
-    library = next((tmp_path / "cache").rglob("plain*.so"))
+    library = next(here.rglob("plain*.so"))
     content = library.read_bytes()
     library.unlink()
     library.write_bytes(content[:-1])

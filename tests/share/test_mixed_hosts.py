@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import platform
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,8 @@ def op(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder, built(folder, folder.parent / "cache").library.read_bytes()
 
 
-def of_cuda(host: str) -> Target:
-    return Target(backends.for_device("cuda"), "sm_90", "cuda13", host)
-
-
-def of_cpu(host: str) -> Target:
-    return Target(helpers.cpu(), LEVELS[host], "", host)
+def target_of(device: str, host: str) -> Target:
+    return Target(backends.for_device(device), *(("sm_90", "cuda13") if device == "cuda" else (LEVELS[host], "")), host)
 
 
 def recipe(op: tuple[Path, bytes], target: Target, compiler: bool) -> Recipe:
@@ -69,24 +65,24 @@ def machine_of(entry: Entry | None) -> str:
     return elf.machine(entry.library.read_bytes())
 
 
-@pytest.mark.parametrize("of", [of_cuda, of_cpu])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(tmp_path: Path, op: tuple[Path, bytes],
-                                                                            order: Sequence[str], of: Callable[[str], Target]) -> None:
+                                                                            order: Sequence[str], device: str) -> None:
     for host in dict.fromkeys(order):
-        plant(op, of(host), tmp_path)
+        plant(op, target_of(device, host), tmp_path)
     with cache_warnings() as texts:
         for host, compiler in itertools.product(HOSTS, (True, False)):
-            assert machine_of(Store(tmp_path).find(recipe(op, of(host), compiler))) == host
+            assert machine_of(Store(tmp_path).find(recipe(op, target_of(device, host), compiler))) == host
     assert texts == []
 
 
-@pytest.mark.parametrize("of", [of_cuda, of_cpu])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_order_of_pushes(
-        tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], of: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for host in HOSTS:
-        plant(op, of(host), tmp_path / host)
+        plant(op, target_of(device, host), tmp_path / host)
     url = (tmp_path / "remote").as_uri()
     for number, host in enumerate(order):
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / host))
@@ -98,13 +94,14 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
     monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
     with cache_warnings() as texts:
         for host in HOSTS:
-            assert machine_of(remote.fetch(remote.query_for(recipe(op, of(host), False)), Store(tmp_path / "node" / host))) == host
+            query = remote.query_for(recipe(op, target_of(device, host), False))
+            assert machine_of(remote.fetch(query, Store(tmp_path / "node" / host))) == host
     assert texts == []
 
 
 def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(tmp_path: Path, op: tuple[Path, bytes],
                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [of(host) for of in (of_cuda, of_cpu) for host in HOSTS]
+    wanted = [target_of(device, host) for device in ("cuda", "cpu") for host in HOSTS]
     for target in wanted:
         plant(op, target, tmp_path / "cache")
     url = (tmp_path / "remote").as_uri()
@@ -125,7 +122,7 @@ def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Pat
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
     own = platform.machine()
     other = next(host for host in HOSTS if host != own)
-    here, there = recipe(op, of_cuda(own), True), recipe(op, of_cuda(other), True)
+    here, there = recipe(op, target_of("cuda", own), True), recipe(op, target_of("cuda", other), True)
     entry = plant(op, there.target, tmp_path)
     miss = why.compare(here, Store(tmp_path))
     assert "for cuda sm_90.cuda13: a miss; " in str(miss)
@@ -138,9 +135,9 @@ def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Pat
 
 
 def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(tmp_path: Path, op: tuple[Path, bytes]) -> None:
-    entry = plant(op, of_cuda("aarch64"), tmp_path)
+    entry = plant(op, target_of("cuda", "aarch64"), tmp_path)
     with pytest.raises(EntryError, match="is for aarch64, not x86_64"):
-        verify(entry.folder, of_cuda("x86_64"))
+        verify(entry.folder, target_of("cuda", "x86_64"))
 
 
 @pytest.mark.parametrize(("machine", "features", "level"), [

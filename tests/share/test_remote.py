@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,7 +31,7 @@ from opjit.store.store import Store
 from tests import helpers, remotes
 from tests.attacks import make
 from tests.helpers import SOMEBODY, as_root, cache_warnings, until
-from tests.remotes import Answer, Behaviour, Handler, Published, ask, drip, endless, from_folder, half_then_reset, serving
+from tests.remotes import Answer, Behaviour, Handler, Published, Server, ask, drip, endless, from_folder, half_then_reset, serving
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +55,16 @@ def held(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a remote does right is not held against the clock of a machine that runs other tests; tests/benchmarks/remote.py does."""
-    def refuse(*args: object) -> None:
-        raise AssertionError("this was to be fetched, not built")
-
-    monkeypatch.setattr(build, "build", refuse)
+    monkeypatch.setattr(build, "build", Mock(side_effect=AssertionError("this was to be fetched, not built")))
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
+
+
+@contextmanager
+def remote_at(behave: Behaviour) -> Iterator[Server]:
+    """A web server that OPJIT_REMOTE names."""
+    with serving(behave) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPJIT_REMOTE", server.url)
+        yield server
 
 
 GET = f"print(opjit.get('{remotes.NAMESPACE}::plus', 'cpu')(torch.ones(2)).tolist())\n"
@@ -101,7 +108,7 @@ def test_a_web_server_s_files_are_a_remote_also_when_it_takes_its_time(published
         assert server.asked == [f"/{published.name}"]
 
 
-def test_a_large_entry_over_a_slow_line_is_fetched(published: Published, monkeypatch: pytest.MonkeyPatch, no_build: None) -> None:
+def test_a_large_entry_over_a_slow_line_is_fetched(published: Published, no_build: None) -> None:
     def behave(handler: Handler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -110,8 +117,7 @@ def test_a_large_entry_over_a_slow_line_is_fetched(published: Published, monkeyp
             handler.wfile.write(published.content[start:start + 8192])
             time.sleep(0.02)
 
-    with serving(behave) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+    with remote_at(behave):
         assert was_fetched(ask(published.op), published)
 
 
@@ -163,16 +169,14 @@ def _started(published: Published, cache: Path) -> int:
     return child
 
 
-def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch,
-                                                                  tmp_path: Path) -> None:
+def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(published: Published, no_build: None, tmp_path: Path) -> None:
     asked = threading.Event()
 
     def behave(handler: Handler) -> None:
         asked.set()
         from_folder(published.folder, 0.3)(handler)
 
-    with serving(behave) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+    with remote_at(behave):
         recipe = published.recipe(tmp_path / "first")
         thread = threading.Thread(target=remote.fetch, args=(remote.query_for(recipe), Store(tmp_path / "first")))
         thread.start()
@@ -182,10 +186,8 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(published: Pub
         assert Store(tmp_path / "first").find(recipe) is not None
 
 
-def test_of_many_processes_of_a_machine_one_fetches(published: Published, no_build: None, monkeypatch: pytest.MonkeyPatch,
-                                                    tmp_path: Path) -> None:
-    with serving(from_folder(published.folder, 0.3)) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+def test_of_many_processes_of_a_machine_one_fetches(published: Published, no_build: None, tmp_path: Path) -> None:
+    with remote_at(from_folder(published.folder, 0.3)) as server:
         children = [_started(published, tmp_path / "cache") for _ in range(6)]
         assert [_succeeded(child) for child in children] == [True] * 6
         assert server.asked == [f"/{published.name}"]
@@ -224,10 +226,6 @@ def _drip_header(handler: Handler) -> None:
         time.sleep(0.05)
 
 
-def _not_http(handler: Handler) -> None:
-    handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
-
-
 def _redirect(handler: Handler, to: str) -> None:
     handler.send_response(302)
     handler.send_header("Location", to)
@@ -235,20 +233,14 @@ def _redirect(handler: Handler, to: str) -> None:
 
 
 FAULTS: dict[str, Behaviour] = {
-    "500": lambda handler: handler.answer(b"oops", 500),
-    "403": lambda handler: handler.answer(b"no", 403),
+    "500": lambda handler: handler.answer(b"oops", 500), "403": lambda handler: handler.answer(b"no", 403),
     "status-with-escape-codes": lambda handler: handler.send_response(500, "\x1b[2J" * 50),
-    "reset-at-once": lambda handler: handler.reset(),
-    "reset-mid-body": half_then_reset,
-    "hang": lambda handler: time.sleep(600),
-    "slow-drip": drip,
-    "slow-drip-of-headers": _drip_header,
-    "endless-body": endless,
+    "reset-at-once": lambda handler: handler.reset(), "reset-mid-body": half_then_reset, "hang": lambda handler: time.sleep(600),
+    "slow-drip": drip, "slow-drip-of-headers": _drip_header, "endless-body": endless,
     "redirect-loop": lambda handler: _redirect(handler, handler.path + "x"),
     "redirect-to-a-file": lambda handler: _redirect(handler, "file:///etc/passwd"),
-    "not-http": _not_http,
-    "empty": lambda handler: handler.answer(b""),
-    "html": lambda handler: handler.answer(b"<html>Please log in</html>"),
+    "not-http": lambda handler: handler.wfile.writelines([b"SSH-2.0-OpenSSH_9.6\r\n\r\n"]),
+    "empty": lambda handler: handler.answer(b""), "html": lambda handler: handler.answer(b"<html>Please log in</html>"),
     "length-too-long": lambda handler: handler.answer(b"opjit entry 1\n", length=10**12),
     "length-negative": lambda handler: handler.answer(b"opjit entry 1\n", length=-5),
 }
@@ -266,9 +258,8 @@ def refused(published: Published, tmp_path: Path, recipe: Recipe | None = None) 
 
 @pytest.mark.parametrize("behave", FAULTS.values(), ids=FAULTS.keys())
 def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_again(published: Published, other: Published,
-        monkeypatch: pytest.MonkeyPatch, behave: Behaviour, tmp_path: Path) -> None:
-    with serving(behave) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+                                                                                  behave: Behaviour, tmp_path: Path) -> None:
+    with remote_at(behave) as server:
         started = time.monotonic()
         warning = refused(published, tmp_path)
         assert server.url in warning
@@ -283,11 +274,9 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
 
 
 @pytest.mark.parametrize("behave", [drip, FAULTS["hang"]], ids=["slow-drip", "hang"])
-def test_a_request_that_was_given_up_ends_by_itself(published: Published, monkeypatch: pytest.MonkeyPatch, behave: Behaviour,
-                                                    tmp_path: Path) -> None:
+def test_a_request_that_was_given_up_ends_by_itself(published: Published, behave: Behaviour, tmp_path: Path) -> None:
     before = threading.enumerate()
-    with serving(behave) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+    with remote_at(behave):
         with pytest.warns(CacheWarning):
             remote.fetch(remote.query_for(published.recipe(tmp_path)), Store(tmp_path))
         # The server goes on for 600 s.
@@ -324,9 +313,8 @@ def test_a_name_server_or_a_file_system_that_hangs_costs_one_warning(published: 
     assert was_built_with_one_warning(answer, published, "no answer in")
 
 
-def test_what_is_not_there_is_no_failure(published: Published, other: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(from_folder(published.folder)) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+def test_what_is_not_there_is_no_failure(published: Published, other: Published) -> None:
+    with remote_at(from_folder(published.folder)) as server:
         first = ask(other.op)
         assert (first.was_built, first.warnings) == (True, [])
         assert was_fetched(ask(published.op), published)
@@ -335,16 +323,15 @@ def test_what_is_not_there_is_no_failure(published: Published, other: Published,
 
 def test_a_process_ends_while_its_remote_still_hangs(published: Published) -> None:
     code = helpers.declare(published.op.folder) + "warnings.simplefilter('ignore')\n" + GET
-    with serving(FAULTS["hang"]) as server:
+    with remote_at(FAULTS["hang"]):
         started = time.monotonic()
-        done = helpers.fresh(code, {"OPJIT_REMOTE": server.url})
+        done = helpers.fresh(code)
         assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
         assert time.monotonic() - started < 200  # the server would take 600
 
 
 def test_offline_asks_no_remote_and_says_so(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(from_folder(published.folder)) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+    with remote_at(from_folder(published.folder)) as server:
         monkeypatch.setenv("OPJIT_OFFLINE", "1")
         with pytest.raises(OpjitError, match=r"OPJIT_OFFLINE forbids building it and asking a remote"):
             ask(published.op)
@@ -374,8 +361,7 @@ def test_what_is_wrong_with_a_remote_can_be_asked(published: Published, monkeypa
 def test_without_a_trusted_key_nothing_is_asked_for_and_a_warning_says_what_to_do(published: Published,
                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPJIT_TRUST")
-    with serving(from_folder(published.folder)) as server:
-        monkeypatch.setenv("OPJIT_REMOTE", server.url)
+    with remote_at(from_folder(published.folder)) as server:
         assert was_built_with_one_warning(ask(published.op), published, "OPJIT_TRUST", "opjit keygen")
         assert server.asked == []
 
