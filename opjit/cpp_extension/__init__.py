@@ -56,7 +56,7 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. The loaded binary is
       the cache's, unless its run path has $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a relative -L and
       $ORIGIN find nothing, as torch's default folder is not used.
-    - An edit compiles the sources that it changes: the cache keeps the object files of an extension with several, except NVRTC's.
+    - An edit compiles the sources that it changes: the cache keeps the object files of an extension with several.
     - An extension for torch's stable ABI is one binary for every torch from its TORCH_TARGET_VERSION on, if it imports nothing else.
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
     - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.

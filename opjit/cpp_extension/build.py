@@ -150,22 +150,25 @@ class _ExtensionBuild(NamedTuple):
 
     @contextmanager
     def without_kept(self, around: AbstractContextManager[None], by_nvrtc: bool) -> Iterator[None]:
-        """A block for ninja's run, without the edges of kept objects; keeps new ones, also where another source failed. Of NVRTC, none."""
+        """A block for ninja's run, without the edges of kept objects; keeps new ones, also where another source failed."""
         place = self.work / "build.ninja"
         written = place.read_text("utf-8", "surrogateescape")
         listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
-        edges = {edge["output"]: (os.path.join(self.work, edge["file"]), edge["command"], self.work / edge["output"])
-                 for edge in listed if len(listed) > 1 and not (by_nvrtc and edge["file"].endswith(identity.CUDA))
+        instead = {edge["output"]: "NVRTC " for edge in listed if by_nvrtc and edge["file"].endswith(identity.CUDA)}
+        edges = {(out := edge["output"]): (os.path.join(self.work, edge["file"]), instead.get(out, "") + edge["command"], self.work / out)
+                 for edge in listed if len(listed) > 1
                  and not self.extension.stable}  # whose key has no torch, and whose proof needs all that was read
         known = {out for out, edge in edges.items() if self.objects.take(*edge)}
         progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
         place.write_text(_EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written), "utf-8", "surrogateescape")
+        made = dict[str, set[str]]()
         try:
             with around:
+                made = dict.fromkeys(instead, self.read_for_nvrtc())
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
-            for out, read in self.deps().items():
+            for out, read in (made | self.deps()).items():
                 if out in edges.keys() - known:
                     self.objects.keep(*edges[out], read)
 
@@ -214,12 +217,16 @@ class _ExtensionBuild(NamedTuple):
 
     def headers_read(self) -> set[str]:
         """Return the paths of the files that the compilers read."""
-        read = self.objects.read.union(*self.deps().values())
-        if self.tools.nvrtc is not None:
-            from opjit.cpp_extension import cuda
-
-            read |= cuda.headers_read(self.work)
+        read = self.objects.read.union(self.read_for_nvrtc(), *self.deps().values())
         return {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
+
+    def read_for_nvrtc(self) -> set[str]:
+        """Return the paths of the files that the host's compiler read for CUDA files that NVRTC takes."""
+        if self.tools.nvrtc is None:
+            return set()
+        from opjit.cpp_extension import cuda
+
+        return cuda.headers_read(self.work)
 
     def deps(self) -> dict[str, set[str]]:
         """Return the paths of the files that compilers of ninja's read, by the object files that they made."""
