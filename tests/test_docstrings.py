@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import opjit
-from tests.helpers import elementwise, fresh
+from tests.helpers import fresh
 
 FILES = {
     "my_ops/scale/op.py": '''\
@@ -28,7 +28,18 @@ def reference(x, a):
 def samples(device):
     yield torch.ones(3, device=device), 2.5
 ''',
-    "my_ops/scale/scale.c": '#include "opjit.h"' + elementwise("scale", "(float)a * from[i]", "double a, "),
+    "my_ops/scale/scale.c": """\
+#include "opjit.h"
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = (float)a * ((const float *)x->data)[i];
+    return OPJIT_OK;
+}
+""",
     "ext.cpp": """\
 #include <torch/extension.h>
 
