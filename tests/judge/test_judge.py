@@ -209,6 +209,11 @@ def test_hidden_calls_have_the_declared_sizes_where_the_op_waives_others() -> No
     assert {call.numel for call in task.hidden(0)} == {0, 1, 15, 17, 1000} < sizes
 
 
+def test_a_size_that_the_reference_broadcasts_and_the_op_does_not_declare_is_no_hidden_call() -> None:
+    task = Task(str(ROOT / "examples/04_rms_norm_rope"), "cpu", 33)  # draws heads of three elements, whose halves have two and one
+    assert all(call.sample.args[0].shape[-1] % 2 == 0 for call in task.samples)
+
+
 def test_the_referee_says_what_wrong_results_look_like() -> None:
     x = torch.linspace(-1, 2, 100)
     call = Expected(Sample((x,)), [x.exp()])
