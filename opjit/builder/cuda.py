@@ -5,6 +5,7 @@ nvcc parses CUDA's headers three times, in five processes one after another: 0.6
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,9 +77,11 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
 
 def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
     """Compile a .cu file into opjit_host.o, opjit_kernel.fatbin with machine code for each arch, and opjit_fatbin.c, which registers that
-    with the CUDA runtime, as code that nvcc generates does. Returns the compilers' output. Raises as above."""
+    with the CUDA runtime, as code that nvcc generates does. Other files may have the same names. Returns the compilers' output. Raises as
+    above."""
     macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
-    parts = {path: host_device_split.split(text, macros) for path, text in unit.texts.items()}
+    own = hashlib.sha256("\0".join([work.name, *unit.texts.values()]).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    parts = {path: host_device_split.split(text, macros, f"opjit_unnamed_{own}") for path, text in unit.texts.items()}
     _write(parts, unit, work)
     first = list(dict.fromkeys(["cuda_runtime.h", *_CUDA_HEADERS.findall("\n".join(unit.texts.values()))]))
     if any(_MATH.search(part.host) for part in parts.values()):
@@ -99,8 +102,16 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
     unknown = [name for symbol, name in names.items() if launched[symbol].encode() + b"\0" not in device.code]
     if unknown:
         raise NvccOnly(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
-    registered = _registration(launched, [(variable.constant, sizes[symbol], symbol, device.symbols[addresses[symbol]])
-                                          for symbol, variable in variables.items()])
+    # As nvcc's: others see none but kernels that are neither static nor templates. The linker would keep one of two instances of a name.
+    internal = frozenset().union(*(part.internal for part in parts.values()))
+    hidden = [*variables, *(symbol for symbol, name in names.items() if "<" in name or name in internal)]
+    renamed = {symbol: f"{symbol}.{own}" for symbol in hidden}
+    if renamed:
+        run_tool([f"{toolchain.binutils(compiler)}objcopy", *(f"--redefine-sym={old}={new}" for old, new in renamed.items()),
+                  "opjit_host.o"], work)
+    registered = _registration({renamed.get(symbol, symbol): name for symbol, name in launched.items()},
+                               [(variable.constant, sizes[symbol], renamed[symbol], device.symbols[addresses[symbol]])
+                                for symbol, variable in variables.items()])
     (work / "opjit_kernel.fatbin").write_bytes(device.code)
     (work / "opjit_fatbin.c").write_text(registered, "utf-8")
     return output + device.log
@@ -139,11 +150,13 @@ def _compile_host(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, 
                        "-o", "opjit_host.o"], work, budget.CXX_JOB)  # with what NVRTC takes meanwhile
     table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm takes 20 ms for its plugins
     rows = [line.split() for line in table.splitlines()]
-    defined = [row for row in rows if len(row) == 8 and row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"]
-    functions = [row[7] for row in defined if row[3] == "FUNC"]
+    defined = {row[7]: row for row in rows if len(row) == 8 and row[3] in ("FUNC", "OBJECT") and row[6] != "UND"}
+    functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]
     shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
     names = dict(zip(functions, map(_without_type, shown), strict=True))
-    return ({row[7]: int(row[2], 0) for row in defined if row[3] == "OBJECT"},
+    if static := [name for symbol, name in names.items() if name.partition("<")[0] in kernels and defined[symbol][4] == "LOCAL"]:
+        raise NvccOnly(f"{static[0]} is static by a macro, or in one of its declarations")
+    return ({symbol: int(row[2], 0) for symbol, row in defined.items() if row[3] == "OBJECT" and row[4] != "LOCAL"},
             {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}, output)
 
 
@@ -192,7 +205,7 @@ def _registration(kernels: Mapping[str, str], variables: Sequence[tuple[bool, in
     """Return C code that registers the fat binary, its kernels (the device's symbols by the host's) and its variables (whether they are
     constant, their bytes, and their symbols in the host's and the device's part), as nvcc's does."""
     symbols = [*kernels, *(host for _, _, host, _ in variables)]
-    declarations = [f'extern char opjit_{index} __asm__("{symbol}");' for index, symbol in enumerate(symbols)]
+    declarations = [f'extern char opjit_{index} __asm__("{symbol}");\n__asm__(".hidden {symbol}");' for index, symbol in enumerate(symbols)]
     calls = [f'    __cudaRegisterFunction(handle, &opjit_{index}, "{name}", "{name}", -1, 0, 0, 0, 0, 0);'
              for index, name in enumerate(kernels.values())]
     calls += [f'    __cudaRegisterVar(handle, &opjit_{index}, "{name}", "{name}", 0, {size}, {int(constant)}, 0);'

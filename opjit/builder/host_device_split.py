@@ -39,6 +39,7 @@ class Halves(NamedTuple):
     host: str
     device: str
     kernels: frozenset[str]  # names with namespaces
+    internal: frozenset[str]  # of kernels, no templates, that the author declared static or inline
     templates: bool  # whether a kernel is one
     variables: tuple[Variable, ...]
 
@@ -57,12 +58,13 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
     return {name: found for name, found in spaces.items() if found}
 
 
-def split(text: str, macros: Mapping[str, set[str]]) -> Halves:
-    """Split a file, given the execution spaces of macros; see `macros_of`. Raises NvccOnly if only nvcc compiles it."""
-    splitter = _Splitter(text, macros)
+def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnamed") -> Halves:
+    """Split a file, given the execution spaces of macros (see `macros_of`), and a name for its unnamed namespaces, the same in its headers
+    and no other file's. Raises NvccOnly if only nvcc compiles it."""
+    splitter = _Splitter(text, macros, unnamed)
     splitter.scope(0, len(splitter.tokens), ())
-    return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), splitter.templates,
-                 tuple(splitter.variables))
+    return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), frozenset(splitter.internal),
+                 splitter.templates, tuple(splitter.variables))
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
@@ -77,13 +79,14 @@ def _edited(text: str, edits: list[_Edit]) -> str:
 class _Splitter:
     """One file, on its way to two parts."""
 
-    def __init__(self, text: str, macros: Mapping[str, set[str]]) -> None:
+    def __init__(self, text: str, macros: Mapping[str, set[str]], unnamed: str) -> None:
         every = tokens_of(text)
-        self.text, self.macros = text, macros
+        self.text, self.macros, self.unnamed = text, macros, unnamed
         self.tokens = [token for token in every if token.kind != "directive"]
         self.host: list[_Edit] = []
         self.device: list[_Edit] = []
         self.kernels: set[str] = set()
+        self.internal: set[str] = set()
         self.templates = False
         self.variables: list[Variable] = []
         refused = _REFUSED & {token.text for token in self.tokens}
@@ -104,12 +107,12 @@ class _Splitter:
         """Replace a text in a part, and keep the number of its lines."""
         part.append((start, end, text + "\n" * self.text.count("\n", start, end)))
 
-    def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> None:
-        """Leave words out of both parts."""
-        for token in tokens:
-            if token.text in words:
-                self.host.append((token.start, token.end, ""))
-                self.device.append((token.start, token.end, ""))
+    def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> bool:
+        """Leave words out of both parts. Returns whether there are any."""
+        found = [(token.start, token.end, "") for token in tokens if token.text in words]
+        self.host += found
+        self.device += found
+        return bool(found)
 
     def _launches(self, tokens: list[Token], closing: Mapping[int, int]) -> None:
         """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
@@ -148,8 +151,8 @@ class _Splitter:
         if "namespace" in words and "(" not in words:
             if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
                 for part in (self.host, self.device):
-                    part += [(head[0].start, head[0].start, "inline "), (head[-1].end, head[-1].end, " opjit_unnamed")]
-                inner = (*names, "opjit_unnamed")
+                    part += [(head[0].start, head[0].start, "inline "), (head[-1].end, head[-1].end, f" {self.unnamed}")]
+                inner = (*names, self.unnamed)
             else:
                 inner = (*names, *(word for word in words[words.index("namespace") + 1:] if word not in ("::", "inline")))
             self.scope(at + 1, close, inner)
@@ -217,7 +220,7 @@ class _Splitter:
         """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
-        self._drop(self._outer(begin + declared, parameters), ("static", "inline", "__inline__", "__forceinline__"))
+        internal = self._external(begin + declared, parameters)
         at = parameters - 1
         if self.tokens[at].text == ">":  # an explicit specialisation
             at = other_angle(self.tokens, at) - 1
@@ -233,7 +236,12 @@ class _Splitter:
                 f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}")
         self._replace(self.host, start, end, stub.replace("\n", " "))
         self.kernels.add("::".join((*names, name)))
+        self.internal |= {"::".join((*names, name))} if internal and not declared else set()
         self.templates |= declared > 0
+
+    def _external(self, begin: int, end: int) -> bool:
+        """Leave out of a kernel's declaration what would keep its name in this file. Returns whether there was something."""
+        return self._drop(self._outer(begin, end), ("static", "inline", "__inline__", "__forceinline__"))
 
     def _groups(self, parameters: int) -> list[list[Token]]:
         """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
@@ -262,6 +270,9 @@ class _Splitter:
         is_function = parameters is not None and parameters - begin - declared > 1
         if spaces & {"__device__", "__constant__"} and not is_function and "__global__" not in spaces and words[0] != "template":
             self._variable(declaration, begin, "__constant__" in spaces, names)
+        elif "__global__" in spaces and is_function and parameters is not None:
+            if self._external(begin + declared, parameters) and not declared:
+                self.internal.add("::".join((*names, self.tokens[parameters - 1].text)))
         elif spaces or "__shared__" in words:
             return
         elif is_function or (parameters is None and len(words) > 1 and "const" not in words and not declared):

@@ -1,8 +1,8 @@
-"""The .cu file of an extension with light headers, in 2 s and not nvcc's 6 s (tests/benchmarks/dropin.py --cuda): the C++ compiler takes
+"""An extension's .cu files with light headers, each in 2 s and not nvcc's 6 s (tests/benchmarks/dropin.py --cuda): the C++ compiler takes
 the host's part, NVRTC the kernels, as of an op (opjit/builder/cuda.py). What only nvcc takes is left to nvcc.
 
-    work/cuda/             the split of the .cu file
-    work/cuda.cuda.o       in the place of nvcc's object file, so that torch's build file links it"""
+    work/cuda/a.cuda.o/    the split of a.cu
+    work/a.cuda.o          in the place of nvcc's object file, so that torch's build file links it"""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+from opjit import processes
 from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.cuda import CudaFile, compile_unit, translated
@@ -66,19 +66,17 @@ namespace torch { using at::RestrictPtrTraits; }
 
 @contextmanager
 def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninja: str) -> Iterator[None]:
-    """A block for ninja's run, before which the .cu file that `work`/build.ninja compiles with nvcc is compiled, beside the others. Raises
+    """A block for ninja's run, before which the .cu files that `work`/build.ninja gives to nvcc are compiled, beside the others. Raises
     NvccOnly if only nvcc takes a file or a flag, CompilerFailed, or OSError if the disk is full."""
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
     flags, edges = _flags(written), list(_EDGE.finditer(written))
-    if len(edges) > 1:  # their kernels may have the same names, which the split makes visible to all
-        raise NvccOnly("it has several CUDA files")
+    sources = {work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges}
     others = [edge["out"] for edge in _OTHER.finditer(written)]
-    with ThreadPoolExecutor(1) as pool:
+    with processes.pool(1 + budget.jobs(budget.CXX_JOB)) as pool:
         rest = pool.submit(torch_builder.run_ninja, work, ninja, NEEDS, {**os.environ, "LC_ALL": "C"}, False, others) if others else None
         try:
-            for edge in edges:
-                _compile(extension, edge, flags, work / "cuda", cxx, nvrtc)
+            list(pool.map(lambda folder: _compile(extension, sources[folder], flags, folder, cxx, nvrtc), sources))
         except CompilerFailed:
             _ = rest and rest.result()  # what a C++ file lacks, no nvcc brings
             raise
@@ -93,14 +91,13 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
 
 def headers_read(work: Path) -> set[str]:
     """The files that the host's compiler read, those in `work` by the paths of the files that they are parts of."""
-    folder = f"{work}{os.sep}cuda{os.sep}"
-    listing, split = Path(folder, "opjit_host.deps"), f"{folder}host/files/"
-    if not listing.exists():
-        return set()
-    read = headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
-    full = {os.path.normpath(os.path.join(folder, path)) for path in read}
-    own = {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
-    return {path for path in own if not path.startswith(f"{work}{os.sep}")}
+    found = set[str]()
+    for listing in work.glob("cuda/*/opjit_host.deps"):
+        split = f"{listing.parent}/host/files/"
+        read = headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
+        full = {os.path.normpath(listing.parent / path) for path in read}
+        found |= {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
+    return {path for path in found if not path.startswith(f"{work}{os.sep}")}
 
 
 def _flags(text: str) -> list[str]:
@@ -112,13 +109,12 @@ def _flags(text: str) -> list[str]:
     return [*nvcc_flags.joined(shlex.split(re.sub(r"\$([$ :])", r"\1", " ".join(lines))))]
 
 
-def _compile(extension: Extension, edge: re.Match[str], flags: Sequence[str], folder: Path, cxx: Compiler, nvrtc: Nvrtc) -> None:
+def _compile(extension: Extension, source: str, flags: Sequence[str], folder: Path, cxx: Compiler, nvrtc: Nvrtc) -> None:
     """Compile one file to the object that an edge of the build file names."""
-    folder.mkdir()
-    source = re.sub(r"\$([$ :])", r"\1", edge["source"])
+    folder.mkdir(parents=True)
     compile_unit(_unit(extension, source, flags, folder), folder, cxx, nvrtc)
     for command in ([cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
-                    ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parent / edge["out"])]):
+                    ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parents[1] / folder.name)]):
         run_tool(command, folder)
 
 
@@ -138,7 +134,7 @@ def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path)
     torchs = Path(torch.__file__).parent / "include"
     return CudaFile(
         names[source], texts, names,
-        [*host, *more, f"-ffile-prefix-map={folder.parent}/=", *(f"-I{folder}/host/{place}" for place in users), *include],
+        [*host, *more, f"-ffile-prefix-map={folder.parents[1]}/=", *(f"-I{folder}/host/{place}" for place in users), *include],
         ["-w", *device, *needs, "--pre-include=opjit_device.h", *(f"--include-path={folder}/device/{place}" for place in users),
          f"--include-path={light.OWN}", f"--include-path={torchs}"],
         archs, lambda path: Path(path).name, _headers(code),

@@ -174,6 +174,12 @@ def is_other(host: str) -> bool:
     return host != platform.machine()
 
 
+def binutils(compiler: Compiler) -> str:
+    """Return the start of the names of the programs that change the compiler's object files."""
+    host = compiler.machine.partition("-")[0]
+    return f"{host}-linux-gnu-" if is_other(host) else ""
+
+
 def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
     found = find_compiler(notes, host)
     if found is None and host and is_other(host):

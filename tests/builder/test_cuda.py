@@ -146,7 +146,7 @@ __global__ void kernel(const float *from, float *to, int n)
                            lambda x: x + 1),
     "specialised kernel": (op_of("template <int k>\n" + each("v + k", qualifiers="") + "template <>\n" + SPECIAL,
                                  LAUNCH.replace("kernel", "kernel<2>")), lambda x: x + 10),
-    "declared before": (op_of("__global__ void kernel(const float *from, float *to, int n);\n" + each("v + 1", qualifiers="")),
+    "declared before": (op_of("static __global__ void kernel(const float *from, float *to, int n);\n" + each("v + 1", qualifiers="")),
                         lambda x: x + 1),
     "class with methods": (op_of("""template <typename T> class row {
 public:

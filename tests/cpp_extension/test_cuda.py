@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +105,9 @@ def test_headers_beside_the_file_are_split_too_and_enter_the_key(tmp_path: Path)
 @pytest.mark.parametrize(("code", "flags", "why"), [
     ("__managed__ float total;" + KERNEL, [], "it uses __managed__"),
     (KERNEL, ["-rdc=true"], "NVRTC has no flag -rdc=true"),
-], ids=["managed", "rdc"])
+    ("#define OWN static __global__ void\nOWN one(float *x) { *x = 1; }\nvoid run() { one<<<1, 1>>>(nullptr); }" + KERNEL, [],
+     "one is static by a macro"),
+], ids=["managed", "rdc", "static"])
 def test_code_for_nvcc_alone_names_the_reason(code: str, flags: list[str], why: str) -> None:
     with pytest.raises(ToolMissing, match=f"twice_nvcc needs nvcc, as {why}"):
         opjit.load_inline("twice_nvcc", CPP, code, functions=["twice"], extra_cuda_cflags=flags)
@@ -174,7 +177,7 @@ def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double
     assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
 
 
-SPLIT = {"2": "3fe0b8ae591ae2ef"}  # what the split of three files is, by light.VERSION
+SPLIT = {"3": "eee0e100d0c79442"}  # what the split of three files is, by light.VERSION
 HALVES = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>
@@ -203,7 +206,7 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(nvrtc, "compile_for", compiled)
     monkeypatch.setattr(nvrtc, "fatbin", lambda codes: b"")
     told: list[str] = []
-    compiler = cast("Any", SimpleNamespace(path="c++", version="gcc version 12", includes=""))
+    compiler = cast("Any", SimpleNamespace(path="c++", version="gcc version 12", machine="", includes=""))
     for number, code in enumerate((KERNEL, HALVES, SHARED)):
         work = tmp_path / str(number)
         work.mkdir()
@@ -219,13 +222,49 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
     assert SPLIT.get(VERSION) == digest, "increase light.VERSION, which is part of the key, and enter it with this digest"
 
 
-def test_two_cuda_files_are_left_to_nvcc(tmp_path: Path) -> None:
-    edges = [f"build {name}.cuda.o: cuda_compile {name}.cu\n" for name in "ab"]
-    (tmp_path / "build.ninja").write_text("".join(["cuda_cflags = -arch=sm_90\n", *edges]))
-    nothing = cast("Any", None)
-    block = cuda.compiled(nothing, tmp_path, nothing, nothing, "")
-    with pytest.raises(NvccOnly, match="several"), block:
-        pass
+SAME_NAMES = """
+#include <torch/extension.h>
+inline int &calls() { static int n = 0; return n; }
+namespace { template <typename T> T &own() { static T n = NUMBER; return n; } __device__ float unnamed = NUMBER; }
+static __constant__ float constant[2] = {NUMBER, NUMBER};
+__device__ float variable = NUMBER;
+static __global__ void add(float *x);
+template <typename T> __global__ void instance(T *x) { *x += 10 * unnamed; }
+static __global__ void add(float *x) { *x += constant[1] + 100 * variable; }
+void run_NUMBER(torch::Tensor x) { add<<<1, 1>>>(x.data_ptr<float>()); instance<<<1, 1>>>(x.data_ptr<float>()); }
+int64_t host_NUMBER() { calls()++; return 10 * own<int>() + calls(); }
+"""
+
+
+def two_files(folder: Path) -> Any:
+    """An extension of two CUDA files with the same names."""
+    for number in "12":
+        (folder / f"file{number}.cu").write_text(SAME_NAMES.replace("NUMBER", number))
+    names = [f"{kind}_{number}" for number in "12" for kind in ("run", "host")]
+    declared = "".join(f"void {name}(torch::Tensor);" if name.startswith("run") else f"int64_t {name}();" for name in names)
+    bound = "".join(f'm.def("{name}", &{name});' for name in names)
+    (folder / "main.cpp").write_text(f"#include <torch/extension.h>\n{declared}\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ {bound} }}\n")
+    return opjit.load("two_files", [str(folder / name) for name in ("file1.cu", "file2.cu", "main.cpp")])
+
+
+@pytest.mark.usefixtures("_no_nvcc")
+def test_each_cuda_file_of_an_extension_has_its_own_kernels_and_variables(tmp_path: Path) -> None:
+    module = two_files(tmp_path)
+    assert (module.host_1(), module.host_2()) == (11, 22), "an inline function's variable is one, an unnamed namespace's is each file's"
+    symbols = subprocess.run(["readelf", "--syms", "--wide", module.__file__], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert {name: sum(symbol.startswith(f"{name}.") for symbol in symbols) for name in ("_Z3addPf", "_Z8instanceIfEvPT_", "variable",
+                                                                                      "_ZL8constant", "constant")} == \
+        {"_Z3addPf": 2, "_Z8instanceIfEvPT_": 2, "variable": 2, "_ZL8constant": 0, "constant": 2}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_no_nvcc")
+def test_each_cuda_file_of_an_extension_runs_its_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPJIT_ARCH")
+    module, x = two_files(tmp_path), torch.zeros(1, device="cuda")
+    for number in (1, 2, 1):
+        getattr(module, f"run_{number}")(x)
+    assert x.item() == 111 * 4
 
 
 def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,11 @@ FACTOR = "#include <math.h>\nfloat factor(void) { volatile float square = VALUE;
 CUDA = """\
 #include "opjit_cuda.h"
 void multiply(const float *from, float *to, int64_t n, cudaStream_t stream);
+static __global__ void multiply_kernel(const float *from, float *to, int64_t n) { *to = 0; }  // the other file's is another
 opjit_status NAME_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    multiply_kernel<<<1, 1, 0, stream>>>((const float *)x->data, (float *)out->data, x->numel);
     multiply((const float *)x->data, (float *)out->data, x->numel, stream);
     return OPJIT_LAUNCHED();
 }

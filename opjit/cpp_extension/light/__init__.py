@@ -19,7 +19,7 @@ from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "2"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "3"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
 _OBJECT = "opjit_bind.o"
 
 
