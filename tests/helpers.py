@@ -233,6 +233,7 @@ def shares_libstdcxx(compiler: str) -> bool:
 
 def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:
     """A compiler that is the real one, with shell commands before and after; in them ``$1`` … are its arguments."""
+    assert real_compiler() != str(path), "it would run itself for ever"
     return program(path, f"#!/bin/sh\n{before}\n'{real_compiler()}' \"$@\"\ncode=$?\n{after}\nexit $code\n")
 
 
