@@ -124,7 +124,6 @@ def test_another_template_of_the_glue_and_another_format_are_named(op: Path, bui
 
 
 def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path, Entry]) -> None:
-    """Whatever a later version puts into the document, too."""
     wanted = describe(built_once[0])
     described = manifest.parse((built_once[1].folder / manifest.NAME).read_bytes())
     assert why.differences(described, wanted) == ()

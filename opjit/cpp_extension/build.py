@@ -164,7 +164,7 @@ class _ExtensionBuild(NamedTuple):
         made = dict[str, set[str]]()
         try:
             with around:
-                made = dict.fromkeys(instead, self.read_for_nvrtc())
+                made = self.read_for_nvrtc() if by_nvrtc else {}
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
@@ -217,13 +217,13 @@ class _ExtensionBuild(NamedTuple):
 
     def headers_read(self) -> set[str]:
         """Return the paths of the files that the compilers read."""
-        read = self.objects.read.union(self.read_for_nvrtc(), *self.deps().values())
+        read = self.objects.read.union(*self.read_for_nvrtc().values(), *self.deps().values())
         return {os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path for path in read}  # of what a toolkit lacks
 
-    def read_for_nvrtc(self) -> set[str]:
-        """Return the paths of the files that the host's compiler read for CUDA files that NVRTC takes."""
+    def read_for_nvrtc(self) -> dict[str, set[str]]:
+        """Return the paths of the files that the host's compiler read for CUDA files that NVRTC takes, by object file."""
         if self.tools.nvrtc is None:
-            return set()
+            return {}
         from opjit.cpp_extension import cuda
 
         return cuda.headers_read(self.work)

@@ -89,15 +89,16 @@ def compiled(extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninj
         place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
 
 
-def headers_read(work: Path) -> set[str]:
-    """The files that the host's compiler read, those in `work` by the paths of the files that they are parts of."""
-    found = set[str]()
+def headers_read(work: Path) -> dict[str, set[str]]:
+    """The files that the host's compiler read, by object file; those in `work` by the paths of the files that they are parts of."""
+    found = dict[str, set[str]]()
     for listing in work.glob("cuda/*/opjit_host.deps"):
         split = f"{listing.parent}/host/files/"
         read = headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
         full = {os.path.normpath(listing.parent / path) for path in read}
-        found |= {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
-    return {path for path in found if not path.startswith(f"{work}{os.sep}")}
+        own = {os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full}
+        found[listing.parent.name] = {path for path in own if not path.startswith(f"{work}{os.sep}")}
+    return found
 
 
 def _flags(text: str) -> list[str]:

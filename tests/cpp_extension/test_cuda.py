@@ -236,10 +236,11 @@ int64_t host_NUMBER() { calls()++; return 10 * own<int>() + calls(); }
 """
 
 
-def two_files(folder: Path) -> Any:
-    """An extension of two CUDA files with the same names."""
+def two_files(folder: Path, edited: str = "NUMBER") -> Any:
+    """An extension of two CUDA files with the same names; in the second one a variable may have an edited value."""
     for number in "12":
-        (folder / f"file{number}.cu").write_text(SAME_NAMES.replace("NUMBER", number))
+        text = SAME_NAMES.replace("variable = NUMBER", f"variable = {edited}") if number == "2" else SAME_NAMES
+        (folder / f"file{number}.cu").write_text(text.replace("NUMBER", number))
     names = [f"{kind}_{number}" for number in "12" for kind in ("run", "host")]
     declared = "".join(f"void {name}(torch::Tensor);" if name.startswith("run") else f"int64_t {name}();" for name in names)
     bound = "".join(f'm.def("{name}", &{name});' for name in names)
@@ -247,6 +248,7 @@ def two_files(folder: Path) -> Any:
     return opjit.load("two_files", [str(folder / name) for name in ("file1.cu", "file2.cu", "main.cpp")])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_nvcc")
 def test_each_cuda_file_of_an_extension_has_its_own_kernels_and_variables(tmp_path: Path) -> None:
     module = two_files(tmp_path)
@@ -255,6 +257,9 @@ def test_each_cuda_file_of_an_extension_has_its_own_kernels_and_variables(tmp_pa
     assert {name: sum(symbol.startswith(f"{name}.") for symbol in symbols) for name in ("_Z3addPf", "_Z8instanceIfEvPT_", "variable",
                                                                                       "_ZL8constant", "constant")} == \
         {"_Z3addPf": 2, "_Z8instanceIfEvPT_": 2, "variable": 2, "_ZL8constant": 0, "constant": 2}
+    before = {path.stat().st_ino for path in default_root().glob("v1/objects/*/object.o")}
+    two_files(tmp_path, edited="1.5")
+    assert sum(path.stat().st_ino not in before for path in default_root().glob("v1/objects/*/object.o")) == 1, "that of the edited file"
 
 
 @pytest.mark.gpu

@@ -132,7 +132,6 @@ def operands(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 @given(operands())
 @settings(max_examples=400, deadline=None)
 def test_any_views_broadcast_as_torchs(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """And the fake kernel knows the sizes, strides and dtype."""
     x, y = pair
     got, meta = ADD(x, y), ADD(meta_of(x), meta_of(y))
     torch.testing.assert_close(got, torch.add(x, y), rtol=0, atol=0)

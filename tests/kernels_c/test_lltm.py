@@ -282,7 +282,6 @@ MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
 
 @pytest.mark.parametrize(("op", "at", "changed", "message"), MISTAKES)
 def test_bad_arguments_are_named(op: Op, at: int, changed: Callable[[Tensor], Tensor], message: str) -> None:
-    """By the kernel, and by the fake kernel while a graph is traced."""
     args = arguments(3, 4, 5, torch.float32)
     args = args if op is FORWARD else gradient_arguments(args)
     args[at] = changed(args[at])

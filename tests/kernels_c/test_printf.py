@@ -71,7 +71,6 @@ def test_in_a_terminal_the_lines_are_in_order(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_in_a_notebook_the_lines_are_in_their_cell_in_order(folder: Path, tmp_path: Path) -> None:
-    """And the example's notebook shows what a run of it gives."""
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     code = f"""
